@@ -1,0 +1,272 @@
+"""One attention, a table of kernels.
+
+Tokens come either concatenated, (T, hidden), with the offsets of their sequences, or padded, (B, S, hidden),
+with a mask. Everything but the kernels works on single tokens and does not care; `Layout` is what the kernels
+are told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from model.config import BertConfig, ModelError
+from model.dropout import dropout
+
+try:  # torch before 2.10 has no variable-length attention; the kernel is then refused by name
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # pragma: no cover
+    varlen_attn = None
+
+
+class Layout(NamedTuple):
+    """Where the sequences of a batch lie and what their tokens may see. B sequences, S the longest of
+    them.
+    """
+
+    batch_size: int
+    length: int
+    """S."""
+    offsets: Tensor | None
+    """(B + 1,) int32 cumulative lengths of concatenated tokens; None: the tokens are padded, (B, S, ...)."""
+    padded_index: Tensor | None
+    """(T,) int64 place of each concatenated token among B * S; None: no sequence is shorter than S."""
+    bias: Tensor | None
+    """Added to the scores: (B or 1, heads or 1, S or 1, S); None: every token sees every token."""
+    local_bias: Tensor | None
+    """The same in layers with local attention."""
+    causal: bool
+    window: int
+    """Width in tokens of what layers with local attention see; 0: there are none."""
+
+    def pad(self, tokens: Tensor) -> Tensor:
+        """(T, ...) or (B, S, ...) -> (B, S, ...); the padding is zero."""
+        if self.offsets is None:
+            return tokens
+        if self.padded_index is not None:
+            places = tokens.new_zeros(self.batch_size * self.length, *tokens.shape[1:])
+            tokens = places.index_copy(0, self.padded_index, tokens)
+        return tokens.view(self.batch_size, self.length, *tokens.shape[1:])
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """The inverse of `pad`."""
+        if self.offsets is None:
+            return padded
+        padded = padded.flatten(0, 1)
+        return padded if self.padded_index is None else _TakeRows.apply(padded, self.padded_index)
+
+
+class _TakeRows(torch.autograd.Function):
+    """index_select along dimension 0 for distinct indices, whose gradient is a copy instead of an
+    addition.
+    """
+
+    @staticmethod
+    def forward(inputs: Tensor, index: Tensor) -> Tensor:
+        return inputs.index_select(0, index)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.num_rows = inputs[0].shape[0]
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        rows = gradient.new_zeros(ctx.num_rows, *gradient.shape[1:])
+        return rows.index_copy(0, index, gradient), None
+
+
+def concatenated_layout(
+    config: BertConfig, kernel: str, offsets: Tensor, length: int, num_tokens: int, dtype: torch.dtype
+) -> Layout:
+    """Layout of concatenated tokens. All sizes are host integers: nothing here waits for the device."""
+    batch_size = offsets.numel() - 1
+    index, seen = None, None
+    if kernel != "varlen" and num_tokens != batch_size * length:
+        tokens = torch.arange(num_tokens, device=offsets.device)
+        sequence = torch.searchsorted(offsets[1:].long(), tokens, right=True)
+        index = tokens - offsets[sequence] + sequence * length
+        lengths = offsets[1:] - offsets[:-1]
+        seen = torch.arange(length, device=offsets.device) < lengths[:, None]
+    return _layout(config, kernel, batch_size, length, offsets, index, seen, offsets.device, dtype)
+
+
+def padded_layout(
+    config: BertConfig, kernel: str, attention_mask: Tensor | None, hidden: Tensor, causal: bool | None = None
+) -> Layout:
+    """Layout of padded tokens `hidden` (B, S, hidden), of which the mask says who is seen.
+
+    `attention_mask`: (B,) lengths, (B, S), or (B, S, S) (row: who sees; column: who is seen); true or 1 is
+    seen.
+    """
+    batch_size, length = hidden.shape[:2]
+    seen = attention_mask
+    if seen is not None:
+        if seen.dim() == 1:
+            seen = torch.arange(length, device=hidden.device) < seen[:, None]
+        if seen.dim() not in (2, 3) or seen.shape[0] != batch_size or seen.shape[-1] != length:
+            raise ModelError(
+                f"attention_mask: found shape {tuple(attention_mask.shape)}, expected ({batch_size},) "
+                f"lengths, ({batch_size}, {length}) or ({batch_size}, {length}, {length})"
+            )
+    return _layout(config, kernel, batch_size, length, None, None, seen, hidden.device, hidden.dtype)
+
+
+def _layout(config, kernel, batch_size, length, offsets, index, seen, device, dtype) -> Layout:
+    """Put padding, causality, windows and ALiBi into one bias for global and one for local layers."""
+    window, causal = config.local_attention_window, config.is_decoder
+    bias = local_bias = None
+    if kernel != "varlen":  # which is told offsets, causality and window instead
+        bias = torch.zeros((), device=device, dtype=dtype)
+        lowest = torch.finfo(dtype).min
+        if seen is not None:
+            seen = seen[:, None, None, :] if seen.dim() == 2 else seen[:, None]
+            bias = bias.masked_fill(~seen.bool(), lowest)
+        places = torch.arange(length, device=device)
+        distance = places[None, :] - places[:, None]
+        if config.position_embedding == "alibi":
+            slopes = torch.tensor(alibi_slopes(config.num_attention_heads), device=device)
+            bias = bias + (-distance.abs() * slopes[:, None, None])[None].to(dtype)
+        if causal:
+            bias = bias.masked_fill(distance > 0, lowest)
+        if window:
+            local_bias = _four_dimensional(bias.masked_fill(distance.abs() > window // 2, lowest))
+        bias = _four_dimensional(bias) if bias.dim() else None
+    return Layout(batch_size, length, offsets, index, bias, local_bias, causal, window)
+
+
+def _four_dimensional(bias: Tensor) -> Tensor:
+    return bias[(None,) * (4 - bias.dim())]
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Slopes of ALiBi (arXiv 2108.12409): 2^(-8/n), its square, ...; between powers of two every second of
+    2n.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    between = [2 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
+    return slopes + between[: num_heads - power]
+
+
+# The kernels. Query, key and value are token-major, (T, heads, head size) or (B, S, heads, head size); so is
+# the result. `dropout_seed` None means that no probability is dropped.
+
+
+def eager_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: Tensor | None,
+    probability: float, dropout_seed: int | None, head_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Batched matrix product, softmax, batched matrix product. Returns the result and (B, heads, S, S')
+    probabilities.
+
+    The fastest on CPU, the only one that gives probabilities or takes a `head_mask` (heads,).
+    """
+    query, key, value = (layout.pad(each).transpose(1, 2) for each in (query, key, value))
+    batch, heads, length, size = query.shape
+    query, key, value = (each.reshape(batch * heads, each.shape[2], size) for each in (query, key, value))
+    # beta = 0 ignores the first argument; alpha scales inside the product instead of in a pass of its own.
+    scores = torch.baddbmm(query.new_empty(1, 1, 1), query, key.transpose(1, 2), beta=0, alpha=size**-0.5)
+    scores = scores.view(batch, heads, length, key.shape[1])
+    if bias is not None:
+        scores = scores.add_(bias)
+    probabilities = scores.softmax(-1)
+    weights = dropout(probabilities, probability, dropout_seed)
+    if head_mask is not None:
+        weights = weights * head_mask.to(weights.dtype)[:, None, None]
+    result = torch.bmm(weights.view(batch * heads, length, -1), value).view(batch, heads, length, size)
+    return layout.unpad(result.transpose(1, 2).contiguous()), weights
+
+
+def sdpa_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: Tensor | None,
+    probability: float, dropout_seed: int | None,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """torch's scaled dot product attention on padded sequences."""
+    query, key, value = (layout.pad(each).transpose(1, 2) for each in (query, key, value))
+    if dropout_seed is None or probability == 0:
+        result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    else:
+        result = _seeded_sdpa(query, key, value, bias, probability, dropout_seed)
+    return layout.unpad(result.transpose(1, 2).contiguous()), None
+
+
+@torch.compiler.disable  # a generator's state cannot be set inside a graph
+def _seeded_sdpa(query, key, value, bias, probability: float, seed: int) -> Tensor:
+    """The kernel draws from torch's default generator, which is seeded for the call and then put back."""
+    devices = [query.device] if query.is_cuda else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed) if not devices else torch.cuda.manual_seed(seed)
+        return nn.functional.scaled_dot_product_attention(query, key, value, bias, dropout_p=probability)
+
+
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: None,
+    probability: float, dropout_seed: int | None, local: bool = False,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Flash attention over concatenated sequences, without any padding. CUDA, fp16 or bf16, no attention
+    dropout.
+    """
+    reach = layout.window // 2 if local else -1
+    result = varlen_attn(
+        query, key, value, layout.offsets, layout.offsets, layout.length, layout.length,
+        window_size=(reach, 0 if layout.causal else reach),
+    )  # fmt: skip
+    return result, None
+
+
+KERNELS: dict[str, Callable] = {"eager": eager_attention, "sdpa": sdpa_attention, "varlen": varlen_attention}
+
+
+def check_kernel(name: str, config: BertConfig) -> None:
+    """Refuse, at construction, a kernel that cannot compute what the configuration asks for. Raises
+    ModelError.
+    """
+    if name not in ("auto", *KERNELS):
+        raise ModelError(f"attention_kernel: found {name!r}, expected auto, {', '.join(KERNELS)}")
+    if name != "varlen":
+        return
+    if varlen_attn is None:
+        raise ModelError(
+            f"attention_kernel: varlen needs torch 2.10 or newer, found {torch.__version__}; use sdpa"
+        )
+    if config.attention_probs_dropout_prob:
+        raise ModelError(
+            f"attention_kernel: varlen has no dropout, found model.attention_probs_dropout_prob = "
+            f"{config.attention_probs_dropout_prob}; set it to 0 or use sdpa"
+        )
+    if config.position_embedding == "alibi":
+        raise ModelError("attention_kernel: varlen takes no bias, found position_embedding = alibi; use sdpa")
+
+
+def select_kernel(
+    name: str, config: BertConfig, hidden: Tensor, training: bool, needs_probabilities: bool
+) -> str:
+    """The kernel for this forward; `hidden` is (T, hidden) or (B, S, hidden) in the dtype that kernels will
+    see.
+
+    Attention probabilities and head masks exist in the eager kernel only, which then serves whatever was
+    asked for.
+    """
+    if needs_probabilities:
+        return "eager"
+    flash = hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16) and hidden.dim() == 2
+    if name == "varlen" and not flash:
+        raise ModelError(
+            f"attention_kernel: varlen needs concatenated bf16 or fp16 tokens on CUDA, found "
+            f"{hidden.dtype} on {hidden.device.type}, {'padded' if hidden.dim() == 3 else 'concatenated'}; "
+            "use auto"
+        )
+    if name != "auto":
+        return name
+    if not hidden.is_cuda:
+        return "eager"
+    drops = training and config.attention_probs_dropout_prob > 0
+    return (
+        "varlen" if flash and varlen_attn and not drops and config.position_embedding != "alibi" else "sdpa"
+    )

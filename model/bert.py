@@ -1,0 +1,301 @@
+"""BERT: the encoder with its inputs and outputs, and the model that is pretrained."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from model.attention import check_kernel, concatenated_layout, padded_layout, select_kernel
+from model.config import BertConfig, ModelError
+from model.dropout import DropoutKey, draw_seed
+from model.embeddings import Embeddings, Norm, check_length, rotary_tables
+from model.encoder import Context, Encoder
+from model.heads import (
+    IGNORED,
+    MaskedLanguageModelHead,
+    NextSentenceHead,
+    Pooler,
+    VocabularyProjection,
+    class_losses,
+)
+
+
+class BertOutput(NamedTuple):
+    """What BertModel gives. Hidden vectors come as the inputs do: (T, hidden) or (B, S, hidden)."""
+
+    last_hidden_state: Tensor
+    pooled_output: Tensor | None
+    """(B, hidden); None if the model has no pooler."""
+    hidden_states: tuple[Tensor, ...] | None
+    """On request: the embeddings and every layer's output."""
+    attentions: tuple[Tensor, ...] | None
+    """On request: every layer's attention probabilities, (B, heads, S, S)."""
+    cross_attentions: tuple[Tensor, ...] | None
+    """On request, from a decoder: the same over the encoder's tokens, (B, heads, S, S')."""
+
+
+class BertModel(nn.Module):
+    """Embeddings, encoder and pooler.
+
+    `attention_kernel`: auto, eager, sdpa or varlen (see model/attention.py). `gradient_checkpointing`: none,
+    all, or every_N. Raises ModelError for an unset vocabulary and for a kernel that cannot do what the
+    configuration asks.
+    """
+
+    def __init__(
+        self, config: BertConfig, *, attention_kernel: str = "auto", gradient_checkpointing: str = "none"
+    ) -> None:
+        super().__init__()
+        if not config.vocab_size:
+            raise ModelError("model.vocab_size: found 0, expected the size of the data's vocabulary; set it")
+        check_kernel(attention_kernel, config)
+        self.config = config
+        self.attention_kernel = attention_kernel
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config, gradient_checkpointing)
+        self.pooler = Pooler(config) if config.pooler else None
+
+    def forward(
+        self, input_ids: Tensor | None = None, token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        sequence_offsets: Tensor | None = None, max_sequence_length: int | None = None,
+        inputs_embeds: Tensor | None = None, head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None, encoder_attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False, output_attentions: bool = False, dropout_seed: int | None = None,
+    ) -> BertOutput:  # fmt: skip
+        """Encode ids (or `inputs_embeds`, with a last dimension more) in one of two layouts.
+
+        Concatenated: ids (T,) with `sequence_offsets` (B + 1,) int32 and, lest the device be asked, the host
+        integer `max_sequence_length`. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B, S,
+        S). `head_mask`: (heads,) or (layers, heads), multiplies attention probabilities.
+        `encoder_hidden_states` (B, S', hidden) with their mask: cross-attention of a decoder. `dropout_seed`:
+        key of all dropout masks in training; None draws one from torch's default generator. Raises ModelError
+        for inputs that do not fit.
+        """
+        tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
+        if tokens is None or (input_ids is not None and inputs_embeds is not None):
+            raise ModelError("input_ids, inputs_embeds: expected exactly one of them")
+        if sequence_offsets is not None:
+            if tokens.dim() != 1:
+                raise ModelError(
+                    f"input_ids: found shape {tuple(tokens.shape)}, expected (T,) with sequence_offsets"
+                )
+            if max_sequence_length is None:
+                max_sequence_length = int(sequence_offsets.diff().max())
+        elif tokens.dim() != 2:
+            raise ModelError(
+                f"input_ids: found shape {tuple(tokens.shape)}, expected (B, S) or sequence_offsets"
+            )
+        else:
+            max_sequence_length = tokens.shape[1]
+        check_length(self.config, max_sequence_length)
+        if position_ids is None:
+            position_ids = _position_ids(tokens, sequence_offsets)
+
+        seed = None
+        if self.training and (self.config.hidden_dropout_prob or self.config.attention_probs_dropout_prob):
+            seed = draw_seed() if dropout_seed is None else dropout_seed
+        key = None if seed is None else DropoutKey(seed, 0)
+        hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, key)
+        if head_mask is not None:
+            head_mask = head_mask.expand(self.config.num_hidden_layers, self.config.num_attention_heads)
+        kernel = select_kernel(
+            self.attention_kernel,
+            self.config,
+            hidden,
+            self.training,
+            output_attentions or head_mask is not None,
+        )
+        if sequence_offsets is not None:
+            layout = concatenated_layout(
+                self.config, kernel, sequence_offsets, max_sequence_length, len(tokens), hidden.dtype
+            )
+        else:
+            layout = padded_layout(self.config, kernel, attention_mask, hidden)
+        context = self._context(kernel, layout, position_ids, output_attentions)
+        if encoder_hidden_states is not None:
+            context = self._attend_to(context, encoder_hidden_states, encoder_attention_mask, hidden)
+        encoded = self.encoder(hidden, context, seed, head_mask, output_hidden_states)
+        pooled = None
+        if self.pooler is not None:
+            pooled = self.pooler(first_tokens(encoded.last_hidden_state, sequence_offsets))
+        return BertOutput(
+            encoded.last_hidden_state,
+            pooled,
+            encoded.hidden_states,
+            encoded.attentions,
+            encoded.cross_attentions,
+        )
+
+    def _context(self, kernel: str, layout, position_ids: Tensor, output_attentions: bool) -> Context:
+        config = self.config
+        rotary = local_rotary = None
+        if config.position_embedding == "rotary":
+            rotary = rotary_tables(position_ids, config.head_size, config.rotary_theta)
+            if config.local_attention_window:
+                local_rotary = rotary_tables(position_ids, config.head_size, config.local_rotary_theta)
+        return Context(kernel, layout, rotary, local_rotary, output_attentions=output_attentions)
+
+    def _attend_to(self, context: Context, states: Tensor, mask: Tensor | None, hidden: Tensor) -> Context:
+        if not self.config.add_cross_attention:
+            raise ModelError("encoder_hidden_states: needs model.add_cross_attention: true")
+        if hidden.dim() != 3:
+            raise ModelError("encoder_hidden_states: cross-attention needs padded inputs, (B, S), found (T,)")
+        bias = None
+        if mask is not None:
+            bias = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
+            bias = bias.masked_fill(~mask.bool(), torch.finfo(hidden.dtype).min)[:, None, None, :]
+        return context._replace(cross_states=states.to(hidden.dtype), cross_bias=bias)
+
+
+def _position_ids(tokens: Tensor, offsets: Tensor | None) -> Tensor:
+    """Positions counted from the start of each sequence, in the layout of `tokens`."""
+    places = torch.arange(tokens.shape[-1], device=tokens.device)
+    if offsets is None:
+        return places.expand(tokens.shape)
+    starts = offsets[:-1].long()
+    return places - starts[torch.searchsorted(starts, places, right=True) - 1]
+
+
+def first_tokens(hidden: Tensor, offsets: Tensor | None) -> Tensor:
+    """(B, hidden): the vector of each sequence's first token, in either layout."""
+    return hidden[:, 0] if offsets is None else hidden.index_select(0, offsets[:-1])
+
+
+class PreTrainingOutput(NamedTuple):
+    """Losses and hits of pretraining, not reduced. M masked positions, B sequences."""
+
+    mlm_losses: Tensor | None = None
+    """(M,) fp32, 0 where the label is -100; in the shape of the labels; None without labels."""
+    next_sentence_losses: Tensor | None = None
+    """(B,) fp32, 0 where the label is -100."""
+    mlm_correct: Tensor | None = None
+    """(M,) bool: the most probable token is the label."""
+    next_sentence_correct: Tensor | None = None
+    """(B,) bool."""
+    prediction_logits: Tensor | None = None
+    """(M, vocabulary), or (T, vocabulary) and (B, S, vocabulary) without masked positions; only without
+    labels.
+    """
+    next_sentence_logits: Tensor | None = None
+    """(B, 2)."""
+    num_masked: Tensor | None = None
+    """Labels that have a loss."""
+    num_pairs: Tensor | None = None
+    """Pairs that have a loss."""
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+    @property
+    def loss(self) -> Tensor | None:
+        """Mean over masked tokens plus mean over pairs, as in Hugging Face; None without labels."""
+        terms = []
+        if self.mlm_losses is not None:
+            terms.append(self.mlm_losses.sum() / self.num_masked)
+        if self.next_sentence_losses is not None:
+            terms.append(self.next_sentence_losses.sum() / self.num_pairs)
+        return sum(terms) if terms else None
+
+
+class BertForPreTraining(nn.Module):
+    """BERT with the two heads of pretraining: masked tokens and next sentence."""
+
+    def __init__(
+        self, config: BertConfig, *, attention_kernel: str = "auto", gradient_checkpointing: str = "none"
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(
+            config, attention_kernel=attention_kernel, gradient_checkpointing=gradient_checkpointing
+        )
+        self.masked_lm = MaskedLanguageModelHead(config, self.bert.embeddings.word)
+        self.next_sentence = NextSentenceHead(config)
+
+    def forward(
+        self, input_ids: Tensor | None = None, token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        sequence_offsets: Tensor | None = None, max_sequence_length: int | None = None,
+        masked_positions: Tensor | None = None, labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None, dropout_seed: int | None = None, **inputs,
+    ) -> PreTrainingOutput:  # fmt: skip
+        """Inputs as BertModel.forward takes them, and what to predict.
+
+        `masked_positions`: (M,) indices into the concatenated tokens, or (B, P) positions in each padded
+        sequence; None predicts at every token. `labels`: ids in the shape of the positions (or tokens), -100
+        has no loss.
+        `next_sentence_label`: (B,) 0 follows, 1 random, -100 no loss.
+        """
+        encoded = self.bert(
+            input_ids, token_type_ids, position_ids, attention_mask, sequence_offsets, max_sequence_length,
+            dropout_seed=dropout_seed, **inputs,
+        )  # fmt: skip
+        hidden, pooled = encoded.last_hidden_state, encoded.pooled_output
+        if pooled is None:
+            pooled = first_tokens(hidden, sequence_offsets)
+        predicted = self.masked_lm(gather_tokens(hidden, masked_positions), labels)
+        pair_scores = self.next_sentence(pooled)
+        output = PreTrainingOutput(
+            next_sentence_logits=pair_scores,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+        if labels is None:
+            output = output._replace(prediction_logits=predicted)
+        else:
+            output = output._replace(
+                mlm_losses=predicted[0], mlm_correct=predicted[1], num_masked=(labels != IGNORED).sum()
+            )
+        if next_sentence_label is not None:
+            losses, correct = class_losses(pair_scores, next_sentence_label)
+            output = output._replace(
+                next_sentence_losses=losses,
+                next_sentence_correct=correct,
+                num_pairs=(next_sentence_label != IGNORED).sum(),
+            )
+        return output
+
+
+def gather_tokens(hidden: Tensor, positions: Tensor | None) -> Tensor:
+    """Vectors at `positions`: (T, hidden) at (M,), or (B, S, hidden) at (B, P); all of them without
+    positions.
+    """
+    if positions is None:
+        return hidden
+    if hidden.dim() == 2:
+        return hidden.index_select(0, positions)
+    return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
+
+
+def init_weights(model: nn.Module, seed: int) -> None:
+    """Draw all weights of `model` in place, from a generator of its own.
+
+    | parameter                                   | initial value                                     |
+    |---------------------------------------------|---------------------------------------------------|
+    | weights of linear maps, word and segment embeddings, vocabulary projection | N(0, initializer_range²) |
+    | learned positions                           | N(0, position_initializer_range²), the same if unset |
+    | embedding rows of padding (token, segment) and of the vocabulary's padding | 0           |
+    | biases                                      | 0                                                 |
+    | normalisation                               | weight 1, bias 0                                  |
+    """
+    config: BertConfig = model.config
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        drawn: set[int] = set()
+        for name, module in model.named_modules():
+            if isinstance(module, Norm):
+                module.weight.fill_(1.0)
+            elif getattr(module, "weight", None) is not None and id(module.weight) not in drawn:
+                drawn.add(id(module.weight))  # a tied weight is drawn once
+                deviation = config.initializer_range
+                if name.endswith("embeddings.position") and config.position_initializer_range is not None:
+                    deviation = config.position_initializer_range
+                values = torch.empty(module.weight.shape).normal_(0.0, deviation, generator=generator)
+                if getattr(module, "padding_idx", None) is not None:
+                    values[module.padding_idx] = 0
+                if name.endswith("embeddings.word") or isinstance(module, VocabularyProjection):
+                    values[config.vocab_size :] = 0
+                module.weight.copy_(values)
+            if isinstance(getattr(module, "bias", None), Tensor):
+                module.bias.zero_()

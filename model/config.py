@@ -1,0 +1,166 @@
+"""The shape of a model: `BertConfig`, and the error that a wrong one raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+class ModelError(ValueError):
+    """Something about a model or its files that a user can mend: what, found, expected, what to do, in one
+    line.
+    """
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Shape and variant of a BERT. The defaults are BERT-base as published; names are those of Hugging Face.
+
+    Raises ModelError, naming the field, for values outside their range and for combinations that no kernel
+    serves.
+    """
+
+    vocab_size: int = 0
+    """Number of tokens in the vocabulary; 0: taken from the data."""
+    hidden_size: int = 768
+    """Width of the residual stream; a multiple of num_attention_heads."""
+    num_hidden_layers: int = 12
+    """Number of encoder layers, at least 1."""
+    num_attention_heads: int = 12
+    """Number of attention heads in each layer."""
+    intermediate_size: int = 3072
+    """Width of the feed-forward network (of each half, if it is gated)."""
+    max_position_embeddings: int = 512
+    """Longest sequence in tokens."""
+    type_vocab_size: int = 2
+    """Number of segment types; 0: no segment embedding."""
+    hidden_act: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    """Activation of the feed-forward network; gelu is exact, gelu_tanh its approximation."""
+    hidden_dropout_prob: float = 0.1
+    """Dropout after the embeddings and after every sub-layer, 0 <= p < 1."""
+    attention_probs_dropout_prob: float = 0.1
+    """Dropout of the attention probabilities, 0 <= p < 1; must be 0 for the varlen kernel."""
+    classifier_dropout: float | None = None
+    """Dropout before a fine-tuning classifier; null: hidden_dropout_prob."""
+    layer_norm_eps: float = 1e-12
+    """Added to the variance in every normalisation."""
+    initializer_range: float = 0.02
+    """Standard deviation of the initial weights."""
+    pad_token_id: int = 0
+    """Id of the padding token; its word embedding starts at zero and gets no gradient from lookups."""
+
+    position_embedding: Literal["learned", "sinusoidal", "rotary", "alibi", "none"] = "learned"
+    """How positions enter: added vectors (learned, sinusoidal), rotated queries and keys, a bias on scores,
+    or not.
+    """
+    position_initializer_range: float | None = None
+    """Standard deviation of initial learned positions; null: initializer_range."""
+    rotary_theta: float = 10000.0
+    """Base of the rotary frequencies in layers with global attention."""
+    local_rotary_theta: float = 10000.0
+    """Base of the rotary frequencies in layers with local attention."""
+    segment_padding_index: int | None = None
+    """Segment type of padding, whose embedding is zero and stays so; null: none is special."""
+    embedding_norm: bool = True
+    """Whether embeddings are normalised."""
+    embedding_dropout: bool = True
+    """Whether hidden_dropout_prob applies to the embeddings."""
+    normalization: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    """Kind of every normalisation of embeddings and encoder."""
+    norm_position: Literal["post", "pre"] = "post"
+    """post: norm(x + f(x)), as published; pre: x + f(norm(x)) and one more norm after the last layer."""
+    first_attention_norm: bool = True
+    """pre only: whether layer 0 normalises before its attention (ModernBERT does not)."""
+    gated_feed_forward: bool = False
+    """Whether the activation gates a second projection (with gelu: GeGLU, with silu: SwiGLU)."""
+    linear_bias: bool = True
+    """Whether the linear maps of encoder and masked-LM transform have biases."""
+    norm_bias: bool = True
+    """Whether layer_norm has a bias (rms_norm never has)."""
+    decoder_bias: bool = True
+    """Whether the vocabulary projection has a bias."""
+    pooler: bool = True
+    """Whether dense + tanh is applied to the first token before sentence-level heads."""
+    pooler_activation: Literal["tanh", "relu"] = "tanh"
+    """Activation of the pooler."""
+    mlm_head: Literal["bert", "d2l", "linear"] = "bert"
+    """bert: dense, activation, norm, vocabulary; d2l: the same with ReLU; linear: the vocabulary projection
+    alone.
+    """
+    tie_word_embeddings: bool = True
+    """Whether the vocabulary projection shares the word embedding's weights."""
+    local_attention_window: int = 0
+    """Tokens that a local layer sees, half on each side (position difference <= window / 2); 0: all layers
+    global.
+    """
+    global_attention_every: int = 3
+    """With a local window: layers 0, n, 2n ... attend globally."""
+    is_decoder: bool = False
+    """Whether self-attention is causal."""
+    add_cross_attention: bool = False
+    """Whether every layer also attends to encoder_hidden_states; needs is_decoder."""
+    vocab_padding_multiple: int = 64
+    """The vocabulary's matrices are padded to a multiple of this; the padding is masked out and never
+    exported.
+    """
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("vocab_size", 0), ("hidden_size", 1), ("num_hidden_layers", 1), ("num_attention_heads", 1),
+            ("intermediate_size", 1), ("max_position_embeddings", 1), ("type_vocab_size", 0),
+            ("local_attention_window", 0), ("global_attention_every", 1), ("vocab_padding_multiple", 1),
+            ("pad_token_id", 0), ("layer_norm_eps", 0), ("initializer_range", 0),
+        ):  # fmt: skip
+            if getattr(self, name) < least:
+                raise ModelError(f"model.{name}: found {getattr(self, name)}, expected at least {least}")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+            probability = getattr(self, name)
+            if probability is not None and not 0 <= probability < 1:
+                raise ModelError(f"model.{name}: found {probability}, expected 0 <= p < 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise ModelError(
+                f"model.hidden_size: found {self.hidden_size}, expected a multiple of "
+                f"model.num_attention_heads = {self.num_attention_heads}"
+            )
+        if self.vocab_size and self.pad_token_id >= self.vocab_size:
+            raise ModelError(
+                f"model.pad_token_id: found {self.pad_token_id}, expected less than "
+                f"model.vocab_size = {self.vocab_size}"
+            )
+        self._refuse_combinations()
+
+    def _refuse_combinations(self) -> None:
+        refused = {
+            "position_embedding: rotary needs an even head size; change hidden_size or num_attention_heads":
+                self.position_embedding == "rotary" and self.head_size % 2,
+            "position_embedding: sinusoidal needs an even hidden_size":
+                self.position_embedding == "sinusoidal" and self.hidden_size % 2,
+            "add_cross_attention: true needs is_decoder: true":
+                self.add_cross_attention and not self.is_decoder,
+            "first_attention_norm: false needs norm_position: pre":
+                not self.first_attention_norm and self.norm_position != "pre",
+            "local_attention_window: an odd window has no middle, give an even one":
+                self.local_attention_window % 2,
+            "position_initializer_range: only learned positions have weights to draw":
+                self.position_initializer_range is not None and self.position_embedding != "learned",
+            "segment_padding_index: must be below type_vocab_size":
+                self.segment_padding_index is not None
+                and not 0 <= self.segment_padding_index < self.type_vocab_size,
+        }  # fmt: skip
+        for reason, broken in refused.items():
+            if broken:
+                raise ModelError(f"model.{reason}")
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the vocabulary's matrices: vocab_size rounded up to vocab_padding_multiple."""
+        return -(-self.vocab_size // self.vocab_padding_multiple) * self.vocab_padding_multiple
+
+    def attends_locally(self, layer: int) -> bool:
+        """Whether layer `layer` (from 0) sees only its window."""
+        return self.local_attention_window > 0 and layer % self.global_attention_every != 0

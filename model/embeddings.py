@@ -1,0 +1,125 @@
+"""Token ids to vectors: word, position and segment embeddings, normalisation; rotary angles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from model.config import BertConfig, ModelError
+from model.dropout import DropoutKey, dropout
+
+
+class Norm(nn.Module):
+    """LayerNorm or RMSNorm over the last dimension, computed in fp32 inside the kernel and returned in the
+    dtype of its input.
+
+    Weights are cast to that dtype, also under autocast, so that the residual stream stays in 16 bits there
+    exactly as it does with 16-bit weights.
+    """
+
+    def __init__(self, size: int, eps: float, *, kind: str = "layer_norm", bias: bool = True) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size)) if bias and kind == "layer_norm" else None
+        self.kind = kind
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weight = self.weight.to(hidden.dtype)
+        shape = weight.shape
+        with torch.autocast(hidden.device.type, enabled=False):
+            if self.kind == "rms_norm":
+                return nn.functional.rms_norm(hidden, shape, weight, self.eps)
+            bias = None if self.bias is None else self.bias.to(hidden.dtype)
+            return nn.functional.layer_norm(hidden, shape, weight, bias, self.eps)
+
+
+def encoder_norm(config: BertConfig) -> Norm:
+    """The normalisation that embeddings and encoder use."""
+    return Norm(config.hidden_size, config.layer_norm_eps, kind=config.normalization, bias=config.norm_bias)
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which matrix products of `tensor` run: autocast's, or its own."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and segment embeddings, normalised and dropped out (BERT, arXiv 1810.04805,
+    figure 2).
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.word = nn.Embedding(
+            config.padded_vocab_size, config.hidden_size, padding_idx=config.pad_token_id
+        )
+        if config.position_embedding == "learned":
+            self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        elif config.position_embedding == "sinusoidal":
+            table = sinusoidal_table(config.max_position_embeddings, config.hidden_size)
+            self.register_buffer("sinusoids", table, persistent=False)
+        if config.type_vocab_size:
+            self.segment = nn.Embedding(
+                config.type_vocab_size, config.hidden_size, padding_idx=config.segment_padding_index
+            )
+        if config.embedding_norm:
+            self.norm = encoder_norm(config)
+
+    def forward(
+        self, input_ids: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor,
+        inputs_embeds: Tensor | None = None, key: DropoutKey | None = None,
+    ) -> Tensor:  # fmt: skip
+        """(T,) or (B, S) ids to (..., hidden) vectors in the dtype in which the encoder computes."""
+        hidden = self.word(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.config.type_vocab_size:
+            if token_type_ids is None:
+                token_type_ids = position_ids.new_zeros(hidden.shape[:-1])
+            hidden = hidden + self.segment(token_type_ids)
+        if self.config.position_embedding == "learned":
+            hidden = hidden + self.position(position_ids)
+        elif self.config.position_embedding == "sinusoidal":
+            hidden = hidden + self.sinusoids[position_ids].to(hidden.dtype)
+        if self.config.embedding_norm:
+            hidden = self.norm(hidden)
+        hidden = hidden.to(compute_dtype(hidden))
+        if key is None or not self.config.embedding_dropout:
+            return hidden
+        return dropout(hidden, self.config.hidden_dropout_prob, key.at(0))
+
+
+def sinusoidal_table(length: int, size: int) -> Tensor:
+    """(length, size) fp32 of "Attention is all you need" (arXiv 1706.03762): sine in even, cosine in odd
+    columns.
+    """
+    angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+
+def rotary_tables(position_ids: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (..., 1, head_size) fp32 of the rotation of each position (arXiv 2104.09864)."""
+    inverse = theta ** (-torch.arange(0, head_size, 2, device=position_ids.device).float() / head_size)
+    angles = position_ids[..., None].float() * inverse
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2)
+
+
+def rotate(heads: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate (..., heads, head_size) by the angles of `rotary_tables`, pairing element i with i + head_size /
+    2.
+    """
+    cosine, sine = tables
+    first, second = heads.chunk(2, dim=-1)
+    return (heads * cosine + torch.cat((-second, first), dim=-1) * sine).to(heads.dtype)
+
+
+def check_length(config: BertConfig, length: int) -> None:
+    """Raise ModelError if `length` tokens have no position embedding."""
+    bounded = config.position_embedding in ("learned", "sinusoidal")
+    if bounded and length > config.max_position_embeddings:
+        raise ModelError(
+            f"input_ids: found a sequence of {length} tokens, expected at most "
+            f"model.max_position_embeddings = {config.max_position_embeddings}"
+        )

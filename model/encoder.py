@@ -1,0 +1,251 @@
+"""The Transformer encoder: layers of attention and feed-forward network, and gradient checkpointing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from model.attention import KERNELS, Layout
+from model.config import BertConfig, ModelError
+from model.dropout import DropoutKey, keep_mask, keep_scale
+from model.embeddings import encoder_norm, rotate
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": lambda hidden: nn.functional.gelu(hidden, approximate="tanh"),
+    "relu": nn.functional.relu,
+    "silu": nn.functional.silu,
+    "tanh": torch.tanh,
+}
+
+
+class Context(NamedTuple):
+    """What every layer of one forward shares."""
+
+    kernel: str
+    layout: Layout
+    rotary: tuple[Tensor, Tensor] | None = None
+    local_rotary: tuple[Tensor, Tensor] | None = None
+    cross_states: Tensor | None = None
+    """(B, S', hidden) of the encoder that a decoder attends to."""
+    cross_bias: Tensor | None = None
+    """(B, 1, 1, S') added to the scores of cross-attention."""
+    output_attentions: bool = False
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with one fused projection, its output projection included."""
+
+    def __init__(self, config: BertConfig, layer: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_size = config.num_attention_heads, config.head_size
+        self.probability = config.attention_probs_dropout_prob
+        self.local = config.attends_locally(layer)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.linear_bias)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
+
+    def forward(
+        self, hidden: Tensor, context: Context, seed: int | None, head_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(..., hidden) -> (..., hidden) and, from the eager kernel, the probabilities (B, heads, S, S)."""
+        query, key, value = self.qkv(hidden).unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
+        rotary = context.local_rotary if self.local else context.rotary
+        if rotary is not None:
+            query, key = rotate(query, rotary), rotate(key, rotary)
+        layout = context.layout
+        bias = layout.local_bias if self.local else layout.bias
+        extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
+        if context.kernel == "varlen":
+            extra = {"local": self.local}
+        kernel = KERNELS[context.kernel]
+        mixed, probabilities = kernel(query, key, value, layout, bias, self.probability, seed, **extra)
+        return self.output(mixed.flatten(-2)), probabilities if context.output_attentions else None
+
+
+class CrossAttention(nn.Module):
+    """Attention of a decoder's padded tokens (B, S, hidden) to an encoder's (B, S', hidden)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.num_heads, self.head_size = config.num_attention_heads, config.head_size
+        self.probability = config.attention_probs_dropout_prob
+        self.query = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
+        self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=config.linear_bias)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
+
+    def forward(self, hidden: Tensor, context: Context, seed: int | None) -> tuple[Tensor, Tensor | None]:
+        query = self.query(hidden).unflatten(-1, (self.num_heads, self.head_size))
+        key_value = self.key_value(context.cross_states).unflatten(-1, (2, self.num_heads, self.head_size))
+        key, value = key_value.unbind(-3)
+        kernel = KERNELS[context.kernel]
+        mixed, probabilities = kernel(
+            query, key, value, context.layout, context.cross_bias, self.probability, seed
+        )
+        return self.output(mixed.flatten(-2)), probabilities if context.output_attentions else None
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between them, which may gate a third (arXiv 2002.05202)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.gated = config.gated_feed_forward
+        width = config.intermediate_size * (2 if self.gated else 1)
+        self.up = nn.Linear(config.hidden_size, width, bias=config.linear_bias)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.linear_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = self.up(hidden)
+        if self.gated:
+            hidden, gate = hidden.chunk(2, dim=-1)
+            return self.down(self.activation(hidden) * gate)
+        return self.down(self.activation(hidden))
+
+
+class EncoderLayer(nn.Module):
+    """Attention, cross-attention if the model is such a decoder, feed-forward; each with residual, norm and
+    dropout.
+    """
+
+    def __init__(self, config: BertConfig, layer: int) -> None:
+        super().__init__()
+        self.pre = config.norm_position == "pre"
+        self.scale = keep_scale(config.hidden_dropout_prob)
+        self.attention = Attention(config, layer)
+        if layer > 0 or config.first_attention_norm:
+            self.attention_norm = encoder_norm(config)
+        else:
+            self.attention_norm = nn.Identity()
+        if config.add_cross_attention:
+            self.cross_attention = CrossAttention(config)
+            self.cross_attention_norm = encoder_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = encoder_norm(config)
+
+    def forward(
+        self, hidden: Tensor, context: Context, keeps: tuple[Tensor | None, ...],
+        seeds: tuple[int | None, int | None],
+        head_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+        """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager
+        kernel).
+
+        `keeps`: dropout masks of the sub-layers, as `draw` gives them; `seeds`: of dropout inside the two
+        attentions.
+        """
+        inputs = self.attention_norm(hidden) if self.pre else hidden
+        change, probabilities = self.attention(inputs, context, seeds[0], head_mask)
+        hidden = self._add(hidden, change, keeps[0], self.attention_norm)
+        cross_probabilities = None
+        if context.cross_states is not None:
+            inputs = self.cross_attention_norm(hidden) if self.pre else hidden
+            change, cross_probabilities = self.cross_attention(inputs, context, seeds[1])
+            hidden = self._add(hidden, change, keeps[1], self.cross_attention_norm)
+        inputs = self.feed_forward_norm(hidden) if self.pre else hidden
+        hidden = self._add(hidden, self.feed_forward(inputs), keeps[2], self.feed_forward_norm)
+        return hidden, probabilities, cross_probabilities
+
+    def _add(self, hidden: Tensor, change: Tensor, keep: Tensor | None, norm: nn.Module) -> Tensor:
+        # One pass for dropout and residual: hidden + scale * change * keep.
+        hidden = hidden + change if keep is None else torch.addcmul(hidden, change, keep, value=self.scale)
+        return hidden if self.pre else norm(hidden)
+
+
+class EncoderOutput(NamedTuple):
+    """What the encoder gives; tuples only where they were asked for."""
+
+    last_hidden_state: Tensor
+    """(T, hidden) or (B, S, hidden)."""
+    hidden_states: tuple[Tensor, ...] | None = None
+    """The embeddings and the output of every layer."""
+    attentions: tuple[Tensor, ...] | None = None
+    """Probabilities of every layer, (B, heads, S, S)."""
+    cross_attentions: tuple[Tensor, ...] | None = None
+
+
+class Encoder(nn.Module):
+    """The stack of layers. `gradient_checkpointing`: none, all, or every_N (layers 0, N, 2N ... are
+    recomputed).
+    """
+
+    def __init__(self, config: BertConfig, gradient_checkpointing: str = "none") -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint_every = parse_checkpointing(gradient_checkpointing)
+        self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_hidden_layers))
+        if config.norm_position == "pre":
+            self.final_norm = encoder_norm(config)
+
+    def forward(
+        self, hidden: Tensor, context: Context, dropout_seed: int | None, head_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+    ) -> EncoderOutput:  # fmt: skip
+        """Run the layers on (T, hidden) or (B, S, hidden). `head_mask`: (layers, heads)."""
+        states, attentions, cross_attentions = [hidden], [], []
+        for number, layer in enumerate(self.layers):
+            key = None if dropout_seed is None else DropoutKey(dropout_seed, number + 1)
+            mask = None if head_mask is None else head_mask[number]
+            if self.checkpoint_every and number % self.checkpoint_every == 0 and torch.is_grad_enabled():
+                # Dropout is drawn from keys, so there is no generator state to preserve.
+                outputs = checkpoint(
+                    self._run,
+                    layer,
+                    hidden,
+                    context,
+                    key,
+                    mask,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+            else:
+                outputs = self._run(layer, hidden, context, key, mask)
+            hidden, probabilities, cross_probabilities = outputs
+            if output_hidden_states:
+                states.append(hidden)
+            attentions.append(probabilities)
+            cross_attentions.append(cross_probabilities)
+        if self.config.norm_position == "pre":
+            hidden = self.final_norm(hidden)
+            states[-1] = hidden
+        return EncoderOutput(
+            hidden,
+            tuple(states) if output_hidden_states else None,
+            tuple(attentions) if context.output_attentions else None,
+            tuple(cross_attentions)
+            if context.output_attentions and context.cross_states is not None
+            else None,
+        )
+
+    def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, key: DropoutKey | None, head_mask):
+        """Draw a layer's masks and call it. Drawn out here, the layer is a pure function that can be
+        compiled.
+        """
+        keeps, seeds = (None, None, None), (None, None)
+        if key is not None:
+            probability = self.config.hidden_dropout_prob
+            if probability:
+                keeps = tuple(
+                    keep_mask(hidden.shape, probability, key.at(place), hidden.device).to(hidden.dtype)
+                    if place != 1 or context.cross_states is not None else None
+                    for place in range(3)
+                )  # fmt: skip
+            if self.config.attention_probs_dropout_prob:
+                seeds = (key.at(3), key.at(4))
+        return layer(hidden, context, keeps, seeds, head_mask)
+
+
+def parse_checkpointing(value: str) -> int:
+    """none -> 0, all -> 1, every_N -> N: which layers are recomputed. Raises ModelError."""
+    if value in ("none", "all"):
+        return int(value == "all")
+    if match := re.fullmatch(r"every_([1-9]\d*)", value):
+        return int(match[1])
+    raise ModelError(
+        f"gradient_checkpointing: found {value!r}, expected none, all, or every_N such as every_2"
+    )

@@ -1,0 +1,47 @@
+"""Floating point operations of a training step, from real tokens: what the mathematics needs, nothing
+recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from model.config import BertConfig
+
+
+def encoder_weights(config: BertConfig) -> int:
+    """Weights of the matrices that every token is multiplied with."""
+    up = 2 if config.gated_feed_forward else 1
+    attention = 4 * config.hidden_size**2
+    return config.num_hidden_layers * (attention + (up + 1) * config.hidden_size * config.intermediate_size)
+
+
+def training_flops(
+    config: BertConfig, sequence_lengths: Iterable[int] | tuple[int, int], num_masked: int,
+    *, summed: bool = False,
+) -> float:  # fmt: skip
+    """FLOPs of forward and backward of a batch, whatever the kernels do beside.
+
+    6 N T for the encoder's N weights and T tokens, 12 L H (sum of squared lengths) for attention, and
+    6 masked (H V + H²) for the vocabulary; pooler and next-sentence head are below a thousandth and left out.
+    `sequence_lengths`: in tokens; or, with summed=True, (number of tokens, sum of squared lengths).
+    Layers with local attention count their window instead of the square.
+    """
+    if summed:
+        num_tokens, squares = sequence_lengths
+    else:
+        lengths = list(sequence_lengths)
+        num_tokens, squares = sum(lengths), sum(length * length for length in lengths)
+    width = config.hidden_size
+    num_local = sum(config.attends_locally(layer) for layer in range(config.num_hidden_layers))
+    local_squares = min(squares, num_tokens * (config.local_attention_window + 1))
+    seen = (config.num_hidden_layers - num_local) * squares + num_local * local_squares
+    head = width * config.vocab_size + (width**2 if config.mlm_head != "linear" else 0)
+    return 6.0 * encoder_weights(config) * num_tokens + 12.0 * width * seen + 6.0 * num_masked * head
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Trainable weights of a model, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

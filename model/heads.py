@@ -1,0 +1,158 @@
+"""What stands on the encoder: the vocabulary projection with its loss, and the heads of pretraining."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from model.config import BertConfig
+from model.embeddings import Norm, compute_dtype
+from model.encoder import ACTIVATIONS
+
+IGNORED = -100  # label without a loss, as everywhere in torch
+
+# fp32 scores alive at once in the loss: 64 MiB, large enough to fill a GPU and small beside the 16-bit
+# logits.
+_CHUNK_ELEMENTS = 1 << 24
+
+
+class Pooler(nn.Module):
+    """Dense layer and activation on the first token of each sequence."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.pooler_activation]
+
+    def forward(self, first_tokens: Tensor) -> Tensor:
+        """(B, hidden) -> (B, hidden)."""
+        return self.activation(self.dense(first_tokens))
+
+
+class VocabularyProjection(nn.Module):
+    """Hidden vectors to scores of all tokens, or directly to losses without keeping the scores.
+
+    Rows beyond `vocab_size` pad the matrices; they are never seen: sliced off scores, absent from softmax and
+    loss.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.vocab_size = config.vocab_size
+        self.weight = nn.Parameter(torch.zeros(config.padded_vocab_size, config.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size)) if config.decoder_bias else None
+
+    def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """(..., hidden) -> scores (..., vocab_size); with labels (...): fp32 losses and bool hits, both
+        (...).
+        """
+        if labels is None:
+            return nn.functional.linear(hidden, self.weight, self.bias)[..., : self.vocab_size]
+        dtype = compute_dtype(hidden)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        losses, correct = _ProjectedCrossEntropy.apply(
+            hidden.to(dtype).flatten(0, -2), self.weight.to(dtype), bias, labels.flatten(), self.vocab_size
+        )
+        return losses.view(labels.shape), correct.view(labels.shape)
+
+
+class _ProjectedCrossEntropy(torch.autograd.Function):
+    """Vocabulary projection and cross-entropy in one: the logits exist once, in the dtype of the inputs.
+
+    Softmax is computed in fp32, a chunk of rows at a time, and its gradient (softmax minus one-hot) takes the
+    place of the logits. The gradient of each row's loss, known only in backward, scales rows of smaller
+    matrices there.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int):
+        """hidden (M, H), weight (V', H), bias (V') or None, labels (M,) int64 -> losses (M,) fp32, correct
+        (M,).
+        """
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = nn.functional.linear(hidden, weight, bias)
+        precise = torch.promote_types(logits.dtype, torch.float32)
+        losses = torch.empty(len(labels), dtype=precise, device=labels.device)
+        correct = torch.empty_like(labels, dtype=torch.bool)
+        needs_gradient = any(ctx.needs_input_grad)
+        for rows in torch.arange(len(labels)).split(max(1, _CHUNK_ELEMENTS // weight.shape[0])):
+            rows = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
+            chunk, chunk_labels = logits[rows], labels[rows, None]
+            counted = chunk_labels != IGNORED
+            target = chunk_labels.where(counted, 0)
+            chunk[:, vocab_size:] = -torch.inf
+            correct[rows] = ((chunk.argmax(-1, keepdim=True) == target) & counted)[:, 0]
+            scores = torch.log_softmax(chunk, -1, dtype=precise)
+            losses[rows] = -scores.gather(1, target).where(counted, 0.0)[:, 0]
+            if needs_gradient:
+                scores.exp_().scatter_add_(1, target, scores.new_full((), -1.0).expand(target.shape))
+                chunk.copy_(scores.mul_(counted))
+        ctx.mark_non_differentiable(correct)
+        ctx.save_for_backward(hidden, weight, logits)
+        return losses, correct
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor, _) -> tuple[Tensor | None, ...]:
+        hidden, weight, score_gradient = ctx.saved_tensors
+        # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16
+        # bits.
+        largest = (
+            gradient.abs().amax().clamp_min(torch.finfo(gradient.dtype).tiny) if gradient.numel() else 1.0
+        )
+        share = (gradient / largest).to(hidden.dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            to_hidden = (score_gradient @ weight) * gradient[:, None]
+            to_weight = (score_gradient.t() @ (hidden * share[:, None])) * largest
+            to_bias = (share[None] @ score_gradient)[0] * largest if ctx.needs_input_grad[2] else None
+        bias_gradient = None if to_bias is None else to_bias.to(weight.dtype)
+        return to_hidden.to(hidden.dtype), to_weight.to(weight.dtype), bias_gradient, None, None
+
+
+class MaskedLanguageModelHead(nn.Module):
+    """Scores of the vocabulary at given tokens: dense, activation, norm, projection; or the projection
+    alone.
+    """
+
+    def __init__(self, config: BertConfig, word_embedding: nn.Embedding) -> None:
+        super().__init__()
+        if config.mlm_head != "linear":
+            self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
+            self.activation = ACTIVATIONS["relu" if config.mlm_head == "d2l" else config.hidden_act]
+            self.norm = Norm(
+                config.hidden_size, config.layer_norm_eps, kind=config.normalization, bias=config.norm_bias
+            )
+        self.transforms = config.mlm_head != "linear"
+        self.decoder = VocabularyProjection(config)
+        if config.tie_word_embeddings:
+            self.decoder.weight = word_embedding.weight
+
+    def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """(..., hidden) -> scores (..., vocabulary); with labels (...): fp32 losses (0 if ignored) and bool
+        hits.
+        """
+        if self.transforms:
+            hidden = self.norm(self.activation(self.dense(hidden)))
+        return self.decoder(hidden, labels)
+
+
+class NextSentenceHead(nn.Module):
+    """Whether segment B follows A: class 0 follows, class 1 is random."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, hidden) -> scores (B, 2)."""
+        return self.classifier(pooled)
+
+
+def class_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy (...) fp32 of scores (..., classes), 0 where the label (...) is ignored, and bool hits
+    (...).
+    """
+    flat = torch.nn.functional.cross_entropy(
+        scores.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return flat.view(labels.shape), scores.argmax(-1) == labels
