@@ -1,0 +1,109 @@
+"""Batches of unequal lengths in both layouts, and pairs of equal models, for the tests of this folder."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import transformers
+
+from model.bert import BertForPreTraining, init_weights
+from model.config import BertConfig
+from model.hub import config_to_huggingface, to_huggingface
+
+TINY = BertConfig(
+    vocab_size=211,  # prime, so that the padding to 256 is never zero
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=48,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+
+
+def scramble(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """Draw weights, then move every parameter (biases and norms too) away from its initial value."""
+    init_weights(model, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def batch(config: BertConfig = TINY, lengths: tuple[int, ...] = (3, 48, 17, 9, 30), seed: int = 0) -> dict:
+    """A padded batch with pairs, labels at about a fifth of the tokens, and both kinds of pair."""
+    generator = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    shape = (len(lengths), longest)
+    mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    ids = torch.randint(5, config.vocab_size, shape, generator=generator).masked_fill(~mask, config.pad_token_id)
+    segments = (torch.arange(longest) >= torch.tensor(lengths)[:, None] // 2).long() * mask
+    masked = (torch.rand(shape, generator=generator) < 0.2) & mask
+    masked[0, 1] = True
+    return {
+        "input_ids": ids,
+        "token_type_ids": segments,
+        "attention_mask": mask.long(),
+        "labels": ids.masked_fill(~masked, -100),
+        "next_sentence_label": torch.arange(len(lengths)) % 2,
+    }
+
+
+def concatenate(padded: dict) -> dict:
+    """The same batch without padding: what pipeline's collate emits."""
+    mask = padded["attention_mask"].bool()
+    lengths = mask.sum(1).tolist()
+    labels = padded["labels"][mask]
+    positions = (labels != -100).nonzero()[:, 0]
+    return {
+        "input_ids": padded["input_ids"][mask],
+        "token_type_ids": padded["token_type_ids"][mask],
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]),
+        "sequence_offsets": torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32),
+        "max_sequence_length": max(lengths),
+        "masked_positions": positions,
+        "labels": labels[positions],
+        "next_sentence_label": padded["next_sentence_label"],
+    }
+
+
+def reference(model: torch.nn.Module, architecture: str = "BertForPreTraining") -> transformers.PreTrainedModel:
+    """The same model in transformers, weights copied. Every key must be accounted for."""
+    config = model.config
+    values = config_to_huggingface(config, architecture, torch.float32)
+    values = {name: value for name, value in values.items() if name not in ("model_type", "dtype", "architectures")}
+    theirs = getattr(transformers, architecture)(transformers.BertConfig(**values, attn_implementation="eager"))
+    missing, unexpected = theirs.load_state_dict(to_huggingface(model.state_dict(), config), strict=False)
+    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    assert not unexpected and set(missing) <= tied
+    theirs.tie_weights()
+    return theirs.train(model.training)
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Our gradients under the names of transformers."""
+    found = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    return to_huggingface(found, model.config)
+
+
+def assert_equal_gradients(model: torch.nn.Module, theirs: torch.nn.Module, tolerance: float = 1e-5) -> None:
+    """Every gradient of `theirs` has its equal here, in absolute terms."""
+    ours = gradients(model)
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    assert set(ours) == set(expected)
+    for name, gradient in expected.items():
+        gradient = torch.zeros_like(ours[name]) if gradient is None else gradient
+        torch.testing.assert_close(
+            ours[name], gradient, atol=tolerance, rtol=0, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+def pretraining_model(config: BertConfig = TINY, **arguments) -> BertForPreTraining:
+    """A BertForPreTraining with scrambled weights, in training mode."""
+    return scramble(BertForPreTraining(config, **arguments))

@@ -1,0 +1,227 @@
+"""BertForPreTraining against transformers.BertForPreTraining: outputs, losses, every gradient; kernels;
+layouts.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from model_batches import (
+    TINY,
+    assert_equal_gradients,
+    batch,
+    concatenate,
+    gradients,
+    pretraining_model,
+    reference,
+)
+
+TOLERANCE = dict(atol=1e-5, rtol=0)
+LENGTHS = [(3, 48, 17, 9, 30), (48, 48), (3,), (20, 3, 4, 48)]
+KERNELS = ["eager", "sdpa"]
+
+
+def run_reference(theirs, padded):
+    output = theirs(**padded, output_hidden_states=True, output_attentions=True)
+    output.loss.backward()
+    return output
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_concatenated_tokens_match_the_reference(kernel, lengths):
+    model = pretraining_model(attention_kernel=kernel)
+    padded = batch(lengths=lengths)
+    flat = concatenate(padded)
+    mask = padded["attention_mask"].bool()
+    theirs = reference(model)
+    expected = run_reference(theirs, padded)
+
+    output = model(**flat)
+    output.loss.backward()
+
+    torch.testing.assert_close(output.loss, expected.loss, **TOLERANCE)
+    torch.testing.assert_close(output.next_sentence_logits, expected.seq_relationship_logits, **TOLERANCE)
+    assert_equal_gradients(model, theirs)
+
+    unlabelled = {name: value for name, value in flat.items() if name not in ("labels", "next_sentence_label")}
+    scores = model(**unlabelled).prediction_logits
+    expected_scores = expected.prediction_logits[mask][flat["masked_positions"]]
+    torch.testing.assert_close(scores, expected_scores, **TOLERANCE)
+    hidden = model.bert(**{name: flat[name] for name in ("input_ids", "token_type_ids", "sequence_offsets")})
+    torch.testing.assert_close(hidden.last_hidden_state, expected.hidden_states[-1][mask], **TOLERANCE)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_padded_tokens_match_the_reference(kernel):
+    model = pretraining_model(attention_kernel=kernel)
+    padded = batch()
+    theirs = reference(model)
+    expected = run_reference(theirs, padded)
+
+    output = model(**padded)
+    output.loss.backward()
+
+    torch.testing.assert_close(output.loss, expected.loss, **TOLERANCE)
+    assert output.mlm_losses.shape == padded["labels"].shape
+    assert (output.mlm_losses[padded["labels"] == -100] == 0).all()
+    assert_equal_gradients(model, theirs)
+
+
+def test_the_two_losses_are_those_of_the_reference_one_by_one():
+    model = pretraining_model()
+    padded = batch()
+    output = model(**concatenate(padded))
+    expected = reference(model)(**{name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")})
+    mlm = torch.nn.functional.cross_entropy(
+        expected.prediction_logits.flatten(0, 1), padded["labels"].flatten(), reduction="none"
+    )
+    pairs = torch.nn.functional.cross_entropy(
+        expected.seq_relationship_logits, padded["next_sentence_label"], reduction="none"
+    )
+    counted = padded["labels"].flatten() != -100
+    torch.testing.assert_close(output.mlm_losses, mlm[counted], **TOLERANCE)
+    torch.testing.assert_close(output.next_sentence_losses, pairs, **TOLERANCE)
+    hits = expected.prediction_logits.flatten(0, 1).argmax(-1)[counted] == padded["labels"].flatten()[counted]
+    assert torch.equal(output.mlm_correct, hits)
+    assert torch.equal(
+        output.next_sentence_correct, expected.seq_relationship_logits.argmax(-1) == padded["next_sentence_label"]
+    )
+
+
+def test_hidden_states_and_attentions_on_request_match_the_reference():
+    model = pretraining_model(attention_kernel="sdpa")  # probabilities come from the eager kernel all the same
+    padded = batch()
+    mask = padded["attention_mask"].bool()
+    expected = run_reference(reference(model), padded)
+    output = model(**padded, output_hidden_states=True, output_attentions=True)
+    assert len(output.hidden_states) == TINY.num_hidden_layers + 1
+    for ours, theirs in zip(output.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+    for ours, theirs in zip(output.attentions, expected.attentions, strict=True):
+        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+    flat = model(**concatenate(padded), output_hidden_states=True, output_attentions=True)
+    torch.testing.assert_close(flat.hidden_states[1], expected.hidden_states[1][mask], **TOLERANCE)
+    rows = mask[:, None, :, None].expand_as(expected.attentions[1])
+    torch.testing.assert_close(flat.attentions[1][rows], expected.attentions[1][rows], **TOLERANCE)
+
+
+def test_masked_positions_may_come_padded():
+    model = pretraining_model()
+    padded = batch()
+    positions = torch.tensor([[1, 2], [40, 5], [0, 16], [3, 3], [29, 1]])
+    inputs = {name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+    everywhere = model(**inputs).prediction_logits
+    here = model(**inputs, masked_positions=positions).prediction_logits
+    assert here.shape == (5, 2, TINY.vocab_size)
+    torch.testing.assert_close(here, everywhere[torch.arange(5)[:, None], positions], **TOLERANCE)
+    labels = padded["input_ids"].gather(1, positions)
+    labels[0, 1] = -100
+    losses = model(**inputs, masked_positions=positions, labels=labels).mlm_losses
+    assert losses.shape == (5, 2) and losses[0, 1] == 0
+
+
+@pytest.mark.parametrize("hole", [False, True])
+def test_attention_masks_of_every_form_agree(hole):
+    model = pretraining_model().eval()
+    padded = batch()
+    mask = padded["attention_mask"].clone()
+    inputs = {name: padded[name] for name in ("input_ids", "token_type_ids")}
+    if hole:
+        mask[1, 7:11] = 0
+    square = mask[:, None, :].expand(-1, mask.shape[1], -1)
+    expected = reference(model)(**inputs, attention_mask=mask).prediction_logits
+    forms = [mask, mask.bool(), square] + ([] if hole else [mask.sum(1)])
+    for form in forms:
+        output = model(**inputs, attention_mask=form).prediction_logits
+        torch.testing.assert_close(output[mask.bool()], expected[mask.bool()], **TOLERANCE)
+
+
+def test_a_mask_of_who_sees_whom_matches_the_reference():
+    model = pretraining_model().eval()
+    padded = batch(lengths=(20, 20))
+    inputs = {name: padded[name] for name in ("input_ids", "token_type_ids")}
+    square = torch.rand(2, 20, 20, generator=torch.Generator().manual_seed(1)) < 0.6
+    square |= torch.eye(20, dtype=torch.bool)
+    additive = torch.zeros(square.shape).masked_fill(~square, torch.finfo(torch.float32).min)[:, None]
+    expected = reference(model)(**inputs, attention_mask=additive).prediction_logits
+    output = model(**inputs, attention_mask=square).prediction_logits
+    torch.testing.assert_close(output, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("checkpointing", ["all", "every_2"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_checkpointing_leaves_gradients_bitwise_equal_with_dropout_on(checkpointing, kernel):
+    config = dataclasses.replace(TINY, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2)
+    flat = concatenate(batch())
+    found = []
+    for mode in ("none", checkpointing):
+        model = pretraining_model(config, attention_kernel=kernel, gradient_checkpointing=mode)
+        torch.manual_seed(mode == "none")  # the default generator must not matter
+        model(**flat, dropout_seed=5).loss.backward()
+        found.append(gradients(model))
+    for name in found[0]:
+        assert torch.equal(found[0][name], found[1][name]), name
+
+
+def test_checkpointing_recomputes_the_selected_layers_only():
+    for mode, expected in (("none", 3), ("all", 6), ("every_2", 5)):
+        model = pretraining_model(gradient_checkpointing=mode)
+        calls = []
+        for layer in model.bert.encoder.layers:
+            layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        model(**concatenate(batch())).loss.backward()
+        assert len(calls) == expected, mode
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_dropout_is_a_function_of_its_seed(kernel):
+    config = dataclasses.replace(TINY, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    model = pretraining_model(config, attention_kernel=kernel)
+    flat = concatenate(batch())
+    torch.manual_seed(0)
+    first = model(**flat, dropout_seed=1).loss
+    state = torch.get_rng_state()
+    torch.manual_seed(9)
+    again, other = model(**flat, dropout_seed=1).loss, model(**flat, dropout_seed=2).loss
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    torch.manual_seed(0)
+    assert torch.equal(state, torch.get_rng_state())  # a keyed forward draws nothing from the default generator
+    unkeyed = model(**flat).loss
+    torch.manual_seed(0)
+    assert torch.equal(unkeyed, model(**flat).loss)
+    assert torch.equal(model.eval()(**flat, dropout_seed=1).loss, model(**flat).loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_without_masked_tokens_or_pairs_runs_backward(dtype):
+    model = pretraining_model().to(dtype)
+    flat = concatenate(batch())
+    flat["masked_positions"], flat["labels"] = flat["masked_positions"][:0], flat["labels"][:0]
+    flat["next_sentence_label"] = torch.full_like(flat["next_sentence_label"], -100)
+    output = model(**flat)
+    (output.mlm_losses.sum() + output.next_sentence_losses.sum()).backward()
+    assert output.num_masked == 0 and output.num_pairs == 0
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and (parameter.grad == 0).all(), name
+
+
+@pytest.mark.parametrize("mode", ["weights", "autocast"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_bf16_stays_near_fp32(mode, kernel):
+    flat = concatenate(batch())
+    exact = pretraining_model()
+    exact(**flat).loss.backward()
+    model = pretraining_model(attention_kernel=kernel)
+    if mode == "weights":
+        model.to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+        output = model(**flat)
+    assert output.mlm_losses.dtype == output.next_sentence_losses.dtype == torch.float32
+    assert output.next_sentence_logits.dtype == torch.bfloat16
+    output.loss.backward()
+    # 8 bits of mantissa: single gradients differ by per cents, their direction must not.
+    for (name, parameter), expected in zip(model.named_parameters(), exact.parameters(), strict=True):
+        one, two = parameter.grad.double().flatten(), expected.grad.double().flatten()
+        cosine = torch.nn.functional.cosine_similarity(one, two, dim=0)
+        assert cosine > 0.99 or two.norm() < 1e-6, f"{name}: {cosine}"

@@ -1,0 +1,107 @@
+"""BertConfig refuses by name; presets hold what they claim; FLOPs agree with published figures."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import yaml
+from model_batches import TINY
+
+from model.bert import BertForPreTraining, init_weights
+from model.config import BertConfig, ModelError
+from model.flops import num_parameters, training_flops
+from model.hub import config_to_huggingface, to_huggingface
+
+PRESETS = Path(__file__).parents[2] / "configs" / "model"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(hidden_size=30),
+        dict(num_hidden_layers=0),
+        dict(hidden_dropout_prob=1.0),
+        dict(attention_probs_dropout_prob=-0.1),
+        dict(pad_token_id=500),
+        dict(add_cross_attention=True),
+        dict(position_embedding="rotary", hidden_size=36, num_attention_heads=4),
+        dict(first_attention_norm=False),
+        dict(local_attention_window=5),
+        dict(segment_padding_index=2),
+        dict(position_embedding="none", position_initializer_range=1.0),
+    ],
+)
+def test_wrong_fields_are_refused_by_name(fields):
+    with pytest.raises(ModelError, match=r"^model\.") as caught:
+        dataclasses.replace(TINY, **fields)
+    assert any(name in str(caught.value) for name in fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_are_refused_by_name():
+    with pytest.raises(ModelError, match="vocab_size"):
+        BertForPreTraining(BertConfig())
+    with pytest.raises(ModelError, match="attention_kernel"):
+        BertForPreTraining(TINY, attention_kernel="fast")
+    with pytest.raises(ModelError, match="gradient_checkpointing"):
+        BertForPreTraining(TINY, gradient_checkpointing="every_0")
+    with pytest.raises(ModelError, match="attention_probs_dropout_prob"):
+        BertForPreTraining(dataclasses.replace(TINY, attention_probs_dropout_prob=0.1), attention_kernel="varlen")
+    model = BertForPreTraining(TINY)
+    with pytest.raises(ModelError, match="max_position_embeddings"):
+        model(torch.zeros(1, 49, dtype=torch.int64))
+    with pytest.raises(ModelError, match="attention_mask"):
+        model(torch.zeros(1, 4, dtype=torch.int64), attention_mask=torch.ones(1, 5))
+    with pytest.raises(ModelError, match="exactly one"):
+        model()
+    with pytest.raises(ModelError, match="CUDA"):
+        BertForPreTraining(TINY, attention_kernel="varlen")(torch.zeros(1, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(PRESETS.glob("*.yaml"))])
+def test_every_preset_parses_and_is_as_large_as_its_counterpart_in_transformers(name):
+    config = BertConfig(vocab_size=30522, **yaml.safe_load((PRESETS / f"{name}.yaml").read_text()))
+    with torch.device("meta"):
+        exported = to_huggingface(BertForPreTraining(config).state_dict(), config)
+        values = config_to_huggingface(config, "", torch.float32)
+        theirs = transformers.BertForPreTraining(transformers.BertConfig(**values))
+    assert sum(tensor.numel() for tensor in exported.values()) == num_parameters(theirs)
+
+
+def test_flops_are_those_of_the_published_comparison():
+    base, large = (
+        BertConfig(vocab_size=30522),
+        BertConfig(
+            vocab_size=30522, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+        ),
+    )
+    # GF a sequence of 128 with 20 predictions and of 512 with 80
+    for config, short, long in ((base, 69.9, 301.4), (large, 240.6, 1020.5)):
+        assert training_flops(config, [128], 20) / 1e9 == pytest.approx(short, abs=0.1)
+        assert training_flops(config, [512], 80) / 1e9 == pytest.approx(long, abs=0.1)
+    assert training_flops(base, [128, 512], 100) == training_flops(base, [128], 20) + training_flops(base, [512], 80)
+    assert training_flops(base, (640, 128**2 + 512**2), 100, summed=True) == training_flops(base, [128, 512], 100)
+
+
+def test_initial_weights_are_those_of_the_table():
+    config = dataclasses.replace(TINY, hidden_size=128, intermediate_size=256, vocab_size=1000)
+    model, again, other = (BertForPreTraining(config) for _ in range(3))
+    init_weights(model, 1)
+    torch.manual_seed(99)
+    init_weights(again, 1)
+    init_weights(other, 2)
+    for (name, parameter), twin, stranger in zip(
+        model.named_parameters(), again.parameters(), other.parameters(), strict=True
+    ):
+        assert torch.equal(parameter, twin), name
+        if name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        elif "norm" in name:
+            assert (parameter == 1).all(), name
+        else:
+            assert not torch.equal(parameter, stranger), name
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.2 if parameter.numel() < 300 else 0.05), name
+    word = model.bert.embeddings.word.weight
+    assert (word[config.pad_token_id] == 0).all() and (word[config.vocab_size :] == 0).all()

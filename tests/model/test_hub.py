@@ -1,0 +1,188 @@
+"""Folders in and out: transformers must load ours, and we theirs, with every key accounted for."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+import transformers
+from model_batches import TINY, batch, concatenate, pretraining_model, reference
+from safetensors.torch import load_file
+from tokenizers import BertWordPieceTokenizer
+
+from model.bert import BertForPreTraining
+from model.config import BertConfig, ModelError
+from model.hub import from_huggingface, load_pretrained, save_pretrained, to_huggingface
+
+TOLERANCE = dict(atol=1e-5, rtol=0)
+
+
+def tokenizer_folder(folder, lowercase=True):
+    """A small WordPiece tokenizer of some sentence pieces, padded to the vocabulary of TINY."""
+    tokenizer = BertWordPieceTokenizer(lowercase=lowercase)
+    words = [f"word{number}" for number in range(400)]
+    tokenizer.train_from_iterator(words, vocab_size=TINY.vocab_size, min_frequency=1)
+    tokenizer.save_model(str(folder))
+    transformers.BertTokenizerFast.from_pretrained(str(folder), do_lower_case=lowercase).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_transformers_loads_an_export_with_no_key_missing_and_equal_logits(tmp_path, dtype):
+    model = pretraining_model().eval().to(dtype)
+    source, export = tmp_path / "tokenizer", tmp_path / "export"
+    source.mkdir()
+    tokenizer_folder(source)
+    save_pretrained(export, TINY, model.state_dict(), source)
+    assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"} <= {
+        path.name for path in export.iterdir()
+    }
+    assert not list(export.glob("*.tmp"))
+
+    theirs, report = transformers.AutoModelForPreTraining.from_pretrained(export, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    assert theirs.dtype == dtype and type(theirs).__name__ == "BertForPreTraining"
+    padded = {name: batch()[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+    mask = padded["attention_mask"].bool()
+    if dtype == torch.float32:
+        torch.testing.assert_close(
+            model(**padded).prediction_logits[mask], theirs(**padded).prediction_logits[mask], **TOLERANCE
+        )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(export)
+    assert (
+        tokenizer("word1 word2")["input_ids"]
+        == transformers.AutoTokenizer.from_pretrained(source)("word1 word2")["input_ids"]
+    )
+
+
+def test_an_export_holds_no_padding_of_the_vocabulary_and_each_weight_once(tmp_path):
+    model = pretraining_model()
+    save_pretrained(tmp_path, TINY, model.state_dict())
+    weights = load_file(tmp_path / "model.safetensors")
+    assert len(weights["bert.embeddings.word_embeddings.weight"]) == TINY.vocab_size
+    assert len(weights["cls.predictions.bias"]) == TINY.vocab_size
+    assert "cls.predictions.decoder.weight" not in weights
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == TINY.vocab_size
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_saving_and_loading_gives_the_model_back(tmp_path, tied):
+    config = dataclasses.replace(TINY, tie_word_embeddings=tied, hidden_act="gelu_tanh", type_vocab_size=3)
+    model = pretraining_model(config).eval()
+    save_pretrained(tmp_path, config, model.state_dict())
+    loaded_config, weights = load_pretrained(tmp_path)
+    assert loaded_config == config
+    again = BertForPreTraining(loaded_config).eval()
+    again.load_state_dict(weights)
+    flat = concatenate(batch())
+    assert torch.equal(model(**flat).mlm_losses, again(**flat).mlm_losses)
+
+
+def test_a_folder_of_transformers_loads_with_every_key(tmp_path):
+    theirs = reference(pretraining_model()).eval()
+    theirs.save_pretrained(tmp_path)
+    config, weights = load_pretrained(tmp_path)
+    model = BertForPreTraining(config).eval()
+    model.load_state_dict(weights)
+    padded = batch()
+    torch.testing.assert_close(model(**padded).loss, theirs(**padded).loss, **TOLERANCE)
+
+
+def test_an_old_checkpoint_with_gamma_beta_and_positions_loads(tmp_path):
+    theirs = reference(pretraining_model())
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in theirs.state_dict().items()
+    }
+    old["bert.embeddings.position_ids"] = torch.arange(48)[None]
+    torch.save(old, tmp_path / "pytorch_model.bin")
+    theirs.config.save_pretrained(tmp_path)
+    _, weights = load_pretrained(tmp_path)
+    assert set(weights) == set(BertForPreTraining(TINY).state_dict())
+
+
+class Malicious:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code ran')",)
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path):
+    torch.save({"weights": Malicious()}, tmp_path / "pytorch_model.bin")
+    reference(pretraining_model()).config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="pytorch_model.bin"):
+        load_pretrained(tmp_path)
+
+
+def test_a_variant_goes_out_in_our_own_format_and_comes_back(tmp_path):
+    config = dataclasses.replace(TINY, position_embedding="rotary", norm_position="pre", gated_feed_forward=True)
+    model = pretraining_model(config).eval()
+    save_pretrained(tmp_path, config, model.state_dict())
+    loaded_config, weights = load_pretrained(tmp_path)
+    again = BertForPreTraining(loaded_config).eval()
+    again.load_state_dict(weights)
+    flat = concatenate(batch())
+    assert loaded_config == config
+    assert torch.equal(model(**flat).mlm_losses, again(**flat).mlm_losses)
+
+
+def test_the_mapping_is_its_own_inverse():
+    weights = pretraining_model().state_dict()
+    again = from_huggingface(to_huggingface(weights, TINY), TINY)
+    assert set(again) == set(weights)
+    for name in weights:
+        rows = TINY.vocab_size if len(weights[name]) == TINY.padded_vocab_size else None
+        assert torch.equal(again[name][:rows], weights[name][:rows]), name
+
+
+@pytest.mark.parametrize(
+    "change, found",
+    [
+        (lambda weights: weights.update(stranger=torch.ones(1)), "stranger"),
+        (lambda weights: weights.pop("bert.encoder.layer.1.attention.self.key.weight"), "layer.1.attention.self.key"),
+    ],
+)
+def test_strangers_and_holes_in_a_checkpoint_are_named(change, found):
+    weights = to_huggingface(pretraining_model().state_dict(), TINY)
+    change(weights)
+    with pytest.raises(ModelError, match=found):
+        from_huggingface(weights, TINY)
+
+
+@pytest.mark.parametrize(
+    "content, found",
+    [
+        (None, "config.json"),
+        ("{", "config.json"),
+        ('{"model_type": "gpt2"}', "gpt2"),
+        ('{"model_type": "bert", "hidden_act": "mish"}', "mish"),
+        ('{"model_type": "bert"}', "model.safetensors"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path, content, found):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=found) as caught:
+        load_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    save_pretrained(tmp_path, TINY, pretraining_model().state_dict())
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_pretrained(tmp_path)
+
+
+def test_a_missing_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="tokenizer"):
+        save_pretrained(tmp_path / "out", TINY, pretraining_model().state_dict(), tmp_path)
+
+
+def test_defaults_are_bert_base():
+    config = BertConfig(vocab_size=30522)
+    with torch.device("meta"):
+        model = BertForPreTraining(config)
+    exported = to_huggingface(model.state_dict(), config)
+    # 110,106,428: what transformers counts for bert-base-uncased with both heads, the tied matrix once.
+    assert sum(tensor.numel() for tensor in exported.values()) == 110_106_428
