@@ -1,0 +1,34 @@
+# make quickstart: the whole chain in minutes.   make test: the tests.   make env: the environment alone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test test-slow lint env lock clean
+
+quickstart: env
+	$(BIN)/cloze quickstart --output runs/quickstart
+
+test: env
+	$(BIN)/python -m pytest
+
+test-slow: env
+	$(BIN)/python -m pytest -m slow
+
+lint: env
+	$(BIN)/ruff check .
+
+env: $(VENV)/.installed
+
+# Rebuilt when what is to be installed changes; the mark is made last, so a broken installation is repeated.
+$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'cloze needs Python 3.10 or newer, found ' + sys.version.split()[0] + '; name one: make env PYTHON=python3.11')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+# Write down what is installed now, after trying newer versions by hand.
+lock:
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
+
+clean:
+	rm -rf $(VENV) build *.egg-info

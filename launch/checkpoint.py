@@ -1,0 +1,288 @@
+"""Checkpoints: written aside, verified, published, found, retained; pickled files are read here and only here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+from launch import distributed
+from launch.environment import Environment
+from pipeline.errors import UserError
+from pipeline.storage import publish_text, readable_errors, sha256_of, sync_folder
+
+# Everything but tensors that DeepSpeed's files hold. A file with any other class in it is refused.
+ALLOWED_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
+
+CHECKSUMS = "checksums.json"
+STATE = "state.json"
+# fp32 master weight and two Adam moments, and a 16-bit or fp32 copy of the weight, for each parameter.
+_BYTES_PER_PARAMETER = 16
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Where a run stands; with the weights and optimizer states, all that a resume needs."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    samples_consumed: int = 0
+    """Position in the endless stream of samples."""
+    epoch: int = 0
+    """Epoch of the last sample."""
+    tokens: int = 0
+    """Real tokens trained on up to the last line of metrics, over all ranks; the rank states hold what came since."""
+    evaluated_step: int = -1
+    """Step of the last evaluation; -1: none yet."""
+
+
+def load_pickled(path: str | Path) -> dict:
+    """Tensors and plain values of a file of torch.save, on the CPU.
+
+    Raises:
+        UserError: the file holds anything else, or is damaged.
+    """
+    try:
+        with torch.serialization.safe_globals(ALLOWED_CLASSES):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds here; every one means the same to the user
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint file; "
+                        f"it was not loaded ({reason})") from error
+
+
+class DurableCheckpointEngine(CheckpointEngine):
+    """DeepSpeed's files through fsync on the way out and weights_only on the way in; notes what it wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "cloze"
+        self.written: list[Path] = []
+
+    def create(self, info) -> None:
+        self.written = []
+
+    def save(self, state_dict, path: str) -> None:
+        with open(path, "wb") as file:
+            torch.save(state_dict, file)
+            file.flush()
+            os.fsync(file.fileno())
+        self.written.append(Path(path))
+
+    def load(self, path: str, map_location=None) -> dict:
+        return load_pickled(path)
+
+    def commit(self, info) -> bool:
+        return True
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a published checkpoint, or None if every file is as it was written."""
+    try:
+        checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        for name, (size, digest) in checksums.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes, expected {size}"
+            if sha256_of(path) != digest:
+                return f"{name} has another SHA-256 than when it was written"
+        read_state(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return f"{CHECKSUMS} or {STATE} is missing or damaged ({type(error).__name__})"
+    return None
+
+
+def read_state(folder: Path) -> dict:
+    """state.json of a checkpoint: the fields of TrainState, and `world_size`, `manifest_hash`, `zero_stage`, ..."""
+    return json.loads((folder / STATE).read_text(encoding="utf-8"))
+
+
+class CheckpointManager:
+    """The checkpoints of one run, `FOLDER/step-00001000/`. Saving and loading are collective."""
+
+    def __init__(self, folder: Path, environment: Environment, device: torch.device, *, keep_last: int = 2,
+                 warn: Callable[[str], None] = print) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.device = device
+        self.keep_last = keep_last
+        self.warn = warn
+        self._good: set[int] = set()  # steps that verified or were written in this process
+        self._damaged: set[int] = set()
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    @staticmethod
+    def _rank_file(rank: int) -> str:
+        return f"rank-{rank:05d}.pt"
+
+    def steps(self) -> list[int]:
+        """Steps of the published checkpoints, ascending, damaged ones included."""
+        if not self.folder.is_dir():
+            return []
+        names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*") if path.is_dir())
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def latest(self) -> int | None:
+        """Step of the newest checkpoint that verifies; each damaged one is reported and passed over."""
+        for step in reversed(self.steps()):
+            problem = None if step in self._good else damage(self._path(step))
+            if problem is None:
+                self._good.add(step)
+                return step
+            self._damaged.add(step)
+            self.warn(f"{self._path(step)}: damaged ({problem}); passed over")
+        return None
+
+    def agree_on_latest(self) -> int | None:
+        """`latest` of rank 0, on every rank."""
+        found = self.latest() if self.environment.is_main else None
+        step = distributed.from_main(-1 if found is None else found, self.device)
+        return None if step < 0 else step
+
+    def save(self, engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor]) -> Path:
+        """Write, verify and publish a checkpoint; it is complete once this returns, on every rank.
+
+        Args:
+            facts: plain values kept in state.json beside the state.
+            rank_state: tensors that belong to this rank alone; its random state is added.
+
+        Raises:
+            UserError: the disk is full or refuses; nothing half-written carries a checkpoint's name.
+        """
+        final = self._path(state.step)
+        aside = final.with_name(final.name + ".tmp")
+        with readable_errors(aside):
+            if self.environment.is_main:
+                self._make_room(engine, aside)
+            distributed.barrier()
+            writer = DurableCheckpointEngine()
+            engine.checkpoint_engine = writer
+            engine.save_checkpoint(str(self.folder), tag=aside.name, save_latest=False)
+            writer.save({**rank_state, **_rng_state(self.device)}, str(aside / self._rank_file(self.environment.rank)))
+            # Read back what was written: each rank vouches for its own files.
+            mine = {path.name: (path.stat().st_size, sha256_of(path)) for path in writer.written}
+            publish_text(aside / f"files-rank-{self.environment.rank:05d}.json", json.dumps(mine))
+            distributed.barrier()
+            if self.environment.is_main:
+                self._publish(aside, final, {**asdict(state), "world_size": self.environment.world_size, **facts})
+            distributed.barrier()
+        self._good.add(state.step)
+        if self.environment.is_main:
+            self._retain()
+        return final
+
+    def _make_room(self, engine, aside: Path) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for stale in self.folder.glob("step-*.tmp"):
+            shutil.rmtree(stale)
+        count = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+        free = shutil.disk_usage(self.folder).free
+        if free < count * _BYTES_PER_PARAMETER:
+            raise UserError(f"{aside.with_suffix('')}: found {free:,} bytes free, expected at least "
+                            f"{count * _BYTES_PER_PARAMETER:,} for a checkpoint; free space and run again")
+
+    def _publish(self, aside: Path, final: Path, state: dict) -> None:
+        checksums: dict[str, tuple[int, str]] = {}
+        for part in sorted(aside.glob("files-rank-*.json")):
+            checksums.update(json.loads(part.read_text(encoding="utf-8")))
+            part.unlink()
+        publish_text(aside / STATE, json.dumps(state, indent=1) + "\n")
+        checksums[STATE] = ((aside / STATE).stat().st_size, sha256_of(aside / STATE))
+        publish_text(aside / CHECKSUMS, json.dumps(checksums, indent=1) + "\n")
+        if final.exists():  # a damaged one of the same step, which `latest` has passed over
+            shutil.rmtree(final)
+        os.replace(aside, final)
+        sync_folder(self.folder)
+
+    def _retain(self) -> None:
+        """Remove all but the newest checkpoints and the damaged ones; the newest good one always stays."""
+        kept = {*[step for step in self.steps() if step not in self._damaged][-self.keep_last:], max(self._good)}
+        for step in set(self.steps()) - kept:
+            # Renamed first: a removal that is cut short must not leave a folder that looks like a checkpoint.
+            doomed = self._path(step).with_name(self._path(step).name + ".tmp")
+            os.replace(self._path(step), doomed)
+            shutil.rmtree(doomed)
+
+    def load(self, engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
+        """Restore weights, optimizer and random state from a published checkpoint.
+
+        Returns:
+            The state, and the rank states that are this rank's to go on from: its own; with another number of
+            processes all of them on rank 0 and none elsewhere.
+
+        Raises:
+            UserError: it was saved by another number of processes or at another ZeRO stage.
+        """
+        folder = self._path(step)
+        state = read_state(folder)
+        world_size, stage = state["world_size"], state["zero_stage"]
+        if stage != engine.zero_optimization_stage():
+            raise UserError(f"{folder}: found a checkpoint of zero.stage {stage}, expected "
+                            f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}")
+        if world_size != self.environment.world_size and stage > 0:
+            raise UserError(f"{folder}: found a checkpoint of {world_size} processes at zero.stage {stage}, expected "
+                            f"{self.environment.world_size}; continue with {world_size} processes")
+        engine.checkpoint_engine = DurableCheckpointEngine()
+        path, _ = engine.load_checkpoint(str(self.folder), tag=folder.name)
+        if path is None:
+            raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
+                            "remove the folder to continue from an older checkpoint")
+        if world_size == self.environment.world_size:
+            rank_states = [load_pickled(folder / self._rank_file(self.environment.rank))]
+            _set_rng_state(rank_states[0], self.device)
+        else:
+            ranks = range(world_size) if self.environment.is_main else ()
+            rank_states = [load_pickled(folder / self._rank_file(rank)) for rank in ranks]
+        return TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__}), rank_states
+
+
+def _rng_state(device: torch.device) -> dict:
+    state = {"rng_cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["rng_cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_rng_state(state: dict, device: torch.device) -> None:
+    torch.set_rng_state(state["rng_cpu"])
+    if device.type == "cuda" and "rng_cuda" in state:
+        torch.cuda.set_rng_state(state["rng_cuda"], device)
+
+
+def read_weights(run: Path, step: int | None = None, warn: Callable[[str], None] = print
+                 ) -> tuple[int, dict[str, torch.Tensor]]:
+    """fp32 weights of a run's checkpoint (the newest good one by default), whole, from any ZeRO stage.
+
+    Raises:
+        UserError: there is no such checkpoint, or it is damaged.
+    """
+    manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"), warn=warn)
+    if step is None:
+        step = manager.latest()
+    elif step not in manager.steps() or damage(manager._path(step)):
+        found = ", ".join(map(str, manager.steps())) or "none"
+        raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}")
+    if step is None:
+        raise UserError(f"{run}: found no good checkpoint under checkpoints/, expected a folder that `cloze pretrain` "
+                        "wrote; train first, or give the run's folder")
+    folder = manager._path(step)
+    if read_state(folder)["zero_stage"] == 0:
+        return step, load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
+    # DeepSpeed's own loads: TORCH_FORCE_WEIGHTS_ONLY_LOAD (environment.py) makes them safe.
+    with torch.serialization.safe_globals(ALLOWED_CLASSES):
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(manager.folder), tag=folder.name)
+    return step, {name: tensor.float() for name, tensor in weights.items()}

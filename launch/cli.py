@@ -1,0 +1,175 @@
+"""`cloze COMMAND`: one table of commands; each is a function of one configuration dataclass."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import re
+import sys
+from argparse import ArgumentError
+from dataclasses import dataclass, fields
+from typing import get_type_hints
+
+import jsonargparse
+from docstring_parser import parse_from_object
+
+from launch import __version__
+from launch.environment import protect_process
+from model.config import ModelError
+from pipeline.errors import UserError
+
+EXIT_USER_ERROR = 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """A function `module:name`, the dataclass it takes, and the list field that takes the remaining words."""
+
+    help: str
+    function: str
+    config: str
+    words: str | None = None
+
+
+COMMANDS = {
+    "vocab": Command("train a vocabulary on raw text", "launch.data_commands:vocab", "pipeline.config:PrepareConfig"),
+    "prepare": Command("turn raw text into shards", "launch.data_commands:prepare", "pipeline.config:PrepareConfig"),
+    "inspect": Command("show what shards hold", "launch.data_commands:inspect", "pipeline.config:InspectConfig"),
+    "verify": Command("check every shard against its hash", "launch.data_commands:verify",
+                      "pipeline.config:VerifyConfig"),
+    "pretrain": Command("train a model on shards", "launch.pretrain:pretrain", "launch.config:PretrainConfig"),
+    "export": Command("write a Hugging Face folder", "launch.export:export", "launch.config:ExportConfig"),
+    "predict fill-mask": Command("fill the blanks of a text", "launch.predict:fill_mask",
+                                 "launch.config:FillMaskConfig", words="text"),
+    "quickstart": Command("the whole chain in minutes, on text that every Python has", "launch.quickstart:quickstart",
+                          "launch.config:QuickstartConfig"),
+}  # fmt: skip
+
+
+def _load(reference: str):
+    module, name = reference.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def build_parser(name: str) -> jsonargparse.ArgumentParser:
+    """The parser of a command: every field an option, required ones without a default positional where one names it."""
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    command = COMMANDS[name]
+    config = _load(command.config)
+    parser = jsonargparse.ArgumentParser(
+        prog=f"cloze {name}", description=f"{command.help[0].upper()}{command.help[1:]}.", exit_on_error=False,
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--config", action="config", help="YAML file of the fields below; options override it.")
+    # data and output of a run are flags; what a command looks at stands without one: `cloze inspect FOLDER`.
+    positional = name not in {"pretrain", "vocab", "prepare"}
+    parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True,
+                               skip={command.words} if command.words else None)
+    if command.words:
+        docs = {doc.arg_name: doc.description for doc in parse_from_object(config).params}
+        parser.add_argument(command.words, nargs="*", type=str, help=docs[command.words])
+    return parser
+
+
+def parse(name: str, arguments: list[str]):
+    """The command's configuration from its arguments.
+
+    Raises:
+        UserError: an unknown field, a value of the wrong kind, a missing file, in one line.
+    """
+    parser = build_parser(name)
+    config = _load(COMMANDS[name].config)
+    lists = {field for field, kind in get_type_hints(config).items() if kind == list[str]} - {COMMANDS[name].words}
+    try:
+        namespace = parser.instantiate(parser.parse_args(_config_first(_join_lists(arguments, lists))))
+    except (ArgumentError, jsonargparse.ArgumentError) as error:
+        raise UserError(f"cloze {name}: {_one_line(str(error), parser)}; see cloze {name} --help") from error
+    return config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
+
+
+def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
+    """`--input a b` as the list that jsonargparse reads: several words are what a shell makes of a glob."""
+    result, rest = [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        if not option.startswith("--") or option[2:] not in names:
+            result.append(word)
+            continue
+        values = [value] if equals else []
+        while not equals and rest and not rest[0].startswith("--"):
+            values.append(rest.pop(0))
+        is_list = len(values) == 1 and values[0].startswith("[")
+        result += [option, values[0] if is_list else json.dumps(values)]
+    return result
+
+
+def _config_first(arguments: list[str]) -> list[str]:
+    """Move every `--config FILE` to the front, so that overrides win whatever the order."""
+    first, rest, words = [], [], iter(arguments)
+    for word in words:
+        if word == "--config":
+            first += [word, *([value] if (value := next(words, None)) is not None else [])]
+        elif word.startswith("--config="):
+            first.append(word)
+        else:
+            rest.append(word)
+    return first + rest
+
+
+def _one_line(message: str, parser: jsonargparse.ArgumentParser) -> str:
+    """jsonargparse's message without its line breaks and Python names, and the nearest field if one is unknown."""
+    message = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
+    unknown = re.search(r"(?:option|arguments?:?) '?(?:--)?([\w.]+)", message)
+    if "not accept" in message or "unrecognized" in message:
+        known = [action.dest for action in parser._actions]
+        last = {dest.rsplit(".", 1)[-1]: dest for dest in known}
+        near = unknown and difflib.get_close_matches(unknown[1], [*known, *last], 1)
+        if near:
+            message += f"; did you mean {last.get(near[0], near[0])}?"
+    return message
+
+
+def usage() -> str:
+    """What `cloze --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join([
+        "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]", "", "commands:", *lines, "",
+        "`cloze COMMAND --help` explains every field; `--print_config` prints the resolved configuration.",
+    ])  # fmt: skip
+
+
+def split_command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command's name, of one word or two, and what is left.
+
+    Raises:
+        UserError: there is no such command.
+    """
+    for length in (2, 1):
+        name = " ".join(arguments[:length])
+        if name in COMMANDS:
+            return name, arguments[length:]
+    word = arguments[0]
+    near = [*difflib.get_close_matches(" ".join(arguments[:2]), COMMANDS, 1), *difflib.get_close_matches(word, COMMANDS, 1)]
+    raise UserError(f"cloze: found command {word!r}, expected one of {', '.join(COMMANDS)}"
+                    + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command. Exit status: 0 complete, 2 an error that the user can mend, 75 stopped early with a checkpoint."""
+    protect_process()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"cloze {__version__}")
+        return 0
+    try:
+        name, rest = split_command(arguments)
+        return _load(COMMANDS[name].function)(parse(name, rest)) or 0
+    except (UserError, ModelError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_USER_ERROR

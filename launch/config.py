@@ -1,0 +1,227 @@
+"""What a run is told: frozen dataclasses, a sentence under each field; batch arithmetic checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from model.config import BertConfig
+from pipeline.errors import UserError
+
+
+def at_least(section: str, config: object, **minimums: float) -> None:
+    """Raise UserError, naming the field, if a value is below its minimum."""
+    for name, least in minimums.items():
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise UserError(f"{section}.{name}: found {value}, expected at least {least}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How much is trained, in which portions and with which numbers."""
+
+    max_steps: int = 1000
+    """Optimizer steps of the whole run, at least 1."""
+    global_batch_size: int = 256
+    """Samples in one optimizer step over all processes; a multiple of micro_batch_size x processes."""
+    micro_batch_size: int = 32
+    """Samples in one forward and backward pass of one process."""
+    learning_rate: float = 1e-4
+    """Peak learning rate, above 0; the schedule multiplies it."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU."""
+    gradient_clipping: float = 1.0
+    """Largest global gradient norm; 0: none."""
+    gradient_checkpointing: str = "none"
+    """Layers whose activations are computed again in backward to save memory: none, all, or every_N."""
+    attention_kernel: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
+    """Attention kernel; auto: the fastest that the device and the dropout allow."""
+    loss_reduction: Literal["tokens", "samples"] = "tokens"
+    """tokens: mean over all masked tokens of the global batch; samples: mean over each sample's mean."""
+    log_every_steps: int = 10
+    """Steps between two lines of metrics."""
+    evaluate_every_steps: int = 500
+    """Steps between two evaluations on the validation split; 0: only before the first and after the last step."""
+    evaluation_samples: int | None = None
+    """Validation samples used, the same ones each time; null: all."""
+
+    def __post_init__(self) -> None:
+        at_least("train", self, max_steps=1, global_batch_size=1, micro_batch_size=1, gradient_clipping=0,
+                 log_every_steps=1, evaluate_every_steps=0, evaluation_samples=1)
+        if self.learning_rate <= 0:
+            raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW as in Loshchilov and Hutter 2019, with bias correction; the defaults are those of the BERT release."""
+
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Decay of the first and of the second moment, both 0 <= beta < 1."""
+    eps: float = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay of matrices; biases and norms never decay."""
+    decay_embeddings: bool = True
+    """Whether embeddings decay too (they do in the BERT release)."""
+
+    def __post_init__(self) -> None:
+        at_least("optimizer", self, eps=0, weight_decay=0)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optimizer.betas: found {self.betas}, expected two numbers, both 0 <= beta < 1")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rate as a pure function of the step."""
+
+    name: Literal["linear", "cosine", "constant", "polynomial", "inverse_sqrt"] = "linear"
+    """Shape after the warmup; the warmup itself is always linear from 0."""
+    warmup_steps: int | None = None
+    """Steps of warmup; null: warmup_share of all steps."""
+    warmup_share: float = 0.01
+    """Share of all steps that is warmup, 0 to 1; used when warmup_steps is null."""
+    final_share: float = 0.0
+    """Share of the peak rate at the last step, 0 to 1 (linear, cosine, polynomial)."""
+    power: float = 0.5
+    """Exponent of the polynomial decay, above 0."""
+
+    def __post_init__(self) -> None:
+        at_least("schedule", self, warmup_steps=0, warmup_share=0, final_share=0)
+        for name in ("warmup_share", "final_share"):
+            if getattr(self, name) > 1:
+                raise UserError(f"schedule.{name}: found {getattr(self, name)}, expected 0 to 1")
+        if self.power <= 0:
+            raise UserError(f"schedule.power: found {self.power}, expected more than 0")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run is saved, what is kept and how it goes on."""
+
+    every_steps: int = 1000
+    """Steps between two checkpoints; 0: only at the end of the run and when it is stopped."""
+    keep_last: int = 2
+    """Checkpoints kept, the newest ones, at least 1."""
+    resume: Literal["auto", "required", "never"] = "auto"
+    """auto: go on from the newest good checkpoint, if any; required: fail without one; never: fail with one."""
+    accept_changes: bool = False
+    """Whether a run may go on with other values of the fields that shape its result."""
+
+    def __post_init__(self) -> None:
+        at_least("checkpoint", self, every_steps=0, keep_last=1)
+
+
+@dataclass(frozen=True)
+class ZeroConfig:
+    """What DeepSpeed partitions over the processes (Rajbhandari et al. 2020)."""
+
+    stage: Literal[0, 1, 2, 3] = 0
+    """0: nothing; 1: optimizer states; 2: and gradients; 3: and parameters."""
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """A pretraining run."""
+
+    data: str
+    """Folder that `cloze prepare` wrote."""
+    output: str
+    """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
+    seed: int = 42
+    """Seed of initial weights, order of samples and dropout, 0 or more."""
+    model: BertConfig = field(default_factory=BertConfig)
+    """Shape of the model; a file of configs/model/ or single fields."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """How much is trained, in which portions and with which numbers."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimizer and its constants."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Learning rate over the steps."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the run is saved, what is kept and how it goes on."""
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    """What is partitioned over the processes."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        warmup = self.schedule.warmup_steps
+        if warmup is not None and warmup > self.train.max_steps:
+            raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
+                            f"{self.train.max_steps}")
+
+
+@dataclass(frozen=True)
+class BatchArithmetic:
+    """How a global batch divides: global = micro x accumulation x processes."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    world_size: int
+
+    @classmethod
+    def of(cls, train: TrainConfig, world_size: int) -> BatchArithmetic:
+        """Divide; UserError with the numbers if it leaves a rest."""
+        at_once = train.micro_batch_size * world_size
+        if train.global_batch_size % at_once:
+            # The largest micro-batch not above the wished one that divides, if the processes divide at all.
+            share, rest = divmod(train.global_batch_size, world_size)
+            mend = (
+                f"set train.global_batch_size to a multiple of {world_size}" if rest else
+                "set train.micro_batch_size to "
+                f"{max(n for n in range(1, min(train.micro_batch_size, share) + 1) if share % n == 0)}"
+            )
+            raise UserError(
+                f"train.global_batch_size: found {train.global_batch_size}, expected a multiple of train."
+                f"micro_batch_size x processes = {train.micro_batch_size} x {world_size} = {at_once}; {mend}"
+            )
+        return cls(train.global_batch_size, train.micro_batch_size, train.global_batch_size // at_once, world_size)
+
+    def __str__(self) -> str:
+        return (f"{self.global_batch_size} = {self.micro_batch_size} micro x {self.gradient_accumulation_steps} "
+                f"accumulation x {self.world_size} process" + ("es" if self.world_size > 1 else ""))
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Turn a run's newest good checkpoint into a Hugging Face folder."""
+
+    run: str
+    """Folder of the run."""
+    output: str | None = None
+    """Folder to write, which must not exist yet or be empty; null: RUN-hf."""
+    step: int | None = None
+    """Step of the checkpoint; null: the newest good one."""
+
+
+@dataclass(frozen=True)
+class FillMaskConfig:
+    """Fill the blanks of a text."""
+
+    model: str
+    """A Hugging Face folder of a BERT, or the folder of a Cloze run."""
+    text: list[str] = field(default_factory=list)
+    """Texts with one or more [MASK]."""
+    top_k: int = 5
+    """Guesses printed for each blank, at least 1."""
+
+    def __post_init__(self) -> None:
+        at_least("predict", self, top_k=1)
+        if not self.text:
+            raise UserError('text: found none, expected a text with a blank, such as "The capital of [MASK] is Paris."')
+
+
+@dataclass(frozen=True)
+class QuickstartConfig:
+    """The whole chain on a small text: vocabulary, shards, pretraining, stop and resume, export, blanks."""
+
+    output: str = "runs/quickstart"
+    """Folder for everything that is made; steps whose result is there already are not repeated."""
+    processes: int = 2
+    """Training processes, at least 1."""
+
+    def __post_init__(self) -> None:
+        at_least("quickstart", self, processes=1)

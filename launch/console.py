@@ -1,0 +1,69 @@
+"""What a person reads while a run goes on; only rank 0 has something to say."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console as RichConsole
+from rich.table import Table
+
+# Scalars of a progress line: name in the metrics, label, format.
+_COLUMNS = (
+    ("train/loss", "loss", "{:.4f}"),
+    ("train/mlm_loss", "mlm", "{:.4f}"),
+    ("train/next_sentence_loss", "nsp", "{:.4f}"),
+    ("train/learning_rate", "rate", "{:.2e}"),
+    ("train/gradient_norm", "norm", "{:.2f}"),
+    ("speed/tokens_per_second", "tokens/s", "{:,.0f}"),
+    ("speed/mfu", "MFU", "{:.1%}"),
+    ("validation/loss", "validation loss", "{:.4f}"),
+    ("validation/mlm_loss", "mlm", "{:.4f}"),
+    ("validation/mlm_accuracy", "mlm accuracy", "{:.3f}"),
+    ("validation/next_sentence_loss", "nsp", "{:.4f}"),
+    ("validation/next_sentence_accuracy", "nsp accuracy", "{:.3f}"),
+)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+
+
+class Console:
+    """Tables, lines of progress and warnings of one process; silent on every rank but 0."""
+
+    def __init__(self, is_main: bool = True) -> None:
+        self.is_main = is_main
+        self._began: tuple[float, int] | None = None  # when, and at which step, the first line was printed
+        # No colours, no wrapping to a guessed width, where the output is a file.
+        width = None if sys.stdout.isatty() else 120
+        self._rich = RichConsole(width=width, highlight=False)
+
+    def say(self, line: str) -> None:
+        if self.is_main:
+            print(line, flush=True)
+
+    def warn(self, line: str) -> None:
+        if self.is_main:
+            print(f"warning: {line}", file=sys.stderr, flush=True)
+
+    def facts(self, title: str, rows: list[tuple[str, str]]) -> None:
+        """A table of names and values."""
+        if self.is_main:
+            table = Table(title=title, show_header=False, title_justify="left")
+            for row in rows:
+                table.add_row(*row)
+            self._rich.print(table)
+
+    def progress(self, step: int, max_steps: int, scalars: dict[str, float]) -> None:
+        """One line: step, what the scalars say, time left."""
+        parts = [f"{label} {form.format(scalars[name])}" for name, label, form in _COLUMNS if name in scalars]
+        now = time.monotonic()
+        if self._began is None:
+            self._began = (now, step)
+        elif step > self._began[1]:
+            left = (now - self._began[0]) / (step - self._began[1]) * (max_steps - step)
+            parts.append(f"{clock(left)} left")
+        self.say(f"step {step}/{max_steps}  " + "  ".join(parts))

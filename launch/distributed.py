@@ -1,0 +1,96 @@
+"""Processes talking to each other: the only file that calls torch.distributed."""
+
+from __future__ import annotations
+
+import datetime
+
+import torch
+import torch.distributed as dist
+
+from launch.environment import Environment
+
+# Long enough for rank 0 to verify or convert a large checkpoint while the others wait.
+TIMEOUT = datetime.timedelta(minutes=30)
+
+
+def initialize(environment: Environment) -> torch.device:
+    """Join the process group (nccl on CUDA, gloo elsewhere) and return this rank's device.
+
+    One process alone meets itself in memory, so that no port can collide.
+    """
+    if torch.cuda.is_available():
+        device = torch.device("cuda", environment.local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": TIMEOUT}
+    if environment.world_size == 1:
+        dist.init_process_group(store=dist.HashStore(), **options)
+    else:
+        # env:// and not an address: torchrun's agent already listens on that port, and only env:// knows it.
+        dist.init_process_group(init_method="env://", **options)
+    return device
+
+
+def shutdown() -> None:
+    """Leave the process group; does nothing if there is none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def reduce_sum(values: torch.Tensor) -> torch.Tensor:
+    """Sum of `values` over all ranks, in place; every rank gets it."""
+    dist.all_reduce(values)
+    return values
+
+
+def gather(value: float, device: torch.device) -> list[float]:
+    """One number from each rank, in the order of ranks, on every rank."""
+    mine = torch.tensor([value], dtype=torch.float64, device=device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return [float(item) for item in everyone]
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """True on all ranks if true on any: how a stop is agreed."""
+    value = torch.tensor([int(flag)], device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return bool(value.item())
+
+
+def from_main(value: int, device: torch.device) -> int:
+    """Rank 0's number on every rank; the others' argument is ignored."""
+    box = torch.tensor([value], device=device)
+    dist.broadcast(box, src=0)
+    return int(box.item())
+
+
+def barrier() -> None:
+    """Wait for every rank."""
+    dist.barrier()
+
+
+class AgreedFlag:
+    """A flag that all ranks read alike, without making the host wait for the device.
+
+    Its reduction travels with another all-reduce; it is copied to the host in the background and read one step later.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._host = torch.zeros(1, dtype=torch.float64, pin_memory=self._on_gpu)
+        self._copied = torch.cuda.Event() if self._on_gpu else None
+
+    def post(self, reduced: torch.Tensor) -> None:
+        """Take the flag's reduced sum: float64 (1,) on the device."""
+        self._host.copy_(reduced, non_blocking=self._on_gpu)
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> bool:
+        """Whether any rank had raised the flag when `post` was called last."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return bool(self._host.item() > 0)

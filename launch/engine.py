@@ -1,0 +1,92 @@
+"""DeepSpeed: the configuration made from ours, and the engine."""
+
+from __future__ import annotations
+
+import logging
+
+import deepspeed
+import torch
+from deepspeed.utils import logger as deepspeed_logger
+from torch import nn
+
+from launch.config import BatchArithmetic, OptimizerConfig, PretrainConfig
+from launch.optimizers import build_optimizer
+from pipeline.errors import UserError
+
+# DeepSpeed reports its own progress every step by default; ours is in metrics.py.
+NEVER = 2**31
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def deepspeed_config(config: PretrainConfig, world_size: int) -> dict:
+    """The JSON-like dict that DeepSpeed is given; pure.
+
+    bf16 without partitioning runs as torch autocast over fp32 parameters, because DeepSpeed has no bf16 parameters
+    with fp32 accumulation at stage 0. Elsewhere parameters are 16-bit with fp32 master copies in the optimizer, and
+    gradients are accumulated and reduced in fp32: both of DeepSpeed's defaults would be the model's dtype.
+    """
+    batch = BatchArithmetic.of(config.train, world_size)
+    precision, stage = config.train.precision, config.zero.stage
+    result: dict = {
+        "train_batch_size": batch.global_batch_size,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.gradient_accumulation_steps,
+        "gradient_clipping": config.train.gradient_clipping,
+        "communication_data_type": "fp32",
+        "zero_optimization": {"stage": stage},
+        # The optimizer is ours (torch's AdamW); DeepSpeed knows a list of class names only.
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": NEVER,
+    }
+    if precision == "bf16" and stage == 0:
+        result["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+    elif precision == "bf16":
+        result["bf16"] = {"enabled": True}
+        result["data_types"] = {"grad_accum_dtype": "fp32"}
+    elif precision == "fp16":
+        # Dynamic loss scale from 2^16, doubled after 1,000 good steps: DeepSpeed's own defaults, written out.
+        result["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000}
+        result["data_types"] = {"grad_accum_dtype": "fp32"}
+    return result
+
+
+def build_engine(
+    model: nn.Module, optimizer: OptimizerConfig, learning_rate: float, config: dict, device: torch.device
+) -> deepspeed.DeepSpeedEngine:
+    """Wrap the model; its parameters move to `device` and, for bf16 and fp16, become 16-bit.
+
+    Raises:
+        UserError: fp16 on a device that has none.
+    """
+    if config.get("fp16", {}).get("enabled") and device.type != "cuda":
+        raise UserError(f"train.precision: found fp16, expected bf16 or fp32 on {device.type}: only GPUs train in fp16")
+    # Its warnings about its own internals are not the user's to mend; its errors raise.
+    deepspeed_logger.setLevel(logging.ERROR)
+    model.to(device)
+    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=build_optimizer(model, optimizer, learning_rate), config=config
+    )
+    return engine
+
+
+def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
+    """Set the rate that the next optimizer step uses, in every group."""
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def compute_dtype(engine: deepspeed.DeepSpeedEngine) -> torch.dtype:
+    """What matrix products run in: read off the live engine, not off the configuration."""
+    if engine.torch_autocast_enabled():
+        return engine.torch_autocast_dtype()
+    return next(engine.module.parameters()).dtype
+
+
+def live_precision(engine: deepspeed.DeepSpeedEngine) -> str:
+    """Formats of matrix products and of parameters, read off the live engine."""
+    names = {dtype: name for name, dtype in PRECISIONS.items()}
+    stored = sorted({names[parameter.dtype] for parameter in engine.module.parameters()})
+    text = f"{names[compute_dtype(engine)]} products, {'+'.join(stored)} parameters"
+    return text if stored == ["fp32"] else text + " with fp32 master copies"

@@ -1,0 +1,199 @@
+"""`cloze pretrain`: shards in, checkpoints and curves out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from launch import runs
+from launch.config import BatchArithmetic, PretrainConfig
+from launch.console import Console
+from launch.environment import prepare_training, read_environment
+from model.config import BertConfig
+from pipeline.errors import UserError
+from pipeline.manifest import Manifest
+
+EXIT_COMPLETE = 0
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
+
+
+def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
+    """The manifest, and the model with what the data decides filled in.
+
+    Raises:
+        UserError: vocabulary, length or tokenizer of shards and model do not match.
+    """
+    from pipeline.tokenizer import Tokenizer
+
+    manifest = Manifest.load(data)
+    if model.vocab_size not in (0, manifest.vocab_size):
+        raise UserError(f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
+                        f"of the shards in {data}; leave it at 0 to take theirs")
+    found = Tokenizer.from_folder(data / runs.TOKENIZER).fingerprint
+    if found != manifest.tokenizer_fingerprint:
+        raise UserError(f"{data / runs.TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected "
+                        f"{manifest.tokenizer_fingerprint[:12]}, the one that made the shards; prepare the data again")
+    if manifest.max_length > model.max_position_embeddings:
+        raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
+                        f"{manifest.max_length}, the max_length of the shards in {data}")
+    return manifest, replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
+
+
+def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, console: Console, world_size: int,
+                parameters: int) -> None:
+    """The table of derived facts at the start: what follows from the configuration, read off live objects."""
+    from launch.engine import live_precision
+    from launch.schedules import warmup_steps
+    from launch.throughput import device_name, peak_flops
+    from model.flops import training_flops
+
+    counts = manifest.splits["train"].counts
+    tokens, samples = counts["tokens"], counts["samples"]
+    histogram = manifest.splits["train"].length_histogram
+    squares = sum(length * length * number for length, number in enumerate(histogram))
+    per_token = training_flops(config.model, (tokens, squares), counts["masked_tokens"], summed=True) / tokens
+    steps_per_epoch = samples / config.train.global_batch_size
+    peak = peak_flops(device)
+    console.facts(f"cloze pretrain -> {config.output}", [
+        ("parameters", f"{parameters:,}"),
+        ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
+        ("batch", str(BatchArithmetic.of(config.train, world_size))),
+        ("steps", f"{config.train.max_steps:,} = {config.train.max_steps / steps_per_epoch:.2f} epochs of "
+                  f"{steps_per_epoch:,.1f} steps ({samples:,} samples, {tokens:,} tokens)"),
+        ("precision", live_precision(engine)),
+        ("optimizer", f"{type(getattr(engine.optimizer, 'optimizer', engine.optimizer)).__name__}, "
+                      f"ZeRO stage {engine.zero_optimization_stage()}"),
+        ("learning rate", f"{config.train.learning_rate:g} peak, {config.schedule.name}, "
+                          f"{warmup_steps(config.schedule, config.train.max_steps)} steps of warmup"),
+        ("attention kernel", live_kernel(engine, device)),
+        ("device", f"{world_size} x {device_name(device)}" + (f", {peak / 1e12:.0f} TFLOP/s peak" if peak else "")),
+        ("MLM loss to beat", f"{manifest.unigram_entropy:.3f}, the unigram entropy of the training tokens"),
+    ])  # fmt: skip
+
+
+def live_kernel(engine, device) -> str:
+    """Name of the attention kernel that training with this engine on this device uses."""
+    import torch
+
+    from launch.engine import compute_dtype
+    from model.attention import select_kernel
+
+    bert = engine.module.bert
+    tokens = torch.empty(0, bert.config.hidden_size, dtype=compute_dtype(engine), device=device)
+    return select_kernel(bert.attention_kernel, bert.config, tokens, True, False)
+
+
+def pretrain(config: PretrainConfig) -> int:
+    """Run or continue a pretraining; returns the exit status. Called by every process of the run."""
+    environment = read_environment()
+    prepare_training(environment)
+    # Imported here: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
+    from launch import distributed
+    from launch.checkpoint import CheckpointManager
+    from launch.engine import build_engine, deepspeed_config
+    from launch.metrics import MetricsWriter
+    from launch.objectives import PretrainingObjective
+    from launch.preemption import StopRequest
+    from launch.trainer import Trainer
+    from model.bert import BertForPreTraining, init_weights
+    from model.flops import num_parameters
+    from pipeline.batches import BatchStream, evaluation_batches
+    from pipeline.shards import ShardReader
+
+    console = Console(environment.is_main)
+    data, output = Path(config.data), Path(config.output)
+    BatchArithmetic.of(config.train, environment.world_size)
+    manifest, model_config = check_data(data, config.model)
+    config = replace(config, model=model_config)
+    runs.check_folder(config, manifest.hash)
+    reader = ShardReader(data, "train")
+    evaluation = None
+    if manifest.splits["validation"].counts["samples"]:
+        evaluation = partial(
+            evaluation_batches, ShardReader(data, "validation"), micro_batch_size=config.train.micro_batch_size,
+            rank=environment.rank, world_size=environment.world_size, max_samples=config.train.evaluation_samples,
+        )  # fmt: skip
+    else:
+        console.warn(f"{data}: the validation split is empty; nothing is evaluated")
+
+    device = distributed.initialize(environment)
+    checkpoints = CheckpointManager(output / runs.CHECKPOINTS, environment, device,
+                                    keep_last=config.checkpoint.keep_last, warn=console.warn)
+    step = find_resume(config, checkpoints)
+    if environment.is_main:
+        runs.describe(config, manifest.hash, data / runs.TOKENIZER)
+
+    model = BertForPreTraining(model_config, attention_kernel=config.train.attention_kernel,
+                               gradient_checkpointing=config.train.gradient_checkpointing)
+    init_weights(model, config.seed)
+    parameters = num_parameters(model)  # before ZeRO-3 empties them
+    engine = build_engine(model, config.optimizer, config.train.learning_rate,
+                          deepspeed_config(config, environment.world_size), device)
+    print_facts(config, manifest, engine, device, console, environment.world_size, parameters)
+
+    metrics = MetricsWriter(output, step or 0) if environment.is_main else None
+    facts = {"zero_stage": config.zero.stage, "manifest_hash": manifest.hash, "config_hash": runs.config_hash(config),
+             "tokenizer_fingerprint": manifest.tokenizer_fingerprint}
+    trainer = Trainer(
+        engine=engine, objective=PretrainingObjective(config.train.loss_reduction), evaluation=evaluation,
+        flops=partial(micro_batch_flops, model_config), train=config.train, schedule=config.schedule,
+        checkpoint=config.checkpoint, checkpoints=checkpoints, metrics=metrics, console=console,
+        environment=environment, device=device, seed=config.seed, facts=facts,
+    )  # fmt: skip
+    if step is not None:
+        trainer.resume(step)
+        console.say(f"resumed from step {step} of {config.train.max_steps}")
+    stream = BatchStream(
+        reader, global_batch_size=config.train.global_batch_size, micro_batch_size=config.train.micro_batch_size,
+        rank=environment.rank, world_size=environment.world_size, seed=config.seed,
+        samples_consumed=trainer.state.samples_consumed,
+    )  # fmt: skip
+    try:
+        with StopRequest() as stop:
+            if environment.is_main:
+                runs.set_status(output, "running", trainer.state.step)
+            complete = trainer.run(stream, stop)
+    finally:
+        stream.close()
+        if metrics:
+            metrics.close()
+    if environment.is_main:
+        runs.set_status(output, "complete" if complete else "requeue", trainer.state.step)
+    console.say(f"complete at step {trainer.state.step}" if complete else
+                f"stopped at step {trainer.state.step} with a checkpoint; the same command continues")
+    distributed.shutdown()
+    return EXIT_COMPLETE if complete else EXIT_REQUEUE
+
+
+def find_resume(config: PretrainConfig, checkpoints) -> int | None:
+    """Step to go on from, agreed by all ranks, or None to start.
+
+    Raises:
+        UserError: checkpoint.resume demands or forbids one.
+    """
+    step = checkpoints.agree_on_latest()
+    policy = config.checkpoint.resume
+    if policy == "required" and step is None:
+        raise UserError(f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
+                        "is `required`; use `auto` to start from scratch")
+    if policy == "never" and checkpoints.steps():
+        raise UserError(f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
+                        "`never`; choose another --output or use `auto`")
+    if step is None and checkpoints.steps():
+        raise UserError(f"{checkpoints.folder}: every checkpoint there is damaged, expected a good one; restore one, "
+                        "or choose another --output to start from scratch")
+    if step is not None and step > config.train.max_steps:
+        raise UserError(f"train.max_steps: found {config.train.max_steps}, expected at least {step}, the step of the "
+                        f"newest checkpoint in {checkpoints.folder}")
+    return step
+
+
+def micro_batch_flops(config: BertConfig, micro_batch: dict) -> float:
+    """Model FLOPs of a micro-batch, from its real lengths."""
+    from model.flops import training_flops
+
+    offsets = micro_batch["sequence_offsets"].long()
+    lengths = offsets[1:] - offsets[:-1]
+    sizes = int(offsets[-1]), int((lengths * lengths).sum())
+    return training_flops(config, sizes, len(micro_batch["labels"]), summed=True)
