@@ -232,9 +232,7 @@ def check_kernel(name: str, config: BertConfig) -> None:
     if name != "varlen":
         return
     if varlen_attn is None:
-        raise ModelError(
-            f"attention_kernel: varlen needs torch 2.10 or newer, found {torch.__version__}; use sdpa"
-        )
+        raise ModelError(f"attention_kernel: varlen needs torch 2.10 or newer, found {torch.__version__}; use sdpa")
     if config.attention_probs_dropout_prob:
         raise ModelError(
             f"attention_kernel: varlen has no dropout, found model.attention_probs_dropout_prob = "
@@ -244,9 +242,7 @@ def check_kernel(name: str, config: BertConfig) -> None:
         raise ModelError("attention_kernel: varlen takes no bias, found position_embedding = alibi; use sdpa")
 
 
-def select_kernel(
-    name: str, config: BertConfig, hidden: Tensor, training: bool, needs_probabilities: bool
-) -> str:
+def select_kernel(name: str, config: BertConfig, hidden: Tensor, training: bool, needs_probabilities: bool) -> str:
     """The kernel for this forward; `hidden` is (T, hidden) or (B, S, hidden) in the dtype that kernels will
     see.
 
@@ -267,6 +263,4 @@ def select_kernel(
     if not hidden.is_cuda:
         return "eager"
     drops = training and config.attention_probs_dropout_prob > 0
-    return (
-        "varlen" if flash and varlen_attn and not drops and config.position_embedding != "alibi" else "sdpa"
-    )
+    return "varlen" if flash and varlen_attn and not drops and config.position_embedding != "alibi" else "sdpa"

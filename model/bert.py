@@ -10,16 +10,19 @@ from torch import Tensor, nn
 from model.attention import check_kernel, concatenated_layout, padded_layout, select_kernel
 from model.config import BertConfig, ModelError
 from model.dropout import DropoutKey, draw_seed
-from model.embeddings import Embeddings, Norm, check_length, rotary_tables
+from model.embeddings import Embeddings, check_length, rotary_tables
 from model.encoder import Context, Encoder
+from model.folders import InFolders
 from model.heads import (
     IGNORED,
     MaskedLanguageModelHead,
     NextSentenceHead,
     Pooler,
-    VocabularyProjection,
     class_losses,
 )
+from model.initialization import init_weights
+
+__all__ = ["BertForPreTraining", "BertModel", "BertOutput", "BertPreTrained", "PreTrainingOutput", "init_weights"]
 
 
 class BertOutput(NamedTuple):
@@ -36,7 +39,7 @@ class BertOutput(NamedTuple):
     """On request, from a decoder: the same over the encoder's tokens, (B, heads, S, S')."""
 
 
-class BertModel(nn.Module):
+class BertModel(InFolders, nn.Module):
     """Embeddings, encoder and pooler.
 
     `attention_kernel`: auto, eager, sdpa or varlen (see model/attention.py). `gradient_checkpointing`: none,
@@ -45,8 +48,9 @@ class BertModel(nn.Module):
     """
 
     def __init__(
-        self, config: BertConfig, *, attention_kernel: str = "auto", gradient_checkpointing: str = "none"
-    ) -> None:
+        self, config: BertConfig, *, attention_kernel: str = "auto", gradient_checkpointing: str = "none",
+        add_pooler: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         if not config.vocab_size:
             raise ModelError("model.vocab_size: found 0, expected the size of the data's vocabulary; set it")
@@ -55,7 +59,7 @@ class BertModel(nn.Module):
         self.attention_kernel = attention_kernel
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config, gradient_checkpointing)
-        self.pooler = Pooler(config) if config.pooler else None
+        self.pooler = Pooler(config) if config.pooler and add_pooler else None
 
     def forward(
         self, input_ids: Tensor | None = None, token_type_ids: Tensor | None = None,
@@ -79,15 +83,11 @@ class BertModel(nn.Module):
             raise ModelError("input_ids, inputs_embeds: expected exactly one of them")
         if sequence_offsets is not None:
             if tokens.dim() != 1:
-                raise ModelError(
-                    f"input_ids: found shape {tuple(tokens.shape)}, expected (T,) with sequence_offsets"
-                )
+                raise ModelError(f"input_ids: found shape {tuple(tokens.shape)}, expected (T,) with sequence_offsets")
             if max_sequence_length is None:
                 max_sequence_length = int(sequence_offsets.diff().max())
         elif tokens.dim() != 2:
-            raise ModelError(
-                f"input_ids: found shape {tuple(tokens.shape)}, expected (B, S) or sequence_offsets"
-            )
+            raise ModelError(f"input_ids: found shape {tuple(tokens.shape)}, expected (B, S) or sequence_offsets")
         else:
             max_sequence_length = tokens.shape[1]
         check_length(self.config, max_sequence_length)
@@ -199,17 +199,24 @@ class PreTrainingOutput(NamedTuple):
         return sum(terms) if terms else None
 
 
-class BertForPreTraining(nn.Module):
+class BertPreTrained(InFolders, nn.Module):
+    """An encoder under `bert`; subclasses add their head. Options are those of BertModel."""
+
+    uses_pooler = True
+
+    def __init__(self, config: BertConfig, **options) -> None:
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config, add_pooler=self.uses_pooler, **options)
+
+
+class BertForPreTraining(BertPreTrained):
     """BERT with the two heads of pretraining: masked tokens and next sentence."""
 
     def __init__(
         self, config: BertConfig, *, attention_kernel: str = "auto", gradient_checkpointing: str = "none"
     ) -> None:
-        super().__init__()
-        self.config = config
-        self.bert = BertModel(
-            config, attention_kernel=attention_kernel, gradient_checkpointing=gradient_checkpointing
-        )
+        super().__init__(config, attention_kernel=attention_kernel, gradient_checkpointing=gradient_checkpointing)
         self.masked_lm = MaskedLanguageModelHead(config, self.bert.embeddings.word)
         self.next_sentence = NextSentenceHead(config)
 
@@ -266,36 +273,3 @@ def gather_tokens(hidden: Tensor, positions: Tensor | None) -> Tensor:
     if hidden.dim() == 2:
         return hidden.index_select(0, positions)
     return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
-
-
-def init_weights(model: nn.Module, seed: int) -> None:
-    """Draw all weights of `model` in place, from a generator of its own.
-
-    | parameter                                   | initial value                                     |
-    |---------------------------------------------|---------------------------------------------------|
-    | weights of linear maps, word and segment embeddings, vocabulary projection | N(0, initializer_range²) |
-    | learned positions                           | N(0, position_initializer_range²), the same if unset |
-    | embedding rows of padding (token, segment) and of the vocabulary's padding | 0           |
-    | biases                                      | 0                                                 |
-    | normalisation                               | weight 1, bias 0                                  |
-    """
-    config: BertConfig = model.config
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        drawn: set[int] = set()
-        for name, module in model.named_modules():
-            if isinstance(module, Norm):
-                module.weight.fill_(1.0)
-            elif getattr(module, "weight", None) is not None and id(module.weight) not in drawn:
-                drawn.add(id(module.weight))  # a tied weight is drawn once
-                deviation = config.initializer_range
-                if name.endswith("embeddings.position") and config.position_initializer_range is not None:
-                    deviation = config.position_initializer_range
-                values = torch.empty(module.weight.shape).normal_(0.0, deviation, generator=generator)
-                if getattr(module, "padding_idx", None) is not None:
-                    values[module.padding_idx] = 0
-                if name.endswith("embeddings.word") or isinstance(module, VocabularyProjection):
-                    values[config.vocab_size :] = 0
-                module.weight.copy_(values)
-            if isinstance(getattr(module, "bias", None), Tensor):
-                module.bias.zero_()

@@ -164,3 +164,37 @@ class BertConfig:
     def attends_locally(self, layer: int) -> bool:
         """Whether layer `layer` (from 0) sees only its window."""
         return self.local_attention_window > 0 and layer % self.global_attention_every != 0
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What a head predicts: its labels by name. Raises ModelError for kinds that contradict their labels."""
+
+    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
+    """Names of the classes (single_label), of the independent labels (multi_label) or of the targets
+    (regression).
+    """
+    problem: Literal["single_label", "multi_label", "regression", "columns"] = "single_label"
+    """One class; a sigmoid for each label; numbers; or one class in each of several named columns."""
+    columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """columns only: (name, its classes) of each label column; each has a softmax of its own, losses are
+    summed.
+    """
+    pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
+    """What a sentence-level head reads; without a pooler in the model, pooler means cls."""
+
+    def __post_init__(self) -> None:
+        if (self.problem == "columns") != bool(self.columns):
+            raise ModelError(
+                f"head.columns: found {len(self.columns)} columns with head.problem = {self.problem}, expected "
+                "columns with problem = columns and with no other"
+            )
+        if self.num_outputs < 1 or any(not classes for _, classes in self.columns):
+            raise ModelError("head.labels: found none, expected at least one; give the labels")
+
+    @property
+    def num_outputs(self) -> int:
+        """Scores that the head gives for each example."""
+        if self.problem == "columns":
+            return sum(len(classes) for _, classes in self.columns)
+        return len(self.labels)

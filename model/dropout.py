@@ -41,9 +41,7 @@ def _generator(device: torch.device) -> torch.Generator:
     return torch.Generator(device)
 
 
-def keep_mask(
-    shape: torch.Size | tuple[int, ...], probability: float, seed: int, device: torch.device
-) -> Tensor:
+def keep_mask(shape: torch.Size | tuple[int, ...], probability: float, seed: int, device: torch.device) -> Tensor:
     """Bool tensor of `shape` on `device`, False with `probability` (rounded to 1 / 65536); equal for equal
     seeds.
     """

@@ -53,9 +53,7 @@ class Embeddings(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
-        self.word = nn.Embedding(
-            config.padded_vocab_size, config.hidden_size, padding_idx=config.pad_token_id
-        )
+        self.word = nn.Embedding(config.padded_vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         if config.position_embedding == "learned":
             self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         elif config.position_embedding == "sinusoidal":

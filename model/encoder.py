@@ -83,9 +83,7 @@ class CrossAttention(nn.Module):
         key_value = self.key_value(context.cross_states).unflatten(-1, (2, self.num_heads, self.head_size))
         key, value = key_value.unbind(-3)
         kernel = KERNELS[context.kernel]
-        mixed, probabilities = kernel(
-            query, key, value, context.layout, context.cross_bias, self.probability, seed
-        )
+        mixed, probabilities = kernel(query, key, value, context.layout, context.cross_bias, self.probability, seed)
         return self.output(mixed.flatten(-2)), probabilities if context.output_attentions else None
 
 
@@ -217,9 +215,7 @@ class Encoder(nn.Module):
             hidden,
             tuple(states) if output_hidden_states else None,
             tuple(attentions) if context.output_attentions else None,
-            tuple(cross_attentions)
-            if context.output_attentions and context.cross_states is not None
-            else None,
+            tuple(cross_attentions) if context.output_attentions and context.cross_states is not None else None,
         )
 
     def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, key: DropoutKey | None, head_mask):
@@ -246,6 +242,4 @@ def parse_checkpointing(value: str) -> int:
         return int(value == "all")
     if match := re.fullmatch(r"every_([1-9]\d*)", value):
         return int(match[1])
-    raise ModelError(
-        f"gradient_checkpointing: found {value!r}, expected none, all, or every_N such as every_2"
-    )
+    raise ModelError(f"gradient_checkpointing: found {value!r}, expected none, all, or every_N such as every_2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from model.config import BertConfig
+from model.config import BertConfig, ModelError
 from model.embeddings import Norm, compute_dtype
 from model.encoder import ACTIVATIONS
 
@@ -97,9 +97,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         hidden, weight, score_gradient = ctx.saved_tensors
         # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16
         # bits.
-        largest = (
-            gradient.abs().amax().clamp_min(torch.finfo(gradient.dtype).tiny) if gradient.numel() else 1.0
-        )
+        largest = gradient.abs().amax().clamp_min(torch.finfo(gradient.dtype).tiny) if gradient.numel() else 1.0
         share = (gradient / largest).to(hidden.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             to_hidden = (score_gradient @ weight) * gradient[:, None]
@@ -156,3 +154,28 @@ def class_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         scores.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return flat.view(labels.shape), scores.argmax(-1) == labels
+
+
+def pool(hidden: Tensor, kind: str, offsets: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+    """One vector a sequence, (B, hidden), from its tokens: the first one's (cls), their mean or their max.
+
+    `hidden`: (T, hidden) with `offsets`, or (B, S, hidden) with a mask of lengths (B,) or (B, S), None for no
+    padding.
+    """
+    if kind not in ("cls", "mean", "max"):
+        raise ModelError(f"pooling: found {kind!r}, expected cls, mean or max (the pooler is part of the model)")
+    if kind == "cls":
+        return hidden[:, 0] if offsets is None else hidden.index_select(0, offsets[:-1])
+    if offsets is not None:
+        # The kernel has no 16-bit form on every device.
+        return torch.segment_reduce(hidden.float(), kind, offsets=offsets.long()).to(hidden.dtype)
+    if attention_mask is None:
+        return hidden.mean(1) if kind == "mean" else hidden.amax(1)
+    if attention_mask.dim() == 1:
+        attention_mask = torch.arange(hidden.shape[1], device=hidden.device) < attention_mask[:, None]
+    if attention_mask.dim() != 2:
+        raise ModelError("attention_mask: pooling needs lengths (B,) or a mask (B, S)")
+    seen = attention_mask.bool()[..., None]
+    if kind == "max":
+        return hidden.masked_fill(~seen, -torch.inf).amax(1)
+    return (hidden * seen).sum(1) / seen.sum(1)

@@ -1,9 +1,8 @@
 """Model folders in and out: config.json, model.safetensors and the tokenizer's files.
 
-A model that is BERT as `transformers` knows it is written for `transformers`. Variants that have no public
-architecture there are written in our own format: the fields of BertConfig, and our own names of weights.
-Either is read back by `load_pretrained`. The mapping between names is a pure function on state dicts, in both
-directions.
+What `transformers` has an architecture for (BERT, ModernBERT) is written for `transformers`. Other variants
+are written in our own format: the fields of BertConfig, and our own names of weights. `load_pretrained` reads
+both.
 """
 
 from __future__ import annotations
@@ -11,177 +10,90 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from model.config import BertConfig, ModelError
+from model.config import BertConfig, HeadConfig, ModelError
+from model.names import StateDict, family_of, from_huggingface, to_huggingface, with_padding, without_padding
 
-StateDict = dict[str, Tensor]
+__all__ = ["from_huggingface", "load_head", "load_pretrained", "save_pretrained", "to_huggingface"]
 
 OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
 
-# Modules: ours -> theirs, or several of theirs that ours stacks along the rows. {} is the number of a layer.
-_EMBEDDINGS = {
-    "bert.embeddings.word": ("bert.embeddings.word_embeddings",),
-    "bert.embeddings.position": ("bert.embeddings.position_embeddings",),
-    "bert.embeddings.segment": ("bert.embeddings.token_type_embeddings",),
-    "bert.embeddings.norm": ("bert.embeddings.LayerNorm",),
+_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
+_THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
+_PROBLEMS = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
 }
-_LAYER = {
-    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
-    "attention.output": ("attention.output.dense",),
-    "attention_norm": ("attention.output.LayerNorm",),
-    "cross_attention.query": ("crossattention.self.query",),
-    "cross_attention.key_value": ("crossattention.self.key", "crossattention.self.value"),
-    "cross_attention.output": ("crossattention.output.dense",),
-    "cross_attention_norm": ("crossattention.output.LayerNorm",),
-    "feed_forward.up": ("intermediate.dense",),
-    "feed_forward.down": ("output.dense",),
-    "feed_forward_norm": ("output.LayerNorm",),
-}
-_HEADS = {
-    "bert.pooler.dense": ("bert.pooler.dense",),
-    "masked_lm.dense": ("cls.predictions.transform.dense",),
-    "masked_lm.norm": ("cls.predictions.transform.LayerNorm",),
-    "next_sentence.classifier": ("cls.seq_relationship",),
-}
-# Theirs that repeat another parameter or hold no weight: (name, only if tied).
-_REPEATED = {
-    "cls.predictions.decoder.weight": True,
-    "cls.predictions.decoder.bias": False,
-    "bert.embeddings.position_ids": False,
-    "bert.embeddings.token_type_ids": False,
-}
-
-
-def huggingface_names(config: BertConfig) -> dict[str, tuple[str, ...]]:
-    """Each of our parameters that a BERT of this configuration can have -> its names in `transformers`."""
-    modules = _EMBEDDINGS | _HEADS
-    for layer in range(config.num_hidden_layers):
-        ours, theirs = f"bert.encoder.layers.{layer}.", f"bert.encoder.layer.{layer}."
-        modules |= {ours + key: tuple(theirs + name for name in names) for key, names in _LAYER.items()}
-    names = {
-        f"{our_module}.{kind}": tuple(f"{module}.{kind}" for module in their_modules)
-        for our_module, their_modules in modules.items()
-        for kind in ("weight", "bias")
-    }
-    names["masked_lm.decoder.bias"] = ("cls.predictions.bias",)
-    if not config.tie_word_embeddings:
-        names["masked_lm.decoder.weight"] = ("cls.predictions.decoder.weight",)
-    return names
-
-
-def is_huggingface_bert(config: BertConfig) -> bool:
-    """Whether `transformers` has this architecture under the name BERT."""
-    published = BertConfig()
-    own = (
-        "position_embedding", "segment_padding_index", "embedding_norm", "normalization",
-        "norm_position", "gated_feed_forward", "linear_bias", "norm_bias", "decoder_bias",
-        "pooler_activation", "mlm_head", "local_attention_window",
-    )  # fmt: skip
-    return config.type_vocab_size > 0 and all(
-        getattr(config, name) == getattr(published, name) for name in own
-    )
-
-
-def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
-    """Our weights under the names of `transformers`, without the vocabulary's padding. Raises ModelError."""
-    names = huggingface_names(config)
-    result: StateDict = {}
-    for name, tensor in without_padding(state_dict, config).items():
-        if name not in names:
-            raise ModelError(f"{name}: this parameter has no counterpart in transformers' BERT")
-        result.update(zip(names[name], tensor.chunk(len(names[name])), strict=True))
-    return result
-
-
-def from_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
-    """The inverse of `to_huggingface`; also takes the old names gamma and beta. Raises ModelError for
-    strangers.
-    """
-    theirs = {
-        name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-            "LayerNorm.beta", "LayerNorm.bias"
-        ): tensor
-        for name, tensor in state_dict.items()
-    }
-    if not any(name.startswith(("bert.", "cls.")) for name in theirs):
-        theirs = {f"bert.{name}": tensor for name, tensor in theirs.items()}
-    result: StateDict = {}
-    for ours, parts in huggingface_names(config).items():
-        if parts[0] in theirs:
-            missing = [part for part in parts if part not in theirs]
-            if missing:
-                raise ModelError(f"{missing[0]}: not found beside {parts[0]}; the checkpoint is damaged")
-            result[ours] = torch.cat([theirs.pop(part) for part in parts])
-    for name, only_if_tied in _REPEATED.items():
-        if config.tie_word_embeddings or not only_if_tied:
-            theirs.pop(name, None)
-    if theirs:
-        raise ModelError(
-            f"{sorted(theirs)[0]} and {len(theirs) - 1} more: found in the checkpoint, not part of BERT"
-        )
-    return with_padding(result, config)
-
-
-def _vocabulary_names(config: BertConfig) -> tuple[str, ...]:
-    return ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
-
-
-def without_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
-    """Each parameter once (a tied decoder is left out), the vocabulary's matrices cut to vocab_size rows."""
-    result = dict(state_dict)
-    if config.tie_word_embeddings and "bert.embeddings.word.weight" in result:
-        result.pop("masked_lm.decoder.weight", None)
-    for name in _vocabulary_names(config):
-        if name in result:
-            result[name] = result[name][: config.vocab_size]
-    return result
-
-
-def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
-    """The inverse of `without_padding`: rows of zeros up to padded_vocab_size, and the tied decoder again."""
-    result = dict(state_dict)
-    for name in _vocabulary_names(config):
-        if name in result:
-            missing = config.padded_vocab_size - len(result[name])
-            padding = result[name].new_zeros(missing, *result[name].shape[1:])
-            result[name] = torch.cat((result[name], padding))
-    if config.tie_word_embeddings and any(name.startswith("masked_lm.") for name in result):
-        result["masked_lm.decoder.weight"] = result["bert.embeddings.word.weight"]
-    return result
-
-
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_pytorch_tanh",
-    "relu": "relu",
-    "silu": "silu",
-}  # ours -> theirs
-_SHARED_FIELDS = (
+# Fields that BERT's configuration in transformers has under the same name.
+_BERT_FIELDS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "classifier_dropout", "layer_norm_eps", "initializer_range", "pad_token_id", "tie_word_embeddings",
     "is_decoder", "add_cross_attention",
 )  # fmt: skip
+_MODERN_FIELDS = {  # ours -> ModernBERT's
+    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads", "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_position_embeddings", "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "norm_eps", "initializer_range": "initializer_range", "pad_token_id": "pad_token_id",
+    "tie_word_embeddings": "tie_word_embeddings", "local_attention_window": "local_attention",
+    "norm_bias": "norm_bias", "decoder_bias": "decoder_bias",
+}  # fmt: skip
 
 
-def config_to_huggingface(config: BertConfig, architecture: str, dtype: torch.dtype) -> dict:
-    """The content of config.json: of `transformers`' BERT, or of our own format."""
-    if not is_huggingface_bert(config):
-        return {"model_type": OWN_MODEL_TYPE, "architectures": [architecture]} | dataclasses.asdict(config)
-    return {
-        "model_type": "bert",
-        "architectures": [architecture],
-        "hidden_act": _ACTIVATIONS[config.hidden_act],
-        "dtype": str(dtype).removeprefix("torch."),
-    } | {name: getattr(config, name) for name in _SHARED_FIELDS}
+def config_to_huggingface(
+    config: BertConfig, architecture: str, dtype: torch.dtype, head: HeadConfig | None = None
+) -> dict:
+    """The content of config.json: of `transformers`' BERT or ModernBERT, or of our own format."""
+    family = _export_family(config, architecture, head)
+    if family is None:
+        values = {"model_type": OWN_MODEL_TYPE, "architectures": [architecture], **dataclasses.asdict(config)}
+        return values if head is None else values | {"head": dataclasses.asdict(head)}
+    values = {"model_type": family, "dtype": str(dtype).removeprefix("torch.")}
+    if family == "bert":
+        values |= {"architectures": [architecture], "hidden_act": _ACTIVATIONS[config.hidden_act]}
+        values |= {name: getattr(config, name) for name in _BERT_FIELDS}
+    else:
+        values |= {"architectures": ["ModernBertModel" if architecture == "BertModel" else "ModernBertForMaskedLM"]}
+        values |= {theirs: getattr(config, ours) for ours, theirs in _MODERN_FIELDS.items()}
+        values |= {
+            "hidden_activation": _ACTIVATIONS[config.hidden_act],
+            "classifier_activation": _ACTIVATIONS[config.hidden_act],
+            **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), config.linear_bias),
+            **dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_prob),
+            "global_attn_every_n_layers": config.global_attention_every,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": config.rotary_theta},
+                "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rotary_theta},
+            },
+        }
+    if head is not None:
+        values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
+        values["label2id"] = {label: number for number, label in enumerate(head.labels)}
+        values["problem_type"] = _PROBLEMS[head.problem]
+    return values
+
+
+def _export_family(config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
+    """The family in transformers that has this architecture and head; None: our own format."""
+    family = family_of(config)
+    if family == "modernbert":
+        known = ("BertModel", "BertForMaskedLM", "BertForPreTraining")
+        return family if architecture in known else None
+    needs_pooler = architecture in ("BertForPreTraining", "BertForNextSentencePrediction",
+                                    "BertForSequenceClassification", "BertForMultipleChoice")  # fmt: skip
+    if (needs_pooler and not config.pooler) or (head and (head.columns or head.pooling != "pooler")):
+        return None
+    return family
 
 
 def config_from_huggingface(values: dict) -> BertConfig:
@@ -190,22 +102,51 @@ def config_from_huggingface(values: dict) -> BertConfig:
     if kind == OWN_MODEL_TYPE:
         known = {field.name for field in dataclasses.fields(BertConfig)}
         return BertConfig(**{name: value for name, value in values.items() if name in known})
+    if kind == "modernbert":
+        return _modern_config(values)
     if kind != "bert":
-        raise ModelError(f"config.json: found model_type {kind!r}, expected bert or {OWN_MODEL_TYPE}")
+        raise ModelError(f"config.json: found model_type {kind!r}, expected bert, modernbert or {OWN_MODEL_TYPE}")
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise ModelError(
-            f"config.json: found position_embedding_type {values['position_embedding_type']!r}, "
-            "expected absolute"
+            f"config.json: found position_embedding_type {values['position_embedding_type']!r}, expected absolute"
         )
-    ours = {theirs: name for name, theirs in _ACTIVATIONS.items()} | {
-        "gelu_new": "gelu_tanh",
-        "swish": "silu",
-    }
-    activation = values.get("hidden_act", "gelu")
-    if activation not in ours:
-        raise ModelError(f"config.json: found hidden_act {activation!r}, expected one of {', '.join(ours)}")
-    fields = {name: values[name] for name in _SHARED_FIELDS if name in values}
-    return BertConfig(hidden_act=ours[activation], **fields)
+    fields = {name: values[name] for name in _BERT_FIELDS if name in values}
+    fields["pad_token_id"] = fields.get("pad_token_id") or 0  # transformers may say null
+    return BertConfig(hidden_act=_activation(values.get("hidden_act", "gelu")), **fields)
+
+
+def _activation(name: str) -> str:
+    if name not in _THEIR_ACTIVATIONS:
+        raise ModelError(f"config.json: found activation {name!r}, expected one of {', '.join(_THEIR_ACTIVATIONS)}")
+    return _THEIR_ACTIVATIONS[name]
+
+
+def _modern_config(values: dict) -> BertConfig:
+    fields = {ours: values[theirs] for ours, theirs in _MODERN_FIELDS.items() if theirs in values}
+    biases = {values.get(name, False) for name in ("attention_bias", "mlp_bias", "classifier_bias")}
+    if len(biases) > 1:
+        raise ModelError("config.json: found attention_bias, mlp_bias, classifier_bias unequal, expected all equal")
+    rope = values.get("rope_parameters", {})
+    every = values.get("global_attn_every_n_layers", 3)
+    kinds = values.get("layer_types")
+    expected = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(kinds or []))]
+    if kinds and kinds != expected:
+        raise ModelError(f"config.json: found layer_types that are not global every {every} layers")
+    return BertConfig(
+        **fields,
+        hidden_act=_activation(values.get("hidden_activation", "gelu")),
+        hidden_dropout_prob=values.get("mlp_dropout", 0.0),
+        linear_bias=biases.pop(),
+        rotary_theta=rope.get("full_attention", {}).get("rope_theta", values.get("global_rope_theta", 160_000.0)),
+        local_rotary_theta=rope.get("sliding_attention", {}).get("rope_theta", values.get("local_rope_theta", 1e4)),
+        global_attention_every=every,
+        position_embedding="rotary",
+        type_vocab_size=0,
+        norm_position="pre",
+        first_attention_norm=False,
+        gated_feed_forward=True,
+        pooler=False,
+    )
 
 
 def architecture_of(state_dict: StateDict) -> str:
@@ -213,45 +154,58 @@ def architecture_of(state_dict: StateDict) -> str:
     heads = {name.split(".")[0] for name in state_dict}
     if {"masked_lm", "next_sentence"} <= heads:
         return "BertForPreTraining"
-    if "masked_lm" in heads:
-        return "BertForMaskedLM"
-    return "BertForNextSentencePrediction" if "next_sentence" in heads else "BertModel"
+    for head, architecture in (
+        ("masked_lm", "BertForMaskedLM"),
+        ("next_sentence", "BertForNextSentencePrediction"),
+        ("span", "BertForQuestionAnswering"),
+    ):
+        if head in heads:
+            return architecture
+    if "classifier" in heads:
+        raise ModelError("architecture: several classes have a classifier, expected its name; give architecture")
+    return "BertModel"
 
 
 def save_pretrained(
     folder: str | os.PathLike, config: BertConfig, state_dict: StateDict,
-    tokenizer_folder: str | os.PathLike | None = None,
+    tokenizer_folder: str | os.PathLike | None = None, *, architecture: str | None = None,
+    head: HeadConfig | None = None,
 ) -> None:  # fmt: skip
     """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
 
     `state_dict`: of one of our models, on any device; what is published is the logical vocabulary, tied
-    weights once. `transformers` loads the folder with no missing and no unexpected key. Files appear whole or
-    not at all.
+    weights once. `architecture`: the name of the model's class, needed for classifiers, whose labels `head`
+    holds. `transformers` loads the folder with no missing and no unexpected key, if it has the architecture;
+    variants it lacks are written in our own format. Files appear whole or not at all. Raises ModelError
+    without a tokenizer in `tokenizer_folder`.
     """
     folder = Path(folder)
+    architecture = architecture or architecture_of(state_dict)
+    if not any(name.startswith("bert.") for name in state_dict):
+        state_dict = {f"bert.{name}": tensor for name, tensor in state_dict.items()}
+    own = _export_family(config, architecture, head) is None
+    weights = without_padding(state_dict, config) if own else to_huggingface(state_dict, config)
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+    dtype = state_dict["bert.embeddings.word.weight"].dtype
+    values = config_to_huggingface(config, architecture, dtype, head)
     folder.mkdir(parents=True, exist_ok=True)
-    convert = to_huggingface if is_huggingface_bert(config) else without_padding
-    weights = {
-        name: tensor.detach().cpu().contiguous().clone()
-        for name, tensor in convert(state_dict, config).items()
-    }
-    dtype = weights["bert.embeddings.word_embeddings.weight" if convert is to_huggingface else
-                    "bert.embeddings.word.weight"].dtype  # fmt: skip
-    values = config_to_huggingface(config, architecture_of(state_dict), dtype)
     if tokenizer_folder is not None:
-        found = [name for name in TOKENIZER_FILES if (Path(tokenizer_folder) / name).is_file()]
-        if not found:
-            raise ModelError(
-                f"{tokenizer_folder}: found none of {', '.join(TOKENIZER_FILES)}; give a tokenizer folder"
-            )
-        for name in found:
-            shutil.copyfile(Path(tokenizer_folder) / name, folder / name)
+        _copy_tokenizer(Path(tokenizer_folder), folder)
     aside = folder / "model.safetensors.tmp"
     save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
     os.replace(aside, folder / "model.safetensors")
     aside = folder / "config.json.tmp"
     aside.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(aside, folder / "config.json")
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not found:
+        raise ModelError(f"{source}: found none of {', '.join(TOKENIZER_FILES)}, expected a tokenizer; name its folder")
+    for name in found:
+        if not (folder / name).exists() or not (folder / name).samefile(source / name):
+            shutil.copyfile(source / name, folder / name)
 
 
 def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
@@ -261,31 +215,49 @@ def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
     missing, damaged or of another architecture.
     """
     folder = Path(folder)
-    try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{folder / 'config.json'}: {error}; expected a model folder, as cloze export makes"
-        ) from None
+    values = _read_config(folder)
     config = config_from_huggingface(values)
     weights = _read_weights(folder)
-    if values.get("model_type") == OWN_MODEL_TYPE:
+    if values["model_type"] == OWN_MODEL_TYPE:
         return config, with_padding(weights, config)
     return config, from_huggingface(weights, config)
 
 
-def _read_weights(folder: Path) -> StateDict:
+def load_head(folder: str | os.PathLike) -> HeadConfig | None:
+    """Labels of the classifier in a model folder; None if config.json names none."""
+    values = _read_config(Path(folder))
+    if values.get("head"):
+        head = values["head"]
+        columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
+        return HeadConfig(tuple(head["labels"]), head["problem"], columns, head["pooling"])
+    if "id2label" not in values:
+        return None
+    labels = tuple(label for _, label in sorted(values["id2label"].items(), key=lambda item: int(item[0])))
+    problems = {theirs: ours for ours, theirs in _PROBLEMS.items()}
+    unnamed = "regression" if len(labels) == 1 else "single_label"  # as transformers decides
+    return HeadConfig(labels, problems.get(values.get("problem_type"), unnamed))
+
+
+def _read_config(folder: Path) -> dict:
     try:
-        if (folder / "model.safetensors").is_file():
-            return load_file(folder / "model.safetensors")
-        if (folder / "pytorch_model.bin").is_file():
-            return torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, SafetensorError, EOFError) as error:
-        raise ModelError(f"{folder}: the weights cannot be read: {error}") from None
-    except Exception as error:  # UnpicklingError: weights_only refused something, or the file is no pickle
-        if type(error).__name__ != "UnpicklingError":
-            raise
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / 'config.json'}: {error}; expected a model folder, as cloze export makes") from None
+
+
+def _read_weights(folder: Path) -> StateDict:
+    path = folder / "model.safetensors"
+    old = folder / "pytorch_model.bin"
+    if not path.is_file() and not old.is_file():
+        raise ModelError(f"{folder}: found neither model.safetensors nor pytorch_model.bin")
+    try:
+        if path.is_file():
+            return load_file(path)
+        return torch.load(old, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
         raise ModelError(
-            f"{folder / 'pytorch_model.bin'}: refused, it holds more than weights or is damaged"
+            f"{old}: refused, it holds more than weights or is damaged; convert it to safetensors"
         ) from None
-    raise ModelError(f"{folder}: found neither model.safetensors nor pytorch_model.bin")
+    except (OSError, RuntimeError, SafetensorError, EOFError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{folder}: the weights cannot be read ({reason}); fetch or export them again") from None

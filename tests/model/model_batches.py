@@ -70,17 +70,30 @@ def concatenate(padded: dict) -> dict:
     }
 
 
-def reference(model: torch.nn.Module, architecture: str = "BertForPreTraining") -> transformers.PreTrainedModel:
+def reference(
+    model: torch.nn.Module, architecture: str = "BertForPreTraining", **fields
+) -> transformers.PreTrainedModel:
     """The same model in transformers, weights copied. Every key must be accounted for."""
     config = model.config
-    values = config_to_huggingface(config, architecture, torch.float32)
+    values = config_to_huggingface(config, architecture, torch.float32, getattr(model, "head", None))
     values = {name: value for name, value in values.items() if name not in ("model_type", "dtype", "architectures")}
-    theirs = getattr(transformers, architecture)(transformers.BertConfig(**values, attn_implementation="eager"))
-    missing, unexpected = theirs.load_state_dict(to_huggingface(model.state_dict(), config), strict=False)
+    if "id2label" in values:
+        values["id2label"] = {int(number): label for number, label in values["id2label"].items()}
+    theirs = getattr(transformers, architecture)(
+        transformers.BertConfig(**values, attn_implementation="eager", **fields)
+    )
+    missing, unexpected = theirs.load_state_dict(_their_names(model.state_dict(), config, theirs), strict=False)
     tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert not unexpected and set(missing) <= tied
     theirs.tie_weights()
     return theirs.train(model.training)
+
+
+def _their_names(weights: dict, config: BertConfig, theirs: torch.nn.Module) -> dict:
+    if hasattr(theirs, "bert"):
+        return to_huggingface(weights, config)
+    weights = to_huggingface({f"bert.{name}": tensor for name, tensor in weights.items()}, config)
+    return {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -1,0 +1,291 @@
+"""BERT with one head, for everything but pretraining; each computes what its namesake in transformers does.
+
+Inputs are those of BertModel.forward, in either layout. Losses come one for each example (or token), in fp32,
+0 where the label is -100; `TaskOutput.loss` is their mean over the labelled ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from model.bert import BertModel, BertPreTrained, PreTrainingOutput, first_tokens, gather_tokens
+from model.config import BertConfig, HeadConfig, ModelError
+from model.dropout import DropoutKey, draw_seed, dropout
+from model.heads import (
+    IGNORED,
+    MaskedLanguageModelHead,
+    NextSentenceHead,
+    class_losses,
+    pool,
+)
+
+
+class TaskOutput(NamedTuple):
+    """Scores and losses of a fine-tuned head."""
+
+    logits: Tensor
+    """(B, outputs); (T, outputs) or (B, S, outputs) for tokens; (B, choices) for multiple choice."""
+    losses: Tensor | None = None
+    """fp32, in the shape of the labels; (B,) where several outputs make one loss; None without labels."""
+    num_labelled: Tensor | None = None
+    """Examples (or tokens) with a label; (columns,) with several label columns."""
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+    @property
+    def loss(self) -> Tensor | None:
+        """Mean over the labelled examples, as in Hugging Face; summed over label columns; None without
+        labels.
+        """
+        return None if self.losses is None else (self.losses.sum(0) / self.num_labelled).sum()
+
+
+class BertForMaskedLM(BertPreTrained):
+    """Masked tokens only."""
+
+    uses_pooler = False
+
+    def __init__(self, config: BertConfig, **options) -> None:
+        super().__init__(config, **options)
+        self.masked_lm = MaskedLanguageModelHead(config, self.bert.embeddings.word)
+
+    def forward(
+        self, input_ids: Tensor | None = None, *, masked_positions: Tensor | None = None,
+        labels: Tensor | None = None, **inputs,
+    ) -> PreTrainingOutput:  # fmt: skip
+        """As BertForPreTraining.forward, without next sentences."""
+        encoded = self.bert(input_ids, **inputs)
+        predicted = self.masked_lm(gather_tokens(encoded.last_hidden_state, masked_positions), labels)
+        output = PreTrainingOutput(hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        if labels is None:
+            return output._replace(prediction_logits=predicted)
+        return output._replace(mlm_losses=predicted[0], mlm_correct=predicted[1], num_masked=(labels != IGNORED).sum())
+
+
+class BertForNextSentencePrediction(BertPreTrained):
+    """Next sentence only."""
+
+    def __init__(self, config: BertConfig, **options) -> None:
+        super().__init__(config, **options)
+        self.next_sentence = NextSentenceHead(config)
+
+    def forward(
+        self, input_ids: Tensor | None = None, *, next_sentence_label: Tensor | None = None, **inputs
+    ) -> PreTrainingOutput:
+        """As BertForPreTraining.forward, without masked tokens."""
+        encoded = self.bert(input_ids, **inputs)
+        scores = self.next_sentence(_pooled(encoded, inputs))
+        output = PreTrainingOutput(
+            next_sentence_logits=scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+        if next_sentence_label is None:
+            return output
+        losses, correct = class_losses(scores, next_sentence_label)
+        return output._replace(
+            next_sentence_losses=losses,
+            next_sentence_correct=correct,
+            num_pairs=(next_sentence_label != IGNORED).sum(),
+        )
+
+
+def _pooled(encoded, inputs: dict) -> Tensor:
+    """(B, hidden) from the pooler, or the first tokens where the model has none."""
+    if encoded.pooled_output is not None:
+        return encoded.pooled_output
+    return first_tokens(encoded.last_hidden_state, inputs.get("sequence_offsets"))
+
+
+class _Classifier(BertPreTrained):
+    """Dropout and one linear map over whatever a subclass reads."""
+
+    takes_head = True
+
+    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options) -> None:
+        super().__init__(config, **options)
+        self.head = head or HeadConfig()
+        self.classifier = nn.Linear(config.hidden_size, self._num_outputs())
+        rate = config.classifier_dropout
+        self.dropout_probability = config.hidden_dropout_prob if rate is None else rate
+
+    def _num_outputs(self) -> int:
+        return self.head.num_outputs
+
+    def _encode(self, input_ids: Tensor | None, inputs: dict) -> tuple:
+        """The encoder's output and the seed of the classifier's dropout, which is drawn once for both."""
+        if not self.training:
+            return self.bert(input_ids, **inputs), None
+        seed = inputs.pop("dropout_seed", None)
+        seed = draw_seed() if seed is None else seed
+        place = DropoutKey(seed, self.config.num_hidden_layers + 1).at(0)
+        return self.bert(input_ids, dropout_seed=seed, **inputs), place
+
+    def _classify(self, features: Tensor, seed: int | None) -> Tensor:
+        return self.classifier(dropout(features, self.dropout_probability, seed))
+
+
+class BertForSequenceClassification(_Classifier):
+    """One vector a sequence (or pair) to classes, independent labels, several label columns, or numbers."""
+
+    def forward(self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, **inputs) -> TaskOutput:
+        """`labels`: (B,) int64 classes; (B, labels) of 0 and 1; (B, columns) int64; (B,) or (B, targets)
+        numbers.
+        """
+        encoded, seed = self._encode(input_ids, inputs)
+        if self.head.pooling == "pooler":
+            features = _pooled(encoded, inputs)
+        else:
+            features = pool(
+                encoded.last_hidden_state, self.head.pooling, inputs.get("sequence_offsets"),
+                inputs.get("attention_mask"),
+            )  # fmt: skip
+        scores = self._classify(features, seed)
+        output = TaskOutput(scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        if labels is None:
+            return output
+        losses, num_labelled = self._losses(scores, labels)
+        return output._replace(losses=losses, num_labelled=num_labelled)
+
+    def _losses(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        problem = self.head.problem
+        if problem == "single_label":
+            return class_losses(scores, labels)[0], (labels != IGNORED).sum()
+        if problem == "columns":
+            parts = scores.split([len(classes) for _, classes in self.head.columns], dim=-1)
+            losses = [class_losses(part, labels[:, column])[0] for column, part in enumerate(parts)]
+            return torch.stack(losses, dim=1), (labels != IGNORED).sum(0)
+        targets = labels.view(scores.shape).float()
+        if problem == "multi_label":
+            losses = nn.functional.binary_cross_entropy_with_logits(scores.float(), targets, reduction="none")
+        else:
+            losses = nn.functional.mse_loss(scores.float(), targets, reduction="none")
+        return losses.mean(1), torch.tensor(len(scores), device=scores.device)
+
+    def split_columns(self, logits: Tensor) -> dict[str, Tensor]:
+        """(B, outputs) scores of several label columns -> name: (B, classes of that column)."""
+        parts = logits.split([len(classes) for _, classes in self.head.columns], dim=-1)
+        return {name: part for (name, _), part in zip(self.head.columns, parts, strict=True)}
+
+
+class BertForTokenClassification(_Classifier):
+    """A class for each token."""
+
+    uses_pooler = False
+
+    def forward(self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, **inputs) -> TaskOutput:
+        """`labels`: (T,) or (B, S) int64, -100 at padding and at word pieces that are not scored."""
+        encoded, seed = self._encode(input_ids, inputs)
+        scores = self._classify(encoded.last_hidden_state, seed)
+        output = TaskOutput(scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        if labels is None:
+            return output
+        losses, _ = class_losses(scores, labels)
+        return output._replace(losses=losses.flatten(), num_labelled=(labels != IGNORED).sum())
+
+
+class BertForMultipleChoice(_Classifier):
+    """One of several sequences: each is scored, and the scores compete in a softmax."""
+
+    def _num_outputs(self) -> int:
+        return 1
+
+    def forward(
+        self, input_ids: Tensor, *, labels: Tensor | None = None, num_choices: int | None = None, **inputs
+    ) -> TaskOutput:
+        """Padded: ids (B, choices, S), masks and segments alike. Concatenated: choices one after another,
+        with `num_choices`. `labels`: (B,) int64.
+        """
+        if input_ids.dim() == 3:
+            num_choices = input_ids.shape[1]
+            input_ids = input_ids.flatten(0, 1)
+            padded = ("token_type_ids", "attention_mask", "position_ids")
+            inputs |= {name: inputs[name].flatten(0, 1) for name in padded if inputs.get(name) is not None}
+        elif num_choices is None:
+            raise ModelError("num_choices: expected with ids that are not (B, choices, S); give it")
+        encoded, seed = self._encode(input_ids, inputs)
+        scores = self._classify(_pooled(encoded, inputs), seed).view(-1, num_choices)
+        output = TaskOutput(scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        if labels is None:
+            return output
+        losses, _ = class_losses(scores, labels)
+        return output._replace(losses=losses, num_labelled=(labels != IGNORED).sum())
+
+
+class SpanOutput(NamedTuple):
+    """Scores and losses of extractive question answering."""
+
+    start_logits: Tensor
+    """(T,) or (B, S)."""
+    end_logits: Tensor
+    start_losses: Tensor | None = None
+    """(B,) fp32, 0 where the answer lies outside the sequence; None without positions."""
+    end_losses: Tensor | None = None
+    num_starts: Tensor | None = None
+    num_ends: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+    @property
+    def loss(self) -> Tensor | None:
+        """Mean of the start's and the end's mean loss, as in Hugging Face; None without positions."""
+        if self.start_losses is None:
+            return None
+        return (self.start_losses.sum() / self.num_starts + self.end_losses.sum() / self.num_ends) / 2
+
+
+class BertForQuestionAnswering(BertPreTrained):
+    """The span of the text that answers a question: a score for each token to be its start, and its end."""
+
+    uses_pooler = False
+
+    def __init__(self, config: BertConfig, **options) -> None:
+        super().__init__(config, **options)
+        self.span = nn.Linear(config.hidden_size, 2)
+
+    def forward(
+        self, input_ids: Tensor | None = None, *, start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None, **inputs,
+    ) -> SpanOutput:  # fmt: skip
+        """Positions: (B,) int64 from the start of each sequence; outside of it (or negative) there is no
+        loss.
+
+        Over padded inputs the softmax runs over the padding too, as the reference's does.
+        """
+        encoded = self.bert(input_ids, **inputs)
+        start, end = self.span(encoded.last_hidden_state).unbind(-1)
+        output = SpanOutput(start, end, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        if start_positions is None or end_positions is None:
+            return output
+        offsets = inputs.get("sequence_offsets")
+        losses = [_span_losses(*pair, offsets) for pair in ((start, start_positions), (end, end_positions))]
+        return output._replace(
+            start_losses=losses[0][0], end_losses=losses[1][0], num_starts=losses[0][1], num_ends=losses[1][1]
+        )
+
+
+def _span_losses(scores: Tensor, positions: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Losses (B,) and their number, of (B, S) scores, or of (T,) with the offsets of their sequences."""
+    if offsets is None:
+        labels = positions.masked_fill((positions < 0) | (positions >= scores.shape[1]), IGNORED)
+        return class_losses(scores, labels)[0], (labels != IGNORED).sum()
+    scores, offsets = scores.float(), offsets.long()
+    lengths = offsets.diff()
+    sequence = torch.arange(len(lengths), device=lengths.device)
+    sequence = sequence.repeat_interleave(lengths, output_size=len(scores))
+    largest = torch.segment_reduce(scores.detach(), "max", offsets=offsets)
+    totals = torch.zeros_like(largest).index_add(0, sequence, (scores - largest[sequence]).exp())
+    inside = (positions >= 0) & (positions < lengths)
+    at = (offsets[:-1] + positions).where(inside, 0)
+    losses = (totals.log() + largest - scores[at]).where(inside, 0.0)
+    return losses, inside.sum()
+
+
+ARCHITECTURES: dict[str, type[nn.Module]] = {
+    each.__name__: each
+    for each in (
+        BertModel, BertForMaskedLM, BertForNextSentencePrediction, BertForSequenceClassification,
+        BertForTokenClassification, BertForMultipleChoice, BertForQuestionAnswering,
+    )
+}  # fmt: skip
