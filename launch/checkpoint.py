@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,19 +47,26 @@ class TrainState:
     """Step of the last evaluation; -1: none yet."""
 
 
+@contextlib.contextmanager
+def _only_tensors(path: str | Path) -> Iterator[None]:
+    """Within it torch.load may build nothing but tensors, plain values and ALLOWED_CLASSES; else UserError."""
+    try:
+        with torch.serialization.safe_globals(ALLOWED_CLASSES):
+            yield
+    except Exception as error:  # torch raises many kinds here; every one means the same to the user
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
+                        f"not loaded ({reason})") from error
+
+
 def load_pickled(path: str | Path) -> dict:
     """Tensors and plain values of a file of torch.save, on the CPU.
 
     Raises:
         UserError: the file holds anything else, or is damaged.
     """
-    try:
-        with torch.serialization.safe_globals(ALLOWED_CLASSES):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds here; every one means the same to the user
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint file; "
-                        f"it was not loaded ({reason})") from error
+    with _only_tensors(path):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 class DurableCheckpointEngine(CheckpointEngine):
@@ -283,6 +291,6 @@ def read_weights(run: Path, step: int | None = None, warn: Callable[[str], None]
     if read_state(folder)["zero_stage"] == 0:
         return step, load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
     # DeepSpeed's own loads: TORCH_FORCE_WEIGHTS_ONLY_LOAD (environment.py) makes them safe.
-    with torch.serialization.safe_globals(ALLOWED_CLASSES):
+    with _only_tensors(folder):
         weights = get_fp32_state_dict_from_zero_checkpoint(str(manager.folder), tag=folder.name)
     return step, {name: tensor.float() for name, tensor in weights.items()}

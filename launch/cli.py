@@ -152,7 +152,8 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
         if name in COMMANDS:
             return name, arguments[length:]
     word = arguments[0]
-    near = [*difflib.get_close_matches(" ".join(arguments[:2]), COMMANDS, 1), *difflib.get_close_matches(word, COMMANDS, 1)]
+    two = " ".join(arguments[:2])
+    near = [*difflib.get_close_matches(two, COMMANDS, 1), *difflib.get_close_matches(word, COMMANDS, 1)]
     raise UserError(f"cloze: found command {word!r}, expected one of {', '.join(COMMANDS)}"
                     + (f"; did you mean {near[0]}?" if near else ""))
 
@@ -169,7 +170,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         name, rest = split_command(arguments)
-        return _load(COMMANDS[name].function)(parse(name, rest)) or 0
+        config = parse(name, rest)  # before the command's module, which may import for seconds
+        return _load(COMMANDS[name].function)(config) or 0
     except (UserError, ModelError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import deepspeed
 import torch
@@ -32,7 +33,8 @@ def deepspeed_config(config: PretrainConfig, world_size: int) -> dict:
         "train_batch_size": batch.global_batch_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
-        "gradient_clipping": config.train.gradient_clipping,
+        # Without partitioning the norm is measured while clipping, so none is a limit that nothing reaches.
+        "gradient_clipping": config.train.gradient_clipping or (0.0 if stage else math.inf),
         "communication_data_type": "fp32",
         "zero_optimization": {"stage": stage},
         # The optimizer is ours (torch's AdamW); DeepSpeed knows a list of class names only.
@@ -63,12 +65,26 @@ def build_engine(
         raise UserError(f"train.precision: found fp16, expected bf16 or fp32 on {device.type}: only GPUs train in fp16")
     # Its warnings about its own internals are not the user's to mend; its errors raise.
     deepspeed_logger.setLevel(logging.ERROR)
+    # On CPU it would compile a C++ kernel at every start, which only its inference code uses.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=build_optimizer(model, optimizer, learning_rate), config=config
     )
+    if not engine.zero_optimization() and not engine.fp16_enabled():
+        _keep_gradient_norm(engine)
     return engine
+
+
+def _keep_gradient_norm(engine: deepspeed.DeepSpeedEngine) -> None:
+    """DeepSpeed's plain optimizer path clips and throws the norm away; ours keeps it where the others do."""
+    parameters = list(engine.module.parameters())
+
+    def clip() -> None:
+        engine._global_grad_norm = nn.utils.clip_grad_norm_(parameters, engine.gradient_clipping())
+
+    engine.clip_fp32_gradients = clip
 
 
 def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:

@@ -1,0 +1,152 @@
+"""The commands of the data floor: call `pipeline`, show what it says."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
+from pipeline.errors import UserError
+from pipeline.inspecting import DecodedSample, Inspection, facts
+from pipeline.inspecting import inspect as inspect_data
+from pipeline.manifest import Manifest
+from pipeline.prepare import prepare as prepare_data
+from pipeline.verifying import verify as verify_data
+from pipeline.vocabulary import train_vocabulary
+
+_STYLES = {"plain": "", "special": "dim", "masked": "bold green", "random": "bold red", "kept": "bold yellow"}
+
+
+class Bars:
+    """A bar for each stage, on a terminal only; remarks always, on stderr."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bars: Progress | None = None
+        self._task = None
+        self._documents = self._tokens = 0
+        self._began = 0.0
+        self.stages: list[tuple[str, float, int, int]] = []
+
+    def __enter__(self) -> Bars:
+        if sys.stderr.isatty():
+            self._bars = Progress(
+                TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"),
+                TextColumn("{task.fields[rates]}"), TextColumn("left"), TimeRemainingColumn(), console=self._console,
+            )  # fmt: skip
+            self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close_stage()
+        if self._bars:
+            self._bars.stop()
+
+    def stage(self, name: str, total: int, unit: str) -> None:
+        self._close_stage()
+        self._name, self._began, self._documents, self._tokens = name, time.monotonic(), 0, 0
+        if self._bars:
+            self._task = self._bars.add_task(name, total=total, rates="")
+
+    def advance(self, amount: int, documents: int, tokens: int) -> None:
+        self._documents += documents
+        self._tokens += tokens
+        if self._bars and self._task is not None:
+            seconds = max(time.monotonic() - self._began, 1e-3)
+            rates = f"{self._documents / seconds:,.0f} documents/s {self._tokens / seconds:,.0f} tokens/s"
+            self._bars.update(self._task, advance=amount, rates=rates)
+
+    def note(self, text: str) -> None:
+        self._console.print(f"note: {text}", markup=False, soft_wrap=True)
+
+    def _close_stage(self) -> None:
+        if self._began:
+            self.stages.append((self._name, time.monotonic() - self._began, self._documents, self._tokens))
+            self._began = 0.0
+
+
+def _console() -> Console:
+    # No guessed width where the output is a file.
+    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+
+
+def vocab(config: PrepareConfig) -> None:
+    """Train a vocabulary and say what it is."""
+    began = time.monotonic()
+    with Bars() as bars:
+        tokenizer = train_vocabulary(config, bars)
+    specials = ", ".join(f"{name} {tokenizer.tokens.index(name)}" for name in tokenizer.names.values())
+    print(f"{config.output}: {tokenizer.vocab_size:,} entries ({specials}) in {time.monotonic() - began:.1f} s, "
+          f"fingerprint {tokenizer.fingerprint[:12]}")  # fmt: skip
+
+
+def prepare(config: PrepareConfig) -> None:
+    """Prepare a corpus and show what it became."""
+    began = time.monotonic()
+    with Bars() as bars:
+        manifest = prepare_data(config, bars)
+    seconds = time.monotonic() - began
+    table = _facts_table(f"{config.output}: prepared", manifest)
+    for name, took, documents, tokens in bars.stages:
+        table.add_row(f"stage {name}", f"{took:.1f} s, {documents / took:,.0f} documents/s, {tokens / took:,.0f} tokens/s")
+    tokens = manifest.counts["tokens"]
+    table.add_row("in all", f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
+    _console().print(table)
+
+
+def inspect(config: InspectConfig) -> None:
+    """Show a prepared folder: facts, lengths, samples with their masks in colour."""
+    inspection = inspect_data(config)
+    console = _console()
+    console.print(_facts_table(config.data, inspection.manifest))
+    console.print(_histogram_table(inspection, config.split))
+    for sample in inspection.samples:
+        console.print(_sample_text(sample), soft_wrap=True)
+    if inspection.samples:
+        console.print(
+            "green: the mask token (in braces: the token to predict); red: a random token; yellow: kept, and predicted"
+        )
+
+
+def verify(config: VerifyConfig) -> None:
+    """Hash everything again. Raises UserError that names what is damaged."""
+    with Bars() as bars:
+        checked, damaged = verify_data(config, bars)
+    for line in damaged:
+        print(f"damaged: {line}")
+    if damaged:
+        raise UserError(
+            f"{config.data}: found {len(damaged)} of {checked} parts damaged, expected none; restore them or prepare "
+            "the data again"
+        )
+    print(f"{config.data}: {checked} parts checked, all as they were written")
+
+
+def _facts_table(title: str, manifest: Manifest) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for row in facts(manifest):
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _histogram_table(inspection: Inspection, split: str) -> Table:
+    table = Table(title=f"lengths of {split} samples", title_justify="left", show_header=False)
+    most = max((count for _, _, count in inspection.histogram), default=0) or 1
+    for first, last, count in inspection.histogram:
+        table.add_row(f"{first}-{last}", f"{count:,}", "█" * round(40 * count / most))
+    return table
+
+
+def _sample_text(sample: DecodedSample) -> str:
+    words = []
+    for piece in sample.pieces:
+        text = escape(piece.text if piece.original is None else f"{piece.text}{{{piece.original}}}")
+        style = _STYLES[piece.kind]
+        words.append(f"[{style}]{text}[/]" if style else text)
+    label = f", B {sample.label}" if sample.label else ""
+    return f"[bold]sample {sample.index}[/] (document {sample.document:016x}{label})\n{' '.join(words)}\n"

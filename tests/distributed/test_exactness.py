@@ -1,0 +1,107 @@
+"""The same gradient for any split of a global batch, against a plain loop without DeepSpeed."""
+
+import numpy as np
+import pytest
+import torch
+
+from launch.checkpoint import read_weights
+from model.bert import BertForPreTraining, init_weights
+from model.config import BertConfig
+from pipeline.batches import BatchStream
+from pipeline.shards import ShardReader
+from tests.launching import assert_same_weights, curve, train, weights
+from tests.synthetic import make_shards
+
+NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
+ONE_STEP = (*NO_DROPOUT, "--train.max_steps", "1", "--schedule.warmup_steps", "0", "--checkpoint.every_steps", "0")
+# (processes, micro-batch): 16 = 2 x 8 accumulation x 1, 2 x 4 x 2, 8 x 1 x 2
+SPLITS = ((1, 2), (2, 2), (2, 8))
+# The Adam step is 3e-3 wide, whatever the gradient; fp32 sums in another order move it by a few 1e-7.
+TOLERANCE = 2e-6
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("exactness"))
+
+
+def plain_step(data, reduction: str) -> dict[str, torch.Tensor]:
+    """One AdamW step on the first global batch as a single micro-batch: no DeepSpeed, no accumulation."""
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, micro_batch_size=16, rank=0, world_size=1,
+                         seed=42)
+    batch = next(stream).micro_batches[0]
+    stream.close()
+    config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+                        max_position_embeddings=32, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    model = BertForPreTraining(config)
+    init_weights(model, 42)
+    output = model(**batch)
+    if reduction == "tokens":
+        mlm = output.mlm_losses.mean()
+    else:
+        of_sample = torch.bucketize(batch["masked_positions"], batch["sequence_offsets"][1:].long(), right=True)
+        mlm = torch.stack([output.mlm_losses[of_sample == sample].mean() for sample in range(16)]).mean()
+    (mlm + output.next_sentence_losses.mean()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    torch.optim.AdamW([{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=3e-3,
+                      eps=1e-6).step()
+    return model.state_dict()
+
+
+def test_the_micro_batches_differ_threefold_in_masked_tokens(data):
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, micro_batch_size=2, rank=0, world_size=1,
+                         seed=42)
+    counts = [len(micro["labels"]) for micro in next(stream).micro_batches]
+    stream.close()
+    assert max(counts) >= 3 * min(counts)
+
+
+@pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow)])
+def test_any_split_takes_the_step_of_a_plain_loop(data, tmp_path, stage):
+    expected = plain_step(data, "tokens")
+    for processes, micro in SPLITS:
+        run = tmp_path / f"{processes}x{micro}"
+        train(data, run, *ONE_STEP, "--train.micro_batch_size", str(micro), "--zero.stage", stage, processes=processes)
+        assert_same_weights(expected, weights(run), TOLERANCE)
+
+
+@pytest.mark.slow
+def test_mean_per_sample_takes_the_step_of_a_plain_loop(data, tmp_path):
+    expected = plain_step(data, "samples")
+    for processes, micro in SPLITS:
+        run = tmp_path / f"{processes}x{micro}"
+        train(data, run, *ONE_STEP, "--train.micro_batch_size", str(micro), "--train.loss_reduction", "samples",
+              processes=processes)
+        assert_same_weights(expected, weights(run), TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_stage_trains_alike_and_evaluation_counts_each_sample_once(data, tmp_path, precision):
+    """5 steps at every ZeRO stage on 2 processes, 24 validation samples in micro-batches of 5: a rest, and a filler."""
+    losses = []
+    for stage in ("0", "1", "2", "3"):
+        run = tmp_path / stage
+        train(data, run, *NO_DROPOUT, "--train.max_steps", "5", "--zero.stage", stage, "--train.precision", precision,
+              "--train.micro_batch_size", "2", processes=2)
+        lines = curve(run)
+        assert read_weights(run)[0] == 5
+        losses.append([value for line in lines for name, value in line.items() if name.endswith("mlm_loss")])
+        assert all(torch.isfinite(tensor).all() for tensor in weights(run).values())
+    tolerance = 1e-5 if precision == "fp32" else 2e-2  # bf16 keeps 8 bits: autocast rounds elsewhere than bf16 weights
+    for other in losses[1:]:
+        np.testing.assert_allclose(losses[0], other, atol=tolerance)
+
+
+def test_validation_is_the_same_on_one_and_on_two_processes(data, tmp_path):
+    """24 samples in micro-batches of 8: two ranks get 16 places in the second round, 8 of them fillers."""
+    first = []
+    for processes in (1, 2):
+        run = tmp_path / str(processes)
+        train(data, run, *ONE_STEP, "--train.micro_batch_size", "8", processes=processes)
+        first.append(next(line for line in curve(run) if "validation/mlm_loss" in line))
+    assert first[0].keys() == first[1].keys()
+    for name, value in first[0].items():
+        assert first[1][name] == pytest.approx(value, abs=1e-6), name

@@ -1,0 +1,159 @@
+"""The interrupted run equals the uninterrupted one, bit for bit; interruptions are SIGKILLs, also during a save."""
+
+import json
+import signal
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from launch.checkpoint import CHECKSUMS
+from tests.launching import (
+    assert_same_weights,
+    curve,
+    finish,
+    kill_when,
+    pretrain_command,
+    start,
+    step_of,
+    train,
+    weights,
+)
+from tests.synthetic import make_shards
+
+STEPS = 60
+# Dropout is on. Three steps a line and eight a checkpoint: most checkpoints fall inside a line's window.
+RUN = ("--train.max_steps", str(STEPS), "--train.log_every_steps", "3", "--train.evaluate_every_steps", "20",
+       "--checkpoint.every_steps", "8", "--checkpoint.keep_last", "3")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("resume"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    """Runs without interruption, made once for each ZeRO stage."""
+    runs = {}
+
+    def get(stage: str):
+        if stage not in runs:
+            runs[stage] = tmp_path_factory.mktemp("undisturbed") / stage
+            train(data, runs[stage], *RUN, "--zero.stage", stage, processes=2)
+        return runs[stage]
+
+    return get
+
+
+def checkpoints(output):
+    return sorted(path.name for path in (output / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("stage", ["0", "2"])
+def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage):
+    run = tmp_path / "run"
+    command = pretrain_command(data, run, *RUN, "--zero.stage", stage, processes=2)
+    kill_when(start(command), lambda: step_of(run) >= 27)
+    output = finish(start(command))
+    assert "resumed from step" in output
+    assert curve(run) == curve(undisturbed(stage))
+    assert_same_weights(weights(run), weights(undisturbed(stage)))
+    assert json.loads((run / "status.json").read_text()) == {"state": "complete", "step": STEPS}
+
+    # TensorBoard shows one value a step, the resumed one, and the same scalars as metrics.jsonl.
+    board = EventAccumulator(str(run))
+    board.Reload()
+    events = board.Scalars("train/loss")
+    assert [event.step for event in events] == list(range(3, STEPS + 1, 3))
+    written = [line["train/loss"] for line in curve(run) if "train/loss" in line]
+    assert [event.value for event in events] == pytest.approx(written, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["1", "3"])
+def test_killed_between_checkpoints_at_the_other_stages(data, undisturbed, tmp_path, stage):
+    run = tmp_path / "run"
+    command = pretrain_command(data, run, *RUN, "--zero.stage", stage, processes=2)
+    kill_when(start(command), lambda: step_of(run) >= 27)
+    finish(start(command))
+    assert curve(run) == curve(undisturbed(stage))
+    assert_same_weights(weights(run), weights(undisturbed(stage)))
+
+
+def test_killed_in_the_middle_of_a_save(data, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    command = pretrain_command(data, run, *RUN, processes=2)
+    folder = run / "checkpoints"
+    kill_when(start(command), lambda: folder.exists() and any(folder.glob("step-*24.tmp/*.pt")))
+    half_written = [path for path in folder.glob("*.tmp")]
+    published = [path for path in folder.iterdir() if path not in half_written]
+    assert all((path / CHECKSUMS).exists() for path in published)
+    finish(start(command))
+    assert curve(run) == curve(undisturbed("0"))
+    assert_same_weights(weights(run), weights(undisturbed("0")))
+    assert checkpoints(run) == ["step-00000048", "step-00000056", "step-00000060"], "retention, no leftovers"
+
+
+def test_stopped_by_a_signal_to_one_rank_only(data, undisturbed, tmp_path):
+    """SIGTERM reaches the launcher, or USR1 a single worker: all ranks stop together, with a checkpoint."""
+    run = tmp_path / "run"
+    command = pretrain_command(data, run, *RUN, processes=2)
+    for moment, number in ((10, signal.SIGTERM), (30, signal.SIGUSR1)):
+        process = start(command)
+        while step_of(run) < moment:
+            assert process.poll() is None
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+        else:
+            children = open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
+            __import__("os").kill(int(children[-1]), number)
+        output = finish(process, status=None)
+        assert process.returncode != 0
+        status = json.loads((run / "status.json").read_text())
+        assert status["state"] == "requeue" and moment <= status["step"] < STEPS, output
+        assert f"step-{status['step']:08d}" in checkpoints(run)
+    finish(start(command))
+    assert curve(run) == curve(undisturbed("0"))
+    assert_same_weights(weights(run), weights(undisturbed("0")))
+
+
+def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path):
+    process = start(pretrain_command(data, tmp_path / "run", *RUN, "--train.max_steps", "5000"))
+    while step_of(tmp_path / "run") < 3:
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert "the same command continues" in finish(process, status=75)
+
+
+def test_damaged_checkpoints_are_passed_over_aloud(data, undisturbed, tmp_path):
+    """The newest is truncated, the one before has one flipped bit: the third is taken, and the end is the same."""
+    run = tmp_path / "run"
+    process = start(pretrain_command(data, run, *RUN, processes=2))
+    kill_when(process, lambda: step_of(run) >= 36)
+    *_, third, second, newest = sorted((run / "checkpoints").glob("step-*[0-9]"))
+    with open(newest / "mp_rank_00_model_states.pt", "r+b") as file:
+        file.truncate(1000)
+    path = second / "mp_rank_00_model_states.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    output = train(data, run, *RUN, processes=2)
+    assert f"{newest}: damaged (mp_rank_00_model_states.pt has 1000 bytes" in output
+    assert f"{second}: damaged (mp_rank_00_model_states.pt has another SHA-256" in output
+    assert f"resumed from step {int(third.name[5:])} " in output
+    assert_same_weights(weights(run), weights(undisturbed("0")))
+
+
+def test_zero_0_goes_on_with_another_number_of_processes(data, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    dropout_free = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
+    train(data, tmp_path / "whole", *RUN, *dropout_free, processes=2)
+    kill_when(start(pretrain_command(data, run, *RUN, *dropout_free, processes=2)), lambda: step_of(run) >= 27)
+    output = train(data, run, *RUN, *dropout_free)
+    assert "resumed from step" in output
+    for left, right in zip(curve(run), curve(tmp_path / "whole"), strict=True):
+        for name in left:
+            # Padding depends on how the batch is divided; everything else is a property of the global batch.
+            if name != "data/padding_share":
+                assert left[name] == pytest.approx(right[name], abs=2e-5), (left["step"], name)
+    assert_same_weights(weights(run), weights(tmp_path / "whole"), 1e-4)

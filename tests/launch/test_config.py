@@ -1,0 +1,76 @@
+"""Batch arithmetic, DeepSpeed's configuration, the command line's overrides."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from launch.cli import build_parser, main, parse
+from launch.config import BatchArithmetic, PretrainConfig, TrainConfig, ZeroConfig
+from launch.engine import deepspeed_config
+from pipeline.errors import UserError
+
+BASE = PretrainConfig(data="d", output="o")
+
+
+def test_the_arithmetic_is_checked_and_printed():
+    train = TrainConfig(global_batch_size=64, micro_batch_size=8)
+    assert str(BatchArithmetic.of(train, 2)) == "64 = 8 micro x 4 accumulation x 2 processes"
+    with pytest.raises(UserError, match="found 64, expected a multiple of .* = 8 x 3 = 24; set train.global"):
+        BatchArithmetic.of(train, 3)
+    # The mend that is proposed works.
+    wrong = TrainConfig(global_batch_size=60, micro_batch_size=8)
+    with pytest.raises(UserError, match="set train.micro_batch_size to 6$"):
+        BatchArithmetic.of(wrong, 2)
+    BatchArithmetic.of(replace(wrong, micro_batch_size=6), 2)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_gradients_are_accumulated_and_reduced_in_fp32(stage, precision):
+    config = replace(BASE, zero=ZeroConfig(stage), train=replace(BASE.train, precision=precision))
+    made = deepspeed_config(config, 2)
+    assert made["communication_data_type"] == "fp32"
+    assert made["train_batch_size"] == made["train_micro_batch_size_per_gpu"] * made["gradient_accumulation_steps"] * 2
+    if precision == "fp16" or (precision == "bf16" and stage):
+        assert made["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert ("torch_autocast" in made) == (precision == "bf16" and stage == 0)
+
+
+def test_no_clipping_still_measures_the_norm():
+    config = replace(BASE, train=replace(BASE.train, gradient_clipping=0))
+    assert deepspeed_config(config, 1)["gradient_clipping"] == math.inf
+
+
+def test_overrides_win_over_the_file_whatever_the_order(tmp_path):
+    (tmp_path / "c.yaml").write_text("train:\n  max_steps: 7\n  learning_rate: 0.5\n")
+    config = parse("pretrain", ["--train.max_steps", "9", "--config", str(tmp_path / "c.yaml"), "--data", "d",
+                                "--output", "o"])
+    assert (config.train.max_steps, config.train.learning_rate) == (9, 0.5)
+    config = parse("pretrain", [f"--config={tmp_path / 'c.yaml'}", "--data", "d", "--output", "o"])
+    assert config.train.max_steps == 7
+
+
+def test_a_list_may_be_several_words_one_word_or_a_list():
+    for words in (["a", "b"], ['["a", "b"]']):
+        assert parse("vocab", ["--output", "o", "--input", *words, "--vocab_size", "99"]).input == ["a", "b"]
+    assert parse("vocab", ["--input", "*.txt", "--output", "o"]).input == ["*.txt"]
+    assert parse("vocab", ["--input=x", "--output", "o"]).input == ["x"]
+
+
+def test_help_states_every_field_and_print_config_round_trips(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        build_parser("pretrain").parse_args(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Peak learning rate, above 0; the schedule multiplies it." in text
+    with pytest.raises(SystemExit):
+        main(["pretrain", "--data", "d", "--output", "o", "--train.max_steps", "77", "--print_config"])
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert parse("pretrain", ["--config", str(tmp_path / "printed.yaml")]).train.max_steps == 77
+
+
+def test_the_command_line_without_a_command(capsys):
+    assert main([]) == 0 and "pretrain" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert main(["pretrian"]) == 2
+    assert "did you mean pretrain?" in capsys.readouterr().err

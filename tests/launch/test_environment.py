@@ -1,0 +1,51 @@
+"""Rank and world size from each launcher's variables."""
+
+import pytest
+
+from launch.environment import read_environment
+from pipeline.errors import UserError
+
+ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
+def test_one_process_by_hand():
+    environment = read_environment({})
+    assert (environment.rank, environment.world_size, environment.launcher) == (0, 1, "single")
+
+
+def test_torchrun_srun_and_mpirun():
+    torchrun = read_environment({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", **ADDRESS})
+    assert (torchrun.rank, torchrun.local_rank, torchrun.world_size, torchrun.launcher) == (3, 1, 4, "torchrun")
+    assert torchrun.rendezvous == "node1:29500" and not torchrun.is_main
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+    srun = read_environment({**slurm, **ADDRESS})
+    assert (srun.rank, srun.launcher, srun.scheduler) == (2, "slurm", "slurm")
+    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert read_environment({**mpi, **ADDRESS}).launcher == "mpi"
+
+
+def test_torchrun_inside_a_slurm_job_counts_as_torchrun():
+    variables = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+                 "SLURM_NTASKS": "2", "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", **ADDRESS}
+    environment = read_environment(variables)
+    assert (environment.rank, environment.world_size, environment.launcher) == (5, 8, "torchrun")
+
+
+def test_plain_python_inside_an_sbatch_script_is_one_process():
+    variables = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}
+    environment = read_environment(variables)
+    assert (environment.world_size, environment.launcher, environment.scheduler) == (1, "single", "slurm")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": "0"}, "LOCAL_RANK"),
+        ({"RANK": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "found 'x'"),
+        ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2", **ADDRESS}, "must be less than the world size"),
+        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT are not set"),
+    ],
+)
+def test_incomplete_variables_are_named(variables, expected):
+    with pytest.raises(UserError, match=expected):
+        read_environment(variables)

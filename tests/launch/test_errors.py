@@ -1,0 +1,201 @@
+"""What a user can mend ends in one line on stderr and exit status 2, before any process group is joined."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from launch.checkpoint import ALLOWED_CLASSES, load_pickled
+from launch.cli import main
+from pipeline.errors import UserError
+from tests.launching import ROOT, TINY, finish, pretrain_command, start, train
+from tests.synthetic import make_shards
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("errors"))
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """A complete run of four steps, with checkpoints of steps 2 and 4."""
+    run = tmp_path_factory.mktemp("errors") / "run"
+    train(data, run, "--train.max_steps", "4", "--checkpoint.every_steps", "2")
+    return run
+
+
+def error_of(capsys, *arguments) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["--train.max_step", "3"], "did you mean train.max_steps?"),
+        (["--train.max_steps", "many"], "train.max_steps"),
+        (["--train.global_batch_size", "10"], "found 10, expected a multiple of train.micro_batch_size x processes"),
+        (["--train.learning_rate", "-1"], "train.learning_rate: found -1"),
+        (["--train.precision", "fp8"], "fp8"),
+        (["--model.hidden_size", "33"], "model.hidden_size: found 33, expected a multiple of"),
+        (["--model.vocab_size", "99"], "model.vocab_size: found 99, expected 64"),
+        (["--model.max_position_embeddings", "16"], "model.max_position_embeddings: found 16, expected at least 32"),
+        (["--schedule.warmup_steps", "2000"], "schedule.warmup_steps: found 2000, expected at most train.max_steps"),
+        (["--optimizer.betas", "[0.9]"], "optimizer.betas: found [0.9]"),
+        (["--zero.stage", "4"], "zero.stage"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_a_wrong_field_names_itself_what_was_found_and_what_was_expected(data, tmp_path, capsys, overrides, expected):
+    line = error_of(capsys, "pretrain", *TINY, "--data", data, "--output", tmp_path / "run", *overrides)
+    assert expected in line
+    assert not (tmp_path / "run").exists(), "nothing is left of a run that could not start"
+
+
+def test_a_typo_in_a_yaml_file(data, tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("train:\n  learning_rat: 1\n")
+    line = error_of(capsys, "pretrain", "--config", tmp_path / "c.yaml", "--data", data, "--output", tmp_path / "run")
+    assert "learning_rat" in line and "did you mean train.learning_rate?" in line
+
+
+def test_no_shards_a_damaged_shard_a_foreign_tokenizer(data, tmp_path, capsys):
+    arguments = ("pretrain", *TINY, "--output", tmp_path / "run", "--data")
+    assert "cloze prepare" in error_of(capsys, *arguments, tmp_path / "none")
+
+    broken = shutil.copytree(data, tmp_path / "broken")
+    shard = broken / "train" / "shard-00001.arrow"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert "shard-00001.arrow" in error_of(capsys, *arguments, broken)
+
+    other = make_shards(tmp_path / "other", vocab_size=80)
+    foreign = shutil.copytree(data, tmp_path / "foreign")
+    shutil.rmtree(foreign / "tokenizer")
+    shutil.copytree(other / "tokenizer", foreign / "tokenizer")
+    assert "fingerprint" in error_of(capsys, *arguments, foreign)
+
+
+def test_a_shard_damaged_inside_stops_the_run(data, tmp_path):
+    """One flipped bit, same size: found when the block is read, in one line."""
+    broken = shutil.copytree(data, tmp_path / "broken")
+    shard = broken / "train" / "shard-00001.arrow"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 4
+    shard.write_bytes(bytes(content))
+    output = finish(start(pretrain_command(broken, tmp_path / "run", "--train.max_steps", "30")), status=2)
+    assert "Traceback" not in output and "shard-00001.arrow" in output.splitlines()[-1]
+
+
+def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):
+    arguments = ("pretrain", *TINY, "--data", data, "--train.max_steps", "4", "--output")
+    line = error_of(capsys, *arguments, finished, "--train.learning_rate", "1e-4")
+    assert "train.learning_rate is 0.003, expected 0.0001" in line and "--checkpoint.accept_changes" in line
+    other = make_shards(tmp_path / "other", seed=1)
+    assert "other shards" in error_of(capsys, "pretrain", *TINY, "--data", other, "--train.max_steps", "4",
+                                      "--output", finished)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    assert "files that are no run" in error_of(capsys, *arguments, tmp_path / "mine")
+
+
+def test_resume_policies(data, finished, tmp_path):
+    fixed = ("--train.max_steps", "4", "--checkpoint.every_steps", "2")
+    for run, policy, expected in (
+        (tmp_path / "new", "required", "found no good checkpoint"),
+        (finished, "never", "expected none since it is `never`"),
+    ):
+        output = train(data, run, *fixed, "--checkpoint.resume", policy, status=2)
+        assert expected in output.splitlines()[-1]
+    assert "complete at step 4" in train(data, finished, *fixed, "--checkpoint.resume", "required")
+
+
+def test_all_checkpoints_damaged_is_no_silent_restart(data, finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    for path in (run / "checkpoints").glob("step-*"):
+        (path / "checksums.json").unlink()
+    output = train(data, run, "--train.max_steps", "4", "--checkpoint.every_steps", "2", status=2)
+    assert "every checkpoint there is damaged" in output.splitlines()[-1]
+
+
+def test_fp16_needs_a_gpu(data, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    output = train(data, tmp_path / "run", "--train.precision", "fp16", status=2)
+    assert "only GPUs train in fp16" in output.splitlines()[-1]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path):
+    output = train(data, tmp_path / "run", "--train.learning_rate", "1e30", "--schedule.name", "constant",
+                   "--schedule.warmup_steps", "0", status=2)
+    assert "expected a finite one; lower the rate" in output.splitlines()[-1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_full_disk_leaves_the_last_checkpoint_intact(data, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2600k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this machine refuses to mount a tmpfs: " + mounted.stderr.decode().strip())
+    try:
+        output = train(data, disk / "run", "--train.max_steps", "8", "--checkpoint.every_steps", "1",
+                       "--checkpoint.keep_last", "100", status=2)
+        line = output.splitlines()[-1]
+        assert line.startswith("error: ") and ("free" in line or "full" in line)
+        good = sorted((disk / "run" / "checkpoints").glob("step-*[0-9]"))
+        assert good, "a checkpoint was published before the disk was full"
+        # On a larger disk the same command goes on from it.
+        moved = shutil.copytree(disk / "run", tmp_path / "run")
+        output = train(data, moved, "--train.max_steps", "8", "--checkpoint.every_steps", "1")
+        assert f"resumed from step {int(good[-1].name[5:])} " in output
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+class Malice:
+    """A pickle that would write a file when loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "rank-00000.pt", "zero"])
+def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, name):
+    """With matching checksums, as an attacker would leave it: resume and export refuse it and run nothing."""
+    run, trap = tmp_path / "run", tmp_path / "trap"
+    fixed = ("--train.max_steps", "2", "--zero.stage", "2" if name == "zero" else "0")
+    train(data, run, *fixed)
+    folder = run / "checkpoints" / "step-00000002"
+    path = next(folder.glob("*optim_states.pt")) if name == "zero" else folder / name
+    torch.save({"module": Malice(trap)}, path)
+    from pipeline.storage import sha256_of
+
+    checksums = json.loads((folder / "checksums.json").read_text())
+    checksums[path.name] = [path.stat().st_size, sha256_of(path)]
+    (folder / "checksums.json").write_text(json.dumps(checksums))
+    output = train(data, run, *fixed, status=2)
+    assert "other than tensors" in output.splitlines()[-1]
+    if not name.startswith("rank"):
+        result = subprocess.run([sys.executable, "-m", "launch", "export", str(run)], cwd=ROOT, capture_output=True,
+                                text=True)
+        assert result.returncode == 2 and "other than tensors" in result.stderr.splitlines()[-1]
+    assert not trap.exists()
+
+
+def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
+    assert {kind.__name__ for kind in ALLOWED_CLASSES} == {
+        "LossScaler", "DynamicLossScaler", "fragment_address", "ZeroStageEnum",
+    }  # fmt: skip
+    torch.save({"path": Path("x")}, tmp_path / "file.pt")
+    with pytest.raises(UserError, match="other than tensors"):
+        load_pickled(tmp_path / "file.pt")
