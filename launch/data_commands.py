@@ -93,7 +93,8 @@ def prepare(config: PrepareConfig) -> None:
     seconds = time.monotonic() - began
     table = _facts_table(f"{config.output}: prepared", manifest)
     for name, took, documents, tokens in bars.stages:
-        table.add_row(f"stage {name}", f"{took:.1f} s, {documents / took:,.0f} documents/s, {tokens / took:,.0f} tokens/s")
+        rates = f"{documents / took:,.0f} documents/s, {tokens / took:,.0f} tokens/s"
+        table.add_row(f"stage {name}", f"{took:.1f} s, {rates}")
     tokens = manifest.counts["tokens"]
     table.add_row("in all", f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
     _console().print(table)

@@ -1,1 +1,1 @@
-"""Text in, batches out: offline preparation of Arrow shards and the reading of them."""
+"""Text to shards to batches: the data floor of Cloze."""

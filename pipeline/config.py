@@ -1,0 +1,319 @@
+"""Configuration of the data floor: one PrepareConfig for `cloze vocab` and `cloze prepare`."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from pipeline.errors import UserError
+
+Objective = Literal["next_sentence", "sentence_order", "full_sentences", "single_sentences", "given_pairs"]
+PAIR_OBJECTIVES = ("next_sentence", "sentence_order", "given_pairs")
+
+
+def _require(valid: bool, name: str, found: object, expected: str) -> None:
+    if not valid:
+        raise UserError(f"{name}: found {found!r}, expected {expected}")
+
+
+def _require_share(name: str, found: float) -> None:
+    _require(0 <= found <= 1, name, found, "a share from 0 to 1")
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """How the input files are read."""
+
+    format: Literal["auto", "text", "file", "lines", "pairs", "jsonl", "parquet", "dataset"] = "auto"
+    """Form of the input. auto: by name (.jsonl, .parquet, else text); text: documents between blank lines; file: a
+    document each; lines: a sentence a line, blank line between documents; pairs: A<tab>B a line; jsonl; parquet;
+    dataset: names of folders of `datasets.save_to_disk` or of data sets on the hub."""
+    text_field: str = "text"
+    """Field of JSONL, Parquet and data sets that holds the text; a name."""
+    id_field: str | None = None
+    """Field that holds a document's id, whose hash then fills the column `document`; null: the hash of the text."""
+    dataset_config: str | None = None
+    """Configuration of a data set on the hub, such as 20231101.en; null if it has but one."""
+    dataset_split: str = "train"
+    """Split of a data set that is read; a name."""
+    encoding_errors: Literal["stop", "replace"] = "stop"
+    """Bytes that aren't UTF-8: stop with an error, or replace each by U+FFFD and count the documents."""
+
+
+@dataclass(frozen=True)
+class MixtureSource:
+    """One of several weighted sources."""
+
+    input: list[str] = field(default_factory=list)
+    """Files, folders or globs (names of data sets, if format is dataset); at least one."""
+    weight: float = 1.0
+    """Copies of each document, above 0; the fractional part is the share of documents that get one copy more."""
+    source: SourceConfig = field(default_factory=SourceConfig)
+    """How these files are read."""
+
+    def __post_init__(self):
+        _require(bool(self.input), "mixture.input", self.input, "at least one file, folder or glob")
+        _require(0 < self.weight <= 1000, "mixture.weight", self.weight, "a number above 0, up to 1000")
+
+
+@dataclass(frozen=True)
+class SentencesConfig:
+    """How documents are split into sentences."""
+
+    splitter: Literal["rules", "lines", "none"] = "rules"
+    """rules: punctuation, with abbreviations, also Chinese and Japanese; lines: as given, one a line; none: a
+    paragraph is a sentence."""
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """What `cloze vocab` trains."""
+
+    model: Literal["wordpiece", "words", "bytes", "characters"] = "wordpiece"
+    """wordpiece: BERT's; words: whole words split at white space; bytes: byte-level BPE, as in RoBERTa; characters."""
+    lowercase: bool = True
+    """Whether case is dropped; true or false (bytes always keep it)."""
+    strip_accents: bool | None = None
+    """Whether accents are dropped; true, false, or null: as lowercase says."""
+    min_frequency: int = 2
+    """Times that a word or pair must occur to enter the vocabulary; at least 1."""
+    pad_token: str = "[PAD]"
+    """Name of the padding token; any unused string."""
+    unknown_token: str = "[UNK]"
+    """Name of the token of unknown words; any unused string."""
+    classification_token: str = "[CLS]"
+    """Name of the token that starts a sample; any unused string."""
+    separator_token: str = "[SEP]"
+    """Name of the token that ends a segment; any unused string."""
+    mask_token: str = "[MASK]"
+    """Name of the mask token; any unused string."""
+    special_order: list[Literal["pad", "unknown", "classification", "separator", "mask"]] = field(
+        default_factory=lambda: ["pad", "unknown", "classification", "separator", "mask"]
+    )
+    """Roles of the special tokens in the order of their ids 0 to 4; each of the five once."""
+
+    def __post_init__(self):
+        _require(self.min_frequency >= 1, "vocabulary.min_frequency", self.min_frequency, "at least 1")
+        roles = ["pad", "unknown", "classification", "separator", "mask"]
+        _require(sorted(self.special_order) == sorted(roles), "vocabulary.special_order", self.special_order,
+                 f"each of {', '.join(roles)} once")  # fmt: skip
+        names = list(self.special_tokens.values())
+        _require(len(set(names)) == 5 and all(names), "vocabulary: special tokens", names, "five different names")
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Role -> name, in the order of the ids."""
+        return {role: getattr(self, f"{role}_token") for role in self.special_order}
+
+
+@dataclass(frozen=True)
+class SamplesConfig:
+    """How samples are built from sentences."""
+
+    objective: Objective = "next_sentence"
+    """next_sentence: BERT's pairs; sentence_order: ALBERT's; full_sentences: RoBERTa's; single_sentences; given_pairs:
+    the two segments that the source gives."""
+    random_share: float = 0.5
+    """Probability of a random (or, in sentence_order, swapped) segment B; a share. given_pairs: 0 is never."""
+    short_share: float = 0.1
+    """Probability that a pair aims at a random shorter length, as in the BERT release; a share."""
+    cross_documents: bool = True
+    """Whether full sentences run on into the next document (a separator between); true or false."""
+    pair_sets: int = 1
+    """Times that the samples are built anew, with new cuts and partners; epochs cycle through them; at least 1."""
+    min_document_tokens: int = 1
+    """Documents with fewer tokens are left out and counted; at least 1."""
+
+    def __post_init__(self):
+        _require_share("samples.random_share", self.random_share)
+        _require_share("samples.short_share", self.short_share)
+        _require(self.pair_sets >= 1, "samples.pair_sets", self.pair_sets, "at least 1")
+        _require(
+            self.min_document_tokens >= 1, "samples.min_document_tokens", self.min_document_tokens, "at least 1"
+        )
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """Which tokens are masked, and how."""
+
+    mode: Literal["precomputed", "dynamic"] = "precomputed"
+    """precomputed: mask_sets sets lie in the shards; dynamic: drawn anew at each epoch when a batch is loaded."""
+    strategy: Literal["token", "whole_word", "span"] = "token"
+    """What is masked at once: a token; a whole word; a run of words, as in SpanBERT."""
+    rate: float = 0.15
+    """Share of a sample's tokens that is predicted; above 0, up to 1."""
+    mask_share: float = 0.8
+    """Share of the predicted tokens that the mask token replaces; a share."""
+    random_share: float = 0.1
+    """Share of the predicted tokens that a random token replaces; the rest stays as it is; a share."""
+    selection: Literal["count", "independent"] = "count"
+    """count: min(cap, max(1, round(rate × length))) a sample; independent: each token (or word) by itself, so that a
+    sample may have none."""
+    random_from: Literal["ordinary", "ordinary_other", "all"] = "ordinary"
+    """Random tokens come from the ordinary ones, from those but the original, or from the whole vocabulary."""
+    max_predictions_per_sequence: int | None = None
+    """Cap on the predicted tokens of a sample; at least 1; null: round(rate × max_length)."""
+    span_p: float = 0.2
+    """Parameter of the geometric distribution of span lengths in words; above 0, up to 1."""
+    max_span: int = 10
+    """Longest span, in words; at least 1."""
+
+    def __post_init__(self):
+        _require(0 < self.rate <= 1, "masking.rate", self.rate, "a share above 0, up to 1")
+        _require_share("masking.mask_share", self.mask_share)
+        _require_share("masking.random_share", self.random_share)
+        _require(self.mask_share + self.random_share <= 1 + 1e-9, "masking.mask_share + masking.random_share",
+                 self.mask_share + self.random_share, "at most 1")  # fmt: skip
+        cap = self.max_predictions_per_sequence
+        _require(cap is None or cap >= 1, "masking.max_predictions_per_sequence", cap, "at least 1, or null")
+        _require(0 < self.span_p <= 1, "masking.span_p", self.span_p, "a number above 0, up to 1")
+        _require(self.max_span >= 1, "masking.max_span", self.max_span, "at least 1")
+        spans_by_count = self.strategy != "span" or self.selection == "count"
+        _require(spans_by_count, "masking.selection", self.selection, "count, with strategy span")
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Shares of the documents that are held out, by content hash."""
+
+    validation: float = 0.01
+    """Share of the validation split; from 0 to 0.25."""
+    test: float = 0.0
+    """Share of the test split; from 0 to 0.25."""
+
+    def __post_init__(self):
+        for name in ("validation", "test"):
+            value = getattr(self, name)
+            _require(0 <= value <= 0.25, f"split.{name}", value, "a share from 0 to 0.25")
+
+
+@dataclass(frozen=True)
+class ShardsConfig:
+    """The files that are written."""
+
+    target_tokens: int = 1 << 24
+    """Tokens a shard aims at; from 1024 to 67108864 (a worker holds one shard in memory)."""
+    compression: Literal["zstd", "none"] = "zstd"
+    """zstd: smaller; none: reading is zero-copy."""
+
+    def __post_init__(self):
+        _require(
+            1024 <= self.target_tokens <= 1 << 26, "shards.target_tokens", self.target_tokens, "1024 to 67108864"
+        )
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """Text in, vocabulary (`cloze vocab`) or shards (`cloze prepare`) out."""
+
+    input: list[str] = field(default_factory=list)
+    """Files, folders or globs; compressed ones (.gz, .zst, .xz) as they are."""
+    output: str = ""
+    """Folder that is written; a new one, or that of an interrupted run of the same command."""
+    tokenizer: str | None = None
+    """For prepare: a tokenizer's folder, its tokenizer.json, or a vocab.txt."""
+    vocab_size: int = 30522
+    """For vocab: number of entries, special tokens included; at least 6."""
+    max_length: int = 128
+    """Longest sample in tokens, special tokens included; from 8 to 32768."""
+    more_lengths: list[int] = field(default_factory=list)
+    """Further lengths, each prepared into OUTPUT/length-N from the same tokenized text; from 8 to 32768."""
+    mask_sets: int = 10
+    """Precomputed mask sets, through which epochs cycle; from 1 to 1000 (unused if masking.mode is dynamic)."""
+    seed: int = 42
+    """Seed of every random draw; from 0 to 2^63 - 1."""
+    workers: int = 1
+    """Processes on this machine; at least 1. They never change the bytes that are written."""
+    executor: Literal["local", "dask"] = "local"
+    """local: processes on this machine; dask: the workers of a Dask cluster."""
+    scheduler: str | None = None
+    """Address of the Dask scheduler, such as tcp://10.0.0.1:8786; for executor dask."""
+    source: SourceConfig = field(default_factory=SourceConfig)
+    """How the input is read."""
+    mixture: list[MixtureSource] = field(default_factory=list)
+    """Weighted sources, instead of input and source."""
+    sentences: SentencesConfig = field(default_factory=SentencesConfig)
+    """How documents are split into sentences."""
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    """What `cloze vocab` trains."""
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
+    """How samples are built."""
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    """Which tokens are masked."""
+    split: SplitConfig = field(default_factory=SplitConfig)
+    """What is held out."""
+    shards: ShardsConfig = field(default_factory=ShardsConfig)
+    """The files that are written."""
+
+    def __post_init__(self):
+        _require(self.vocab_size >= 6, "vocab_size", self.vocab_size, "at least 6")
+        for name, values in (("max_length", [self.max_length]), ("more_lengths", self.more_lengths)):
+            for value in values:
+                _require(8 <= value <= 1 << 15, name, value, "8 to 32768")
+        lengths = self.lengths
+        _require(len(set(lengths)) == len(lengths), "more_lengths", self.more_lengths, "each length once")
+        _require(1 <= self.mask_sets <= 1000, "mask_sets", self.mask_sets, "1 to 1000")
+        _require(0 <= self.seed < 1 << 63, "seed", self.seed, "0 to 2^63 - 1")
+        _require(1 <= self.workers <= 1024, "workers", self.workers, "1 to 1024")
+        if self.executor == "dask":
+            _require(bool(self.scheduler), "scheduler", self.scheduler, "an address, with executor dask")
+        else:
+            _require(self.scheduler is None, "scheduler", self.scheduler, "null, unless executor is dask")
+        _require(not (self.input and self.mixture), "input", self.input, "nothing beside mixture")
+        if self.samples.objective == "given_pairs":
+            formats = {part.source.format for part in self.all_sources}
+            _require(formats <= {"pairs"}, "source.format", sorted(formats), "pairs, with objective given_pairs")
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self.max_length, *self.more_lengths]
+
+    @property
+    def all_sources(self) -> list[MixtureSource]:
+        """The sources as one list, whichever way they were given; raises UserError if there is none."""
+        if self.mixture:
+            return self.mixture
+        return [MixtureSource(self.input, 1.0, self.source)] if self.input else []
+
+    @property
+    def stored_mask_sets(self) -> int:
+        return self.mask_sets if self.masking.mode == "precomputed" else 0
+
+    def preparation(self, max_length: int) -> dict:
+        """What the bytes of the shards depend on, beside the input and the tokenizer; stands in the manifest."""
+        everything = asdict(self)
+        kept = ("seed", "sentences", "samples", "masking", "split", "shards")
+        return {name: everything[name] for name in kept} | {
+            "max_length": max_length,
+            "mask_sets": self.stored_mask_sets,
+            "sources": [
+                {"weight": part.weight, **asdict(part.source)} for part in self.all_sources
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class InspectConfig:
+    """What `cloze inspect` shows of a prepared folder."""
+
+    data: str
+    """Folder that `cloze prepare` wrote."""
+    split: Literal["train", "validation", "test"] = "train"
+    """Split whose samples are shown."""
+    samples: int = 4
+    """Samples that are decoded and shown; at least 0."""
+    mask_set: int = 0
+    """Mask set that is shown (dynamic masking: the epoch); at least 0."""
+    tensorboard: str | None = None
+    """Folder for histograms and examples as TensorBoard events; null: none are written."""
+
+    def __post_init__(self):
+        _require(self.samples >= 0, "samples", self.samples, "at least 0")
+        _require(self.mask_set >= 0, "mask_set", self.mask_set, "at least 0")
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """What `cloze verify` checks."""
+
+    data: str
+    """Folder that `cloze prepare` wrote."""

@@ -1,0 +1,8 @@
+"""The error that a user can mend."""
+
+
+class UserError(ValueError):
+    """One line that names what and where, what was found, what was expected and what to do.
+
+    The command line prints it without a traceback and ends with exit status 2.
+    """

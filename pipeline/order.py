@@ -1,0 +1,64 @@
+"""Which samples, in which order: pure functions of (block sizes, seed, epoch).
+
+The block sizes come from the manifest, so the order is a function of (manifest, seed, epoch) alone: no rank,
+world size or batch size enters. Blocks (record batches) are permuted, then rows within a window of 64 blocks,
+so that reading stays mostly sequential while neighbours in an epoch come from far apart.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+BLOCKS_PER_WINDOW = 64  # 64 × 4,096 samples of 128 tokens are some 70 MB of ids: shuffled well, held easily
+_BLOCKS, _ROWS = 1, 2  # purposes that keep the two draws apart
+
+
+def _generator(seed: int, purpose: int, *key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, purpose, *key))))
+
+
+def locate(position: int, epoch_sizes: Sequence[int]) -> tuple[int, int]:
+    """Position in the endless stream -> (epoch, offset in it).
+
+    Epochs cycle through `epoch_sizes`: one number, or one for each pair set.
+    """
+    cycles, rest = divmod(position, sum(epoch_sizes))
+    for place, size in enumerate(epoch_sizes):
+        if rest < size:
+            return cycles * len(epoch_sizes) + place, rest
+        rest -= size
+    raise AssertionError("unreachable: the rest is below the sum")
+
+
+def block_order(num_blocks: int, seed: int, epoch: int) -> np.ndarray:
+    """The epoch's permutation of the blocks."""
+    return _generator(seed, _BLOCKS, epoch).permutation(num_blocks)
+
+
+def row_order(num_rows: int, seed: int, epoch: int, window: int) -> np.ndarray:
+    """The permutation of the rows of one window of one epoch."""
+    return _generator(seed, _ROWS, epoch, window).permutation(num_rows)
+
+
+def epoch_windows(block_sizes: np.ndarray, seed: int, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """The epoch's windows: the blocks of each, and the offset of each in the epoch (one more than windows)."""
+    order = block_order(len(block_sizes), seed, epoch)
+    windows = [order[i : i + BLOCKS_PER_WINDOW] for i in range(0, len(order), BLOCKS_PER_WINDOW)]
+    sizes = [int(block_sizes[blocks].sum()) for blocks in windows]
+    return windows, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+def epoch_indices(block_sizes: np.ndarray, seed: int, epoch: int, start: int = 0, stop: int | None = None):
+    """Sample indices at places [start, stop) of an epoch, int64; by default all of them, which is a permutation."""
+    block_sizes = np.asarray(block_sizes, np.int64)
+    first = np.concatenate([[0], np.cumsum(block_sizes)])
+    windows, offsets = epoch_windows(block_sizes, seed, epoch)
+    stop = int(offsets[-1]) if stop is None else stop
+    parts = [np.empty(0, np.int64)]
+    for window, blocks in enumerate(windows):
+        low, high = max(start, offsets[window]), min(stop, offsets[window + 1])
+        if low < high:
+            rows = np.concatenate([np.arange(first[block], first[block + 1]) for block in blocks])
+            rows = rows[row_order(len(rows), seed, epoch, window)]
+            parts.append(rows[low - offsets[window] : high - offsets[window]])
+    return np.concatenate(parts)

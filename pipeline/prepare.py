@@ -1,0 +1,292 @@
+"""`cloze prepare`: text to shards, in two stages, restartable at any moment.
+
+Stage 1 tokenizes the input and scatters documents by the hash of their text (tokenizing.py); stage 2 builds a shard
+from each range of hashes (building.py). Tasks depend on the input and the configuration alone, write aside and rename,
+and leave a report when they are complete; so that running again does what is left, and the bytes are the same for
+any number of workers. The manifest is written last.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.building import BuildTask, ShardReport, build
+from pipeline.config import PrepareConfig
+from pipeline.errors import UserError
+from pipeline.executors import open_executor, run_tasks
+from pipeline.manifest import FILE_NAME, SPLITS, Manifest, SplitInfo, entropy
+from pipeline.planning import plan_shards, plan_splits
+from pipeline.progress import Progress, Silent
+from pipeline.readers import plan
+from pipeline.readers.files import InputFile
+from pipeline.storage import publish_text, readable_errors, remove_leftovers, sha256_of
+from pipeline.tokenizer import Tokenizer, copy_tokenizer
+from pipeline.tokenizing import Report, TokenizeTask, load_tokenizer, tokenize
+
+WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
+
+
+def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest:
+    """Prepare a corpus into `config.output` and return its manifest (that of `max_length`, if there are several).
+
+    Continues an interrupted run of the same command; returns at once if it is complete.
+    Raises UserError if the folder holds another run, and for whatever else a user can mend.
+    """
+    progress = progress or Silent()
+    _check(config)
+    output = Path(config.output)
+    tokenizer = Tokenizer.from_folder(config.tokenizer)
+    files, segments = plan(config)
+    identity = _identity(config, tokenizer, files)
+    if (complete := _complete(config, identity, output)) is not None:
+        progress.note(f"{output} is complete already")
+        return complete
+    work = output / WORK_FOLDER
+    _open_work(output, work, identity)
+    if tokenizer.word_table_reason:
+        progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing goes at the library's rate")
+    copy_tokenizer(tokenizer, work / "tokenizer")
+    load_tokenizer.cache_clear()
+    with open_executor(config) as executor:
+        report = _tokenize(config, executor, segments, work, progress)
+        hashes = _hash_sources(executor, files)
+        splits, remarks = plan_splits(config, report, work)
+        for remark in remarks:
+            progress.note(remark)
+        built = _build(config, executor, report, splits, work, progress)
+    manifests = [
+        _publish(config, tokenizer, files, hashes, report, built[length], length, work) for length in config.lengths
+    ]
+    for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
+        manifest.save(manifest.folder)
+    shutil.rmtree(work)
+    return Manifest.load(output)
+
+
+def length_folder(config: PrepareConfig, length: int) -> Path:
+    """Where the shards of a length lie: OUTPUT, or OUTPUT/length-N for the further ones."""
+    return Path(config.output) if length == config.max_length else Path(config.output) / f"length-{length}"
+
+
+def _check(config: PrepareConfig) -> None:
+    if not config.output:
+        raise UserError("output: found none, expected a folder to write; name one with --output")
+    if not config.tokenizer:
+        raise UserError(
+            "tokenizer: found none, expected a folder that `cloze vocab` wrote, a tokenizer.json or a vocab.txt; "
+            "name one with --tokenizer"
+        )
+
+
+def _identity(config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile]) -> dict:
+    """What a run is: everything that its bytes depend on. JSON, so that it compares after a round trip."""
+    preparation = config.preparation(config.max_length)
+    return json.loads(
+        json.dumps(
+            {
+                "preparation": preparation,
+                "lengths": config.lengths,
+                "tokenizer_fingerprint": tokenizer.fingerprint,
+                "sources": [[file.source, file.name, file.size] for file in files],
+                "changed": [file.changed for file in files],
+            }
+        )
+    )
+
+
+def _complete(config: PrepareConfig, identity: dict, output: Path) -> Manifest | None:
+    """The manifest of a complete run of the same command; UserError if it was another command's."""
+    if not (output / FILE_NAME).is_file():
+        return None
+    manifest = Manifest.load(output)
+    found = {
+        "preparation": manifest.preparation,
+        "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
+        "sources": [[source["source"], source["name"], source["bytes"]] for source in manifest.sources],
+    }
+    different = [name for name, value in found.items() if value != identity[name]]
+    if different:
+        raise UserError(
+            f"output: {output} holds data prepared with another {_difference(found, identity, different[0])}; choose "
+            "another --output or remove the folder"
+        )
+    missing = [length for length in config.lengths if not (length_folder(config, length) / FILE_NAME).is_file()]
+    if missing:
+        raise UserError(f"output: {output} is complete, but not with more_lengths {missing}; choose another --output")
+    return manifest
+
+
+def _difference(found: dict, expected: dict, name: str) -> str:
+    """The first difference of two identities, by name, with both values if they are short."""
+    if isinstance(found.get(name), dict):
+        for key in expected[name]:
+            if found[name].get(key) != expected[name][key]:
+                return f"{name}." + _difference(found[name], expected[name], key)
+    values = f" ({found.get(name)!r}, now {expected[name]!r})"
+    return name + (values if len(values) < 160 else "")
+
+
+def _open_work(output: Path, work: Path, identity: dict) -> None:
+    with readable_errors(output):
+        if not work.is_dir() and output.is_dir() and any(output.iterdir()):
+            raise UserError(
+                f"output: {output} holds other files, expected a new or empty folder; choose another --output"
+            )
+        work.mkdir(parents=True, exist_ok=True)
+        identity_file = work / "run.json"
+        if identity_file.is_file():
+            found = json.loads(identity_file.read_text(encoding="utf-8"))
+            if found != identity:
+                different = next(name for name in identity if found.get(name) != identity[name])
+                what = _difference(found, identity, different)
+                raise UserError(
+                    f"output: {output} holds an interrupted run with another {what}; "
+                    "repeat that command, choose another --output, or remove the folder"
+                )
+            remove_leftovers(output)
+        else:
+            publish_text(identity_file, json.dumps(identity))
+
+
+def _tokenize(config: PrepareConfig, executor, segments, work: Path, progress: Progress) -> Report:
+    splitters = {"lines": "lines", "pairs": "pairs"}
+    tasks = [
+        TokenizeTask(
+            number=number,
+            segments=task,
+            splitter=splitters.get(task[0].file.format, config.sentences.splitter),
+            tokenizer=str((work / "tokenizer").resolve()),
+            folder=str(work.resolve()),
+        )
+        for number, task in enumerate(segments)
+    ]
+    weights = [sum(segment.weight for segment in task.segments) for task in tasks]
+    progress.stage("tokenize", sum(weights), "bytes")
+    reports: list[Report | None] = [None] * len(tasks)
+
+    def on_result(place: int, result: Report) -> None:
+        reports[place] = result
+        counts = result.counts
+        progress.advance(weights[place], counts.get("documents_read", 0), counts.get("tokens", 0))
+
+    run_tasks(executor, tokenize, tasks, on_result)
+    whole = Report()
+    for report in reports:
+        whole.add(**report.counts)
+        whole.documents += report.documents
+        whole.tokens += report.tokens
+        whole.parts += report.parts
+    return whole
+
+
+def _hash_sources(executor, files: list[InputFile]) -> list[str | None]:
+    hashes: list[str | None] = [None] * len(files)
+    paths = [(number, Path(file.path)) for number, file in enumerate(files) if file.format != "dataset"]
+
+    def on_result(place: int, digest: str) -> None:
+        hashes[paths[place][0]] = digest
+
+    run_tasks(executor, _hash_source, [path for _, path in paths], on_result)
+    return hashes
+
+
+def _hash_source(path: Path) -> str:
+    with readable_errors(path):
+        return sha256_of(path)
+
+
+def _build(
+    config: PrepareConfig, executor, report: Report, splits: dict, work: Path, progress: Progress
+) -> dict[int, dict[str, list[ShardReport]]]:
+    """Build every shard of every split and length; reports by length and split, in the order of the shards."""
+    tasks, places = [], []
+    for length in config.lengths:
+        for split in SPLITS:
+            low, high = splits[split]
+            if low == high:
+                continue
+            for number, part in enumerate(plan_shards(report, low, high, config.shards.target_tokens)):
+                tasks.append(
+                    BuildTask(
+                        split=split,
+                        number=number,
+                        low=part.low,
+                        high=part.high,
+                        parts=report.parts,
+                        weights=[source.weight for source in config.all_sources],
+                        preparation=config.preparation(length),
+                        tokenizer=str((work / "tokenizer").resolve()),
+                        folder=str(work.resolve()),
+                        output=str(length_folder(config, length).resolve()),
+                        estimated_tokens=part.tokens,
+                    )
+                )
+                places.append((length, split))
+    progress.stage("build", sum(task.estimated_tokens for task in tasks), "tokens")
+    results: list[ShardReport | None] = [None] * len(tasks)
+
+    def on_result(place: int, result: ShardReport) -> None:
+        results[place] = result
+        counts = result.counts
+        progress.advance(tasks[place].estimated_tokens, counts["documents"], counts.get("tokens", 0))
+
+    run_tasks(executor, build, tasks, on_result)
+    built = {length: {split: [] for split in SPLITS} for length in config.lengths}
+    for (length, split), result in zip(places, results, strict=True):
+        built[length][split].append(result)
+    return built
+
+
+def _publish(
+    config: PrepareConfig,
+    tokenizer: Tokenizer,
+    files: list[InputFile],
+    hashes: list[str | None],
+    report: Report,
+    built: dict[str, list[ShardReport]],
+    length: int,
+    work: Path,
+) -> Manifest:
+    """Everything but the manifest itself; returns that."""
+    folder = length_folder(config, length)
+    copy_tokenizer(Tokenizer.from_folder(work / "tokenizer"), folder / "tokenizer")
+    unigrams = sum((result.unigrams for result in built["train"]), np.zeros(tokenizer.vocab_size, np.int64))
+    splits = {split: _split_info(results, length) for split, results in built.items()}
+    if not splits["train"].counts.get("samples"):
+        raise UserError("input: found no sample for the train split, expected some; give more text")
+    counts = dict(sorted(report.counts.items()))
+    for name in ("documents", "documents_duplicate", "documents_short", "tokens_duplicate", "tokens_short"):
+        counts[name] = sum(result.counts[name] for results in built.values() for result in results)
+    return Manifest(
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        special_tokens=tokenizer.special_tokens,
+        objective=config.samples.objective,
+        max_length=length,
+        mask_sets=config.stored_mask_sets,
+        pair_sets=config.samples.pair_sets,
+        seed=config.seed,
+        preparation=json.loads(json.dumps(config.preparation(length))),
+        sources=[
+            {"source": file.source, "name": file.name, "bytes": file.size, "sha256": digest}
+            for file, digest in zip(files, hashes, strict=True)
+        ],
+        counts=counts,
+        unigram_entropy=entropy(unigrams),
+        splits=splits,
+        folder=folder,
+    )
+
+
+def _split_info(results: list[ShardReport], length: int) -> SplitInfo:
+    counts: dict[str, int] = {}
+    histogram = np.zeros(length + 1, np.int64)
+    for result in results:
+        histogram += np.array(result.length_histogram)
+        for name, count in result.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    shards = [replace(shard) for result in results for shard in result.shards if shard.samples]
+    return SplitInfo(counts=counts, length_histogram=histogram.tolist(), shards=shards)

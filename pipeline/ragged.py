@@ -1,0 +1,28 @@
+"""Arithmetic on flat arrays with offsets (ragged arrays), without a Python step per row."""
+
+import numpy as np
+
+
+def to_offsets(lengths: np.ndarray) -> np.ndarray:
+    """Lengths (N,) to offsets (N+1,) int64."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The integers of all [start, start + length), one range after another, as int64."""
+    offsets = to_offsets(lengths)
+    indices = np.repeat(starts - offsets[:-1], lengths)
+    indices += np.arange(offsets[-1])
+    return indices
+
+
+def gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """values[start : start + length] of every range, one after another."""
+    return values.take(ranges(starts, lengths))
+
+
+def within(offsets: np.ndarray) -> np.ndarray:
+    """For every element of a ragged array its place inside its row: 0, 1, 2, 0, 1, …"""
+    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))

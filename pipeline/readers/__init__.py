@@ -1,0 +1,70 @@
+"""Readers: input files to documents. A task is a list of pieces of files; its documents depend on the files alone."""
+
+from collections.abc import Iterator
+
+from pipeline.config import PrepareConfig
+from pipeline.errors import UserError
+from pipeline.readers import columns, lines
+from pipeline.readers.files import InputFile, Segment, find_files
+from pipeline.records import Document
+
+_SEGMENT_BYTES = 32 << 20  # of plain text or Parquet: a few seconds of work, some hundred MB of memory
+_TASKS_OF_FEW_FILES = 8  # compressed files can't be entered in the middle: few of them are read in stripes
+_STRIPE_BYTES = 4 << 20  # compressed size below which a file isn't divided
+
+
+def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
+    """The input files in their order, and the tasks: lists of segments of some 32 MB each.
+
+    Depends on the files alone, never on workers. Raises UserError if an input is missing or empty.
+    """
+    files: list[InputFile] = []
+    for number, part in enumerate(config.all_sources):
+        find = columns.find_datasets if part.source.format == "dataset" else find_files
+        files += find(part.input, number, part.source, first=len(files))
+    if not files:
+        raise UserError("input: found none, expected files, folders or globs; name some with --input")
+    compressed = sum(file.compression is not None for file in files)
+    segments = []
+    for file in files:
+        if file.format in ("parquet", "dataset"):
+            segments += columns.segments(file, _SEGMENT_BYTES)
+        elif file.compression:
+            stripes = min(-(-_TASKS_OF_FEW_FILES // compressed), -(-file.size // _STRIPE_BYTES))
+            segments += [
+                Segment(file, stripe, stripes, weight=file.size // stripes) for stripe in range(max(1, stripes))
+            ]
+        elif file.format == "file":
+            segments.append(Segment(file, 0, 1, weight=file.size))
+        else:
+            count = max(1, -(-file.size // _SEGMENT_BYTES))
+            segments += [
+                Segment(file, start, min(start + _SEGMENT_BYTES, file.size),
+                        weight=min(_SEGMENT_BYTES, file.size - start))
+                for start in range(0, count * _SEGMENT_BYTES, _SEGMENT_BYTES)
+            ]  # fmt: skip
+    return files, _group(segments)
+
+
+def _group(segments: list[Segment]) -> list[list[Segment]]:
+    """Neighbouring small segments make one task, so that a million small files aren't a million tasks."""
+    tasks: list[list[Segment]] = []
+    weight = 0
+    for segment in segments:
+        small = segment.weight < _STRIPE_BYTES // 2
+        if tasks and small and weight + segment.weight <= _STRIPE_BYTES:
+            tasks[-1].append(segment)
+            weight += segment.weight
+        else:
+            tasks.append([segment])
+            weight = segment.weight
+    return tasks
+
+
+def read(task: list[Segment]) -> Iterator[Document]:
+    """The documents of a task, in the order of the source."""
+    for segment in task:
+        if segment.file.format in ("parquet", "dataset"):
+            yield from columns.read(segment)
+        else:
+            yield from lines.read(segment)

@@ -1,0 +1,209 @@
+"""Find input files, open them (the one place that knows about compression), and cut them into blocks."""
+
+import glob
+import lzma
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from pipeline.config import SourceConfig
+from pipeline.errors import UserError
+from pipeline.storage import describe
+
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+BLOCK_BYTES = 1 << 20
+LONGEST_LINE = 128 << 20  # a JSON line must be held whole: with its text, some 600 MB
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One input. number: its place among all inputs; source: its place among the weighted sources.
+
+    name: relative to the folder that its source's files share, so that manifests don't depend on where they lie.
+    """
+
+    number: int
+    source: int
+    path: str
+    name: str
+    format: str
+    compression: str | None
+    size: int
+    changed: int
+    config: SourceConfig
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a file: bytes [start, stop) of a plain one, every stop-th block from start on of a compressed one,
+    row groups or rows [start, stop) of a table. weight: bytes, for grouping and progress."""
+
+    file: InputFile
+    start: int
+    stop: int
+    weight: int
+
+
+@dataclass
+class Block:
+    """Bytes of whole lines or documents. offset: of its first byte in the (decompressed) file. piece: not 0 if the
+    first document began in an earlier block; goes_on: if the last one goes on in the next."""
+
+    offset: int
+    data: bytes
+    piece: int = 0
+    goes_on: bool = False
+
+
+def find_files(entries: list[str], source: int, config: SourceConfig, first: int) -> list[InputFile]:
+    """Files of a source in the order of their names; the order of the entries doesn't matter."""
+    paths: set[str] = set()
+    for entry in entries:
+        found = _expand(entry)
+        if not found:
+            raise UserError(
+                f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
+            )
+        paths.update(os.path.realpath(path) for path in found)
+    ordered = sorted(paths)
+    shared = os.path.commonpath([os.path.dirname(path) for path in ordered])
+    files = []
+    for number, path in enumerate(ordered, first):
+        suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+        compression = _COMPRESSIONS.get(suffixes[-1]) if suffixes else None
+        kind = suffixes[-2:-1] if compression else suffixes[-1:]
+        form = config.format
+        if form == "auto":
+            form = _FORMATS.get(kind[0], "text") if kind else "text"
+        status = os.stat(path)
+        files.append(
+            InputFile(number, source, path, os.path.relpath(path, shared).replace(os.sep, "/"), form, compression,
+                      status.st_size, status.st_mtime_ns, config)
+        )  # fmt: skip
+    if not any(file.size for file in files):
+        raise UserError(f"input: found only empty files at {', '.join(entries)}, expected text")
+    return files
+
+
+def _expand(entry: str) -> list[str]:
+    path = Path(entry).expanduser()
+    if path.is_dir():
+        return [str(p) for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")]
+    if path.is_file():
+        return [str(path)]
+    return [p for p in glob.glob(str(path), recursive=True) if os.path.isfile(p)]
+
+
+def open_file(file: InputFile) -> IO[bytes]:
+    """Open for reading, decompressed. Raises UserError if it isn't there any more."""
+    try:
+        if file.compression == "xz":
+            return lzma.open(file.path, "rb")
+        if file.compression:
+            return pa.input_stream(file.path, compression=file.compression)
+        return open(file.path, "rb", buffering=0)
+    except OSError as error:
+        raise UserError(describe(error, Path(file.path))) from error
+
+
+def _read_exactly(stream: IO[bytes], file: InputFile, count: int) -> bytes:
+    """`count` bytes, fewer only at the end: where blocks are cut must not depend on how a library buffers."""
+    parts, left = [], count
+    try:
+        while left and (part := stream.read(left)):
+            parts.append(part)
+            left -= len(part)
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+        raise UserError(f"{file.path}: can't be read to its end ({error}); restore the file") from error
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def blocks(segment: Segment, separator: re.Pattern | None, longest: int | None) -> Iterator[Block]:
+    """The blocks of a segment, cut behind a separator (None: nowhere).
+
+    The text between two separators belongs to the segment in which the earlier one begins. What is longer than
+    `longest` bytes is cut at white space and comes in several blocks (None: it must fit into 128 MB).
+    """
+    file = segment.file
+    with open_file(file) as stream:
+        if file.compression:
+            for number, block in enumerate(_blocks(stream, file, 0, None, separator, longest)):
+                if number % segment.stop == segment.start:
+                    yield block
+        else:
+            yield from _blocks(stream, file, segment.start, segment.stop, separator, longest)
+
+
+def _blocks(
+    stream: IO[bytes],
+    file: InputFile,
+    start: int,
+    stop: int | None,
+    separator: re.Pattern | None,
+    longest: int | None,
+) -> Iterator[Block]:
+    data, begin, pieces = b"", start, 0
+    waiting = start > 0  # for the separator behind which this segment's first document begins
+    if waiting:
+        stream.seek(start)
+    while new := _read_exactly(stream, file, max(BLOCK_BYTES, 0 if waiting else len(data))):
+        data += new
+        if waiting:
+            match = separator.search(data)
+            if match is None and not data[max(0, stop - begin) :].strip():
+                continue
+            if match is None or begin + match.start() >= stop:
+                return  # one document covers this segment: it belongs to an earlier one
+            data, begin, waiting = data[match.end() :], begin + match.end(), False
+        last = stop is not None and begin + len(data) > stop
+        if cut := _cut(data, separator, max(0, stop - begin) if last else None):
+            yield Block(begin, data[:cut], pieces + 1 if pieces else 0)
+            data, begin, pieces = data[cut:], begin + cut, 0
+            if last:
+                return
+        while longest is not None and len(data) > longest + BLOCK_BYTES:
+            cut = cut_place(data, longest)
+            pieces += 1
+            yield Block(begin, data[:cut], pieces, goes_on=True)
+            data, begin = data[cut:], begin + cut
+        if longest is None and len(data) > LONGEST_LINE:
+            raise UserError(
+                f"{file.path}: a line from byte {begin} on is longer than {LONGEST_LINE >> 20} MB, the most that is "
+                "held in memory; store this text as plain text, or divide it"
+            )
+    if data and not waiting:
+        yield Block(begin, data, pieces + 1 if pieces else 0)
+
+
+def _cut(data: bytes, separator: re.Pattern | None, limit: int | None) -> int:
+    """End of the last separator, or of the first one from `limit` on; 0 if there is none."""
+    if separator is None:
+        return 0
+    if limit is not None:
+        match = separator.search(data, limit)
+        return match.end() if match else 0
+    reach = 1 << 12  # a separator is near the end, as a rule: search there first
+    while True:
+        low = max(0, len(data) - reach)
+        last = 0
+        for match in separator.finditer(data, low):
+            last = match.end()
+        if last or low == 0:
+            return last
+        reach *= 8
+
+
+def cut_place(data: bytes, limit: int) -> int:
+    """A place to cut at or before `limit`: behind white space if there is any near, else between characters."""
+    for place in range(limit, max(limit - 4096, 1), -1):
+        if data[place - 1] <= 0x20:
+            return place
+    while data[limit] & 0xC0 == 0x80:
+        limit -= 1
+    return limit

@@ -1,0 +1,137 @@
+"""Text, sentence pairs and JSON lines."""
+
+import json
+import re
+from collections.abc import Iterator
+
+from pipeline.errors import UserError
+from pipeline.readers.files import Block, Segment, blocks, cut_place
+from pipeline.records import Document
+
+LONGEST_PIECE = 4 << 20  # bytes of text: a longer document arrives in pieces, so that memory stays bounded
+_BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")
+_NEWLINE = re.compile(rb"\n")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
+
+
+def read(segment: Segment) -> Iterator[Document]:
+    """Documents of a segment. Raises UserError for bytes that aren't UTF-8 (unless replaced) or a malformed line."""
+    form = segment.file.format
+    separator = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}.get(form, _NEWLINE)
+    longest = None if form in ("jsonl", "pairs") else LONGEST_PIECE
+    parse = {"jsonl": _json_documents, "pairs": _pairs}.get(form, _texts)
+    for block in blocks(segment, separator, longest):
+        if block.offset == 0 and block.data.startswith(_MARK):
+            block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets stay
+        yield from parse(segment, block, separator)
+
+
+def order(segment: Segment, place: int) -> int:
+    """The source order of what stands at byte or row `place` of a file."""
+    return segment.file.number << 40 | place
+
+
+def _texts(segment: Segment, block: Block, separator: re.Pattern | None) -> Iterator[Document]:
+    starts = [0, *(match.end() for match in separator.finditer(block.data))] if separator else [0]
+    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(block.data)], strict=True)):
+        if data := block.data[start:stop]:
+            in_pieces = number == 0 and block.piece
+            text, damaged = _valid(segment, data, block.offset + start)
+            if in_pieces or not data.isspace():
+                yield Document(
+                    order(segment, block.offset + start), text, piece=block.piece if in_pieces else 0, damaged=damaged
+                )
+
+
+def _pairs(segment: Segment, block: Block, separator: re.Pattern) -> Iterator[Document]:
+    offset = block.offset
+    for line in block.data.split(b"\n"):
+        if line.strip():
+            if line.count(b"\t") != 1:
+                raise UserError(
+                    f"{segment.file.path}: byte {offset}: found {line.count(9)} tabs in {line[:40]!r}, expected one "
+                    "between the two segments of a pair; mend the line"
+                )
+            text, damaged = _valid(segment, line.rstrip(b"\r"), offset)
+            yield Document(order(segment, offset), text, damaged=damaged)
+        offset += len(line) + 1
+
+
+def _json_documents(segment: Segment, block: Block, separator: re.Pattern) -> Iterator[Document]:
+    config, path = segment.file.config, segment.file.path
+    offset = block.offset
+    for line in block.data.split(b"\n"):
+        if line and not line.isspace():
+            data, damaged = _valid(segment, line, offset)
+            try:
+                record = json.loads(data)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path}: byte {offset}: the line isn't JSON ({error}); mend it") from error
+            text, name = field(record, config.text_field, config.id_field, f"{path}: byte {offset}")
+            encoded, broken = encode(segment, text, offset)
+            place = order(segment, offset)
+            yield from in_pieces(place, encoded, name, damaged or broken)
+        offset += len(line) + 1
+
+
+def field(record, text_field: str, id_field: str | None, where: str) -> tuple[str, str | None]:
+    """The text and the id of a record. Raises UserError that names the fields that are there."""
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: found {type(record).__name__}, expected an object with {text_field!r}")
+    for name in (text_field, id_field):
+        if name is not None and name not in record:
+            raise UserError(
+                f"{where}: found no field {name!r}, there are {', '.join(map(repr, record)) or 'none'}; "
+                "choose with --source.text_field and --source.id_field"
+            )
+    text = record[text_field]
+    if text is None:
+        text = ""  # a null is an empty document, and counted as one
+    if not isinstance(text, str):
+        raise UserError(f"{where}: {text_field}: found {type(text).__name__}, expected a string")
+    return text, None if id_field is None else str(record[id_field])
+
+
+def in_pieces(place: int, text: bytes, name: str | None, damaged: bool) -> Iterator[Document]:
+    """A document, or its pieces if it is long."""
+    if len(text) <= LONGEST_PIECE:
+        yield Document(place, text, name, damaged=damaged)
+        return
+    start = piece = 0
+    while start < len(text):
+        stop = min(start + LONGEST_PIECE, len(text))
+        if stop < len(text):
+            stop = start + cut_place(text[start : stop + 1], LONGEST_PIECE)
+        piece += 1
+        yield Document(place + piece, text[start:stop], name, piece=piece, damaged=damaged and piece == 1)
+        start = stop
+
+
+def encode(segment: Segment, text: str, place: int) -> tuple[bytes, bool]:
+    """UTF-8 of a string; lone surrogates, which JSON can write, are encoding errors."""
+    try:
+        return text.encode(), False
+    except UnicodeEncodeError as error:
+        if segment.file.config.encoding_errors == "stop":
+            raise _bad_encoding(segment, place, f"the lone surrogate {error.object[error.start]!r}") from error
+        return _SURROGATE.sub("\ufffd", text).encode(), True
+
+
+def _valid(segment: Segment, data: bytes, offset: int) -> tuple[bytes, bool]:
+    if data.isascii():
+        return data, False
+    try:
+        data.decode()
+        return data, False
+    except UnicodeDecodeError as error:
+        if segment.file.config.encoding_errors == "stop":
+            raise _bad_encoding(segment, offset + error.start, f"byte 0x{data[error.start]:02x}") from error
+        return data.decode(errors="replace").encode(), True
+
+
+def _bad_encoding(segment: Segment, place: int, what: str) -> UserError:
+    return UserError(
+        f"{segment.file.path}: byte {place}: found {what}, expected UTF-8; convert the file, or replace such bytes "
+        "with --source.encoding_errors replace"
+    )

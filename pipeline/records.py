@@ -1,0 +1,97 @@
+"""What flows through the data floor: documents on the way in, flat samples on the way out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+SAMPLES_PER_BLOCK = 4096  # rows of a record batch: the unit of reading and of shuffling
+NO_LABEL = -100  # "no next-sentence label" outside the shards, where it is null
+
+INPUT_IDS = "input_ids"
+SEGMENT_B_START = "segment_b_start"
+NEXT_SENTENCE_LABEL = "next_sentence_label"
+DOCUMENT = "document"
+BASE_COLUMNS = (INPUT_IDS, SEGMENT_B_START, NEXT_SENTENCE_LABEL, DOCUMENT)
+
+
+def mask_columns(mask_set: int) -> tuple[str, str]:
+    """Names of the two columns of a mask set."""
+    return f"masked_positions_{mask_set}", f"masked_ids_{mask_set}"
+
+
+def token_type(vocab_size: int) -> pa.DataType:
+    """The Arrow type of a token id: two bytes wherever the vocabulary allows it."""
+    return pa.uint16() if vocab_size <= 1 << 16 else pa.uint32()
+
+
+def shard_schema(vocab_size: int, mask_sets: int) -> pa.Schema:
+    """Columns of a shard; docs/data-format.md explains them."""
+    token = token_type(vocab_size)
+    fields = [
+        pa.field(INPUT_IDS, pa.list_(token), nullable=False),
+        pa.field(SEGMENT_B_START, pa.uint16(), nullable=False),
+        pa.field(NEXT_SENTENCE_LABEL, pa.int8()),
+        pa.field(DOCUMENT, pa.uint64(), nullable=False),
+    ]
+    for mask_set in range(mask_sets):
+        positions, ids = mask_columns(mask_set)
+        fields += [
+            pa.field(positions, pa.list_(pa.uint16()), nullable=False),
+            pa.field(ids, pa.list_(token), nullable=False),
+        ]
+    return pa.schema(fields)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document as a reader yields it.
+
+    order: place in the source (file number << 40 | byte or row); of exact duplicates the lowest stays.
+    text: UTF-8. A given pair is two lines.
+    id: what the source calls the document, or None.
+    piece: a document too long for memory arrives in pieces, numbered from 1; 0 is a whole document.
+    damaged: bytes that weren't UTF-8 have been replaced.
+    """
+
+    order: int
+    text: bytes
+    id: str | None = None
+    piece: int = 0
+    damaged: bool = False
+
+
+@dataclass(frozen=True)
+class Masks:
+    """One mask set for B samples: flat arrays and offsets.
+
+    positions (M,): position inside its sample, ascending. ids (M,): what stands there in the input.
+    offsets (B+1,) int64: sample i owns positions[offsets[i]:offsets[i + 1]].
+    """
+
+    positions: np.ndarray
+    ids: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass(frozen=True)
+class Samples:
+    """B samples as flat arrays: nothing here is padded, and no sample is an object.
+
+    input_ids (T,): unmasked ids, special tokens included. offsets (B+1,) int64: cumulative lengths.
+    segment_b_start (B,): first position of segment B, or the length. document (B,) uint64.
+    next_sentence_label (B,) int8: 0 follows, 1 random or swapped, -100 none.
+    """
+
+    input_ids: np.ndarray
+    offsets: np.ndarray
+    segment_b_start: np.ndarray
+    next_sentence_label: np.ndarray
+    document: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1

@@ -1,0 +1,88 @@
+"""Files that are whole or absent: write aside, fsync, rename."""
+
+import errno
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import UserError
+
+_ASIDE = ".tmp-"  # an interrupted write leaves a file of this prefix, which nothing reads and a rerun removes
+
+
+@contextmanager
+def publishing(path: Path) -> Iterator[Path]:
+    """Give a path to write to; afterwards fsync it and rename it to `path`. Nothing half-written gets that name.
+
+    Raises UserError on a full disk, a folder that may not be written, and other failures of the file system.
+    """
+    path = Path(path)
+    aside = path.with_name(f"{_ASIDE}{uuid.uuid4().hex[:12]}-{path.name}")
+    try:
+        with readable_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield aside
+            with open(aside, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+            sync_folder(path.parent)
+    finally:
+        if aside.exists():
+            aside.unlink()
+
+
+def publish_text(path: Path, text: str) -> None:
+    """Write `text` as a whole file."""
+    with publishing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what interrupted writes left in `folder` and below."""
+    for path in folder.rglob(f"{_ASIDE}*"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def readable_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError that a user can mend into a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(describe(error, path)) from error
+
+
+def describe(error: OSError, path: Path) -> str:
+    """One line about a failure of the file system: what, where, what to do."""
+    where = error.filename or path
+    advice = {
+        errno.ENOSPC: "the disk is full; free space or choose another --output, then run the same command again",
+        errno.EDQUOT: "the disk quota is used up; free space, then run the same command again",
+        errno.EROFS: "the file system is read-only; choose another --output",
+        errno.EACCES: "permission denied; choose another folder or change its permissions",
+        errno.EPERM: "not permitted; choose another folder or change its permissions",
+        errno.ENOENT: "not found (any more); restore it, then run the same command again",
+        errno.ENOTDIR: "a part of this path is a file; choose another path",
+    }.get(error.errno or 0, f"{error.strerror or error}; mend this, then run the same command again")
+    return f"{where}: {advice}"
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal, read in pieces."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,318 @@
+"""The tokenizer: `tokenizers` sees each distinct word once, everything else goes through Arrow and numpy.
+
+What a BERT tokenizer makes of a text depends only on its words, and a corpus has few distinct ones. So a chunk of
+text is cut into words with array operations over its bytes, Arrow dictionary-encodes them, words never seen before
+go to `tokenizers`, and the ids are gathered from a table. The cuts are made only where the tokenizer itself cuts,
+whatever stands around: it is asked once for each character. All that is left in a word (control characters, accents,
+whatever the normaliser deletes or splits) is the tokenizer's own business, so that the ids are always its ids.
+"""
+
+import hashlib
+import itertools
+import json
+import shutil
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from pipeline import ragged
+from pipeline.errors import UserError
+from pipeline.manifest import SpecialTokens
+from pipeline.records import token_type
+from pipeline.storage import publish_text, publishing
+from pipeline.words import WordSplitter
+
+ROLES = ("pad", "unknown", "classification", "separator", "mask")
+_HUGGING_FACE_NAMES = dict(
+    zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True)
+)
+_USUAL_NAMES = {  # tried in turn where no configuration names the token
+    "pad": ("[PAD]", "<pad>"),
+    "unknown": ("[UNK]", "<unk>"),
+    "classification": ("[CLS]", "<s>", "<sos>", "<cls>"),
+    "separator": ("[SEP]", "</s>", "<eos>", "<sep>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+_TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB with their strings
+_WORD_MODELS = {"WordPiece", "WordLevel"}
+
+
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library with the roles of its special tokens, and a table of words.
+
+    No text ever becomes a special token: a literal [MASK] in a corpus is text.
+
+    vocab_size: one more than the highest id. fingerprint: SHA-256 of the content that decides the ids.
+    special_tokens: ids by role. folder: where it was read from. continues_word (vocab_size,) bool: ids of pieces
+    that go on with the word of the token before. word_table: whether the fast way applies; if not,
+    `word_table_reason` says why.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str], folder: Path | None = None):
+        self.backend = backend
+        self.backend.encode_special_tokens = True
+        self.backend.no_padding()
+        self.backend.no_truncation()
+        self.names = names
+        self.folder = folder
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        missing = [f"{role} {name!r}" for role, name in names.items() if name not in vocabulary]
+        if missing:
+            raise UserError(
+                f"{folder or 'tokenizer'}: found no token for {', '.join(missing)}, expected five special tokens; "
+                "name them in tokenizer_config.json (pad_token, unk_token, cls_token, sep_token, mask_token)"
+            )
+        self.special_tokens = SpecialTokens(**{role: vocabulary[name] for role, name in names.items()})
+        self.dtype = token_type(self.vocab_size).to_pandas_dtype()
+        forbidden = [i for i in self.special_tokens.ids if i != self.special_tokens.unknown]
+        self._as_text = np.arange(self.vocab_size, dtype=self.dtype)  # a model may know the specials as words
+        self._as_text[forbidden] = self.special_tokens.unknown
+        self._splitter = WordSplitter(backend)
+        self.word_table_reason = self._why_no_word_table()
+        self._forget_words()
+
+    # ---- reading and writing ----
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> "Tokenizer":
+        """Read a tokenizer's folder, a tokenizer.json, or a vocab.txt (WordPiece). Raises UserError."""
+        path = Path(path)
+        folder = path if path.is_dir() else path.parent
+        if path.is_dir():
+            found = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
+        else:
+            found = [path] if path.is_file() else []
+        if not found:
+            raise UserError(
+                f"tokenizer: found no {path}, expected a folder with tokenizer.json or vocab.txt, or such a file; "
+                "`cloze vocab` makes one"
+            )
+        config = _tokenizer_config(folder)
+        try:
+            if found[0].suffix == ".json":
+                backend = tokenizers.Tokenizer.from_file(str(found[0]))
+            else:
+                backend = _from_vocab_txt(found[0], config)
+        except UserError:
+            raise
+        except Exception as error:  # the library raises bare exceptions
+            raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
+        return cls(backend, _names(backend, config), folder)
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
+        folder = Path(folder)
+        by_id = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "do_lower_case": self.lowercase,
+            "model_max_length": 1_000_000,
+            "clean_up_tokenization_spaces": False,
+            **{_HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
+        }
+        self.backend.encode_special_tokens = False  # the file serves ordinary use
+        publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
+        self.backend.encode_special_tokens = True
+        publish_text(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in by_id))
+        publish_text(folder / "tokenizer_config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what decides the ids: vocabulary, model, normaliser, pre-tokenizer, roles."""
+        content = json.loads(self.backend.to_str())
+        kept = {name: content[name] for name in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
+        kept["special_tokens"] = self.names
+        text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    # ---- facts ----
+
+    @property
+    def word_table(self) -> bool:
+        return not self.word_table_reason
+
+    @cached_property
+    def lowercase(self) -> bool:
+        """Whether it drops case."""
+        normalizer = self.backend.normalizer
+        return normalizer is not None and normalizer.normalize_str("A") == "a"
+
+    @cached_property
+    def continues_word(self) -> np.ndarray:
+        model = json.loads(self.backend.to_str())["model"]
+        continues = np.zeros(self.vocab_size, bool)
+        for token, number in self.backend.get_vocab(with_added_tokens=True).items():
+            if model["type"] == "WordPiece":
+                continues[number] = token.startswith(model["continuing_subword_prefix"])
+            elif model["type"] == "BPE":
+                continues[number] = not token.startswith(("Ġ", "▁"))  # a new word carries the space before it
+        continues[self.special_tokens.ids] = False
+        return continues
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """Tokens by id; an id without a token is an empty string."""
+        tokens = [""] * self.vocab_size
+        for token, number in self.backend.get_vocab(with_added_tokens=True).items():
+            tokens[number] = token
+        return tokens
+
+    def decode(self, ids) -> str:
+        return self.backend.decode([int(number) for number in ids], skip_special_tokens=False)
+
+    # ---- encoding ----
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text, without special tokens around it."""
+        return self.encode_batch([text])[0].tolist()
+
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of texts, flat (T,), and offsets (N+1,) int64; the same ids as the plain tokenizer's."""
+        if not self.word_table:
+            return self.encode_plainly(texts)
+        pieces = [text.encode() for text in texts]
+        # The separator is white space to the tokenizer (word_table says so), so that no word crosses it.
+        bounds = ragged.to_offsets(np.array([len(piece) + 1 for piece in pieces], np.int64))
+        return self.encode_bytes(b"\n".join(pieces) + b"\n", bounds)
+
+    def encode_plainly(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The same through `tokenizers` alone: the reference, and the way of models without words."""
+        encoded = [item.ids for item in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        offsets = ragged.to_offsets(np.array([len(ids) for ids in encoded], np.int64))
+        flat = np.fromiter(itertools.chain.from_iterable(encoded), np.int64, count=int(offsets[-1]))
+        return self._as_text[flat], offsets
+
+    def encode_bytes(self, data: bytes, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of UTF-8 text cut at `bounds` (N+1,), byte positions at which no word goes on; flat ids and offsets."""
+        if not self.word_table:
+            return self.encode_plainly(
+                [data[low:high].decode() for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+            )
+        words, starts = self._splitter.split(data)
+        encoded = words.dictionary_encode()
+        rows = self._rows(encoded.dictionary.to_pylist())
+        word = encoded.indices.to_numpy()
+        lengths = self._lengths[rows][word]
+        offsets = ragged.to_offsets(lengths)
+        ids = self._flat.take(
+            np.repeat(self._starts[rows][word] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        )
+        return ids, offsets[np.searchsorted(starts, bounds)]
+
+    def _rows(self, words: list[str]) -> np.ndarray:
+        """Rows of words in the table; new ones are encoded and entered."""
+        if len(self._words) + len(words) > _TABLE_WORDS:
+            self._forget_words()
+        known = self._words
+        new = [word for word in words if word not in known]
+        if new:
+            known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
+            flat, offsets = self._encode_words(new)
+            self._starts = np.concatenate([self._starts, offsets[:-1] + len(self._flat)])
+            self._lengths = np.concatenate([self._lengths, np.diff(offsets)])
+            self._flat = np.concatenate([self._flat, flat])
+        return np.fromiter(map(known.__getitem__, words), np.int64, count=len(words))
+
+    def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of words. Normalising printable ASCII changes its case at most, so such words go to the model at once."""
+        tokenize, lowercase = self.backend.model.tokenize, self.lowercase
+        ids = [
+            [token.id for token in tokenize(word.lower() if lowercase else word)]
+            if word.isascii() and word.isprintable()
+            else self.backend.encode(word, add_special_tokens=False).ids
+            for word in words
+        ]
+        offsets = ragged.to_offsets(np.fromiter(map(len, ids), np.int64, count=len(ids)))
+        flat = np.fromiter(itertools.chain.from_iterable(ids), np.int64, count=int(offsets[-1]))
+        return self._as_text[flat], offsets
+
+    def _forget_words(self) -> None:
+        self._words: dict[str, int] = {}
+        self._starts, self._lengths = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._flat = np.empty(0, self.dtype)
+
+    def _why_no_word_table(self) -> str:
+        content = json.loads(self.backend.to_str())
+        if content["model"]["type"] not in _WORD_MODELS:
+            return f"model {content['model']['type']}"
+        if any(not token["special"] for token in content["added_tokens"]):
+            return "added tokens that aren't special"
+        return self._splitter.reason
+
+
+def copy_tokenizer(source: Tokenizer, folder: Path) -> None:
+    """Put a tokenizer into a prepared folder: other files of its folder that describe it come along as they are."""
+    source.save(folder)
+    if source.folder is not None and (source.folder / "tokenizer_config.json").is_file():
+        with publishing(folder / "tokenizer_config.json") as aside:
+            shutil.copyfile(source.folder / "tokenizer_config.json", aside)
+
+
+def _tokenizer_config(folder: Path) -> dict:
+    config = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            try:
+                config |= json.loads((folder / name).read_text(encoding="utf-8"))
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{folder / name}: isn't JSON: {error}; mend or remove it") from error
+    return config
+
+
+def _names(backend: tokenizers.Tokenizer, config: dict) -> dict[str, str]:
+    names = {}
+    for role in ROLES:
+        named = config.get(_HUGGING_FACE_NAMES[role])
+        named = named.get("content") if isinstance(named, dict) else named
+        usual = [name for name in _USUAL_NAMES[role] if backend.token_to_id(name) is not None]
+        names[role] = named or (usual[0] if usual else _USUAL_NAMES[role][0])
+    return names
+
+
+def _from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
+    tokens = path.read_text(encoding="utf-8").split("\n")
+    if tokens and not tokens[-1]:
+        tokens.pop()
+    tokens = [token.rstrip("\r") for token in tokens]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        twice = next(token for number, token in enumerate(tokens) if vocabulary[token] != number)
+        raise UserError(f"{path}: found {twice!r} twice, expected each token once, one a line")
+    specials = {name for names in _USUAL_NAMES.values() for name in names if name in vocabulary}
+    cased = any(token != token.lower() for token in tokens if token not in specials and not token.startswith("["))
+    return wordpiece_backend(
+        vocabulary,
+        {role: next((n for n in _USUAL_NAMES[role] if n in vocabulary), _USUAL_NAMES[role][0]) for role in ROLES},
+        lowercase=bool(config.get("do_lower_case", not cased)),
+        strip_accents=config.get("strip_accents"),
+    )
+
+
+def wordpiece_backend(
+    vocabulary: dict[str, int], names: dict[str, str], lowercase: bool, strip_accents: bool | None
+) -> tokenizers.Tokenizer:
+    """BERT's tokenizer around a vocabulary."""
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(vocabulary, unk_token=names["unknown"], max_input_chars_per_word=100)
+    )
+    backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.decoder = tokenizers.decoders.WordPiece()
+    add_special_tokens(backend, names)
+    return backend
+
+
+def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> None:
+    """Make the five tokens special, and put them around one text or two when a library user encodes."""
+    known = [name for name in names.values() if backend.token_to_id(name) is not None]
+    backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in known])
+    first, last = names["classification"], names["separator"]
+    if first in known and last in known:
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{first}:0 $A:0 {last}:0",
+            pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+            special_tokens=[(name, backend.token_to_id(name)) for name in (first, last)],
+        )

@@ -1,0 +1,215 @@
+"""Stage 1 of preparing: documents to ids, scattered by the hash of their text.
+
+A task reads some segments of the input and writes files of up to 8 million tokens, documents in the order of their
+hash, so that stage 2 can take any range of hashes from each. A report, written last, says that a task is complete.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline import ragged
+from pipeline.readers import read
+from pipeline.readers.files import Segment
+from pipeline.records import Document, token_type
+from pipeline.sentences import SPLITTERS
+from pipeline.storage import publish_text, publishing
+from pipeline.tokenizer import Tokenizer
+
+PARTITIONS = 256  # by the first byte of the hash: what stage 2 plans shards with
+_CHUNK_BYTES = 2 << 20  # of text tokenized at once: the arrays over its bytes stay in the cache
+_PART_TOKENS = 8 << 20  # of a file: bounds memory
+_LAST_BIT = 1 << 63
+
+_WHITE_SPACE = bytes.maketrans(b"\t\r\n\v\f", b"     ")
+
+
+@dataclass
+class Report:
+    """What a task found: counts, and documents and tokens by partition."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    documents: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
+    parts: list[str] = field(default_factory=list)
+
+    def add(self, **counts: int) -> None:
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    def save(self, path: Path) -> None:
+        content = {
+            "counts": self.counts,
+            "documents": self.documents.tolist(),
+            "tokens": self.tokens.tolist(),
+            "parts": self.parts,
+        }
+        publish_text(path, json.dumps(content))
+
+    @classmethod
+    def load(cls, path: Path) -> "Report":
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content |= {name: np.array(content[name], np.int64) for name in ("documents", "tokens")}
+        return cls(**content)
+
+
+@dataclass(frozen=True)
+class TokenizeTask:
+    """Everything that a worker needs; small, so that it travels to another machine."""
+
+    number: int
+    segments: list[Segment]
+    splitter: str
+    tokenizer: str
+    folder: str
+
+    @property
+    def report_path(self) -> Path:
+        return Path(self.folder) / f"task-{self.number:06d}.json"
+
+
+def part_schema(vocab_size: int) -> pa.Schema:
+    """A row is a document; `sentences` are lengths in tokens."""
+    return pa.schema(
+        [
+            ("hash", pa.uint64()),
+            ("hash_rest", pa.uint64()),
+            ("document", pa.uint64()),
+            ("order", pa.uint64()),
+            ("source", pa.uint16()),
+            ("sentences", pa.large_list(pa.uint32())),
+            ("tokens", pa.large_list(token_type(vocab_size))),
+        ]
+    )
+
+
+@lru_cache(maxsize=1)  # one tokenizer a worker, with its table of words
+def load_tokenizer(path: str) -> Tokenizer:
+    return Tokenizer.from_folder(path)
+
+
+def tokenize(task: TokenizeTask) -> Report:
+    """Run one task, or find that it is complete."""
+    if task.report_path.is_file():
+        return Report.load(task.report_path)
+    tokenizer = load_tokenizer(task.tokenizer)
+    report = Report()
+    held: list[dict[str, np.ndarray]] = []
+    tokens = 0
+    for chunk in _chunks(task, report):
+        held.append(_encode(chunk, tokenizer, task, report))
+        tokens += len(held[-1]["tokens"])
+        if tokens >= _PART_TOKENS:
+            _write_part(task, report, held, tokenizer.vocab_size)
+            held, tokens = [], 0
+    if held:
+        _write_part(task, report, held, tokenizer.vocab_size)
+    report.save(task.report_path)
+    return report
+
+
+def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Document]]]:
+    """Documents with the number of their source, some two million bytes at a time."""
+    chunk, size = [], 0
+    for segment in task.segments:
+        source = segment.file.source
+        for document in read([segment]):
+            report.add(
+                documents_read=document.piece <= 1,
+                documents_in_pieces=document.piece == 1,
+                documents_with_encoding_errors=document.damaged,
+                bytes=len(document.text),
+            )
+            chunk.append((source, document))
+            size += len(document.text)
+            if size >= _CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def content_hash(document: Document) -> tuple[int, int]:
+    """128-bit hash of the text with its white space made alike.
+
+    A piece of a long document has the highest bit set: it lies in the train split, like all of its pieces (no
+    held-out share reaches that far).
+    """
+    text = document.text.translate(_WHITE_SPACE)
+    while b"  " in text:
+        text = text.replace(b"  ", b" ")
+    digest = hashlib.blake2b(text.strip(), digest_size=16).digest()
+    high = int.from_bytes(digest[:8], "big")
+    return high | (_LAST_BIT if document.piece else 0), int.from_bytes(digest[8:], "big")
+
+
+def _id_hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+
+
+def _encode(
+    chunk: list[tuple[int, Document]], tokenizer: Tokenizer, task: TokenizeTask, report: Report
+) -> dict[str, np.ndarray]:
+    """Flat arrays of a chunk's documents; those without a token are left out and counted."""
+    documents = [document for _, document in chunk]
+    data = b"".join(part for document in documents for part in (document.text, b"\n"))
+    starts = ragged.to_offsets(np.array([len(document.text) + 1 for document in documents], np.int64))
+    cuts = np.union1d(SPLITTERS[task.splitter](data), starts)
+    tokens, offsets = tokenizer.encode_bytes(data, cuts)
+    lengths = np.diff(offsets)
+    owner = np.searchsorted(starts, cuts[:-1], side="right") - 1
+    if task.splitter != "pairs":  # a given pair has two segments, even where one of them is empty
+        owner, lengths = owner[lengths > 0], lengths[lengths > 0]
+    sentences = np.bincount(owner, minlength=len(documents))
+    sizes = np.bincount(owner, weights=lengths, minlength=len(documents)).astype(np.int64)
+    kept = np.flatnonzero(sizes)
+    report.add(documents_empty=len(documents) - len(kept), sentences=len(lengths), tokens=len(tokens))
+    hashes = [content_hash(documents[number]) for number in kept]
+    ids = [
+        high if documents[number].id is None else _id_hash(documents[number].id)
+        for number, (high, _) in zip(kept, hashes, strict=True)
+    ]
+    if len(kept) < len(documents):
+        report.add(sentences=-int(sentences.sum() - sentences[kept].sum()))
+        lengths = lengths[np.isin(owner, kept)]
+    return {
+        "hash": np.array([high for high, _ in hashes], np.uint64),
+        "hash_rest": np.array([low for _, low in hashes], np.uint64),
+        "document": np.array(ids, np.uint64),
+        "order": np.array([documents[number].order for number in kept], np.uint64),
+        "source": np.array([chunk[number][0] for number in kept], np.uint16),
+        "num_sentences": sentences[kept],
+        "sentences": lengths.astype(np.uint32),
+        "num_tokens": sizes[kept],
+        "tokens": tokens,
+    }
+
+
+def _write_part(task: TokenizeTask, report: Report, held: list[dict], vocab_size: int) -> None:
+    columns = {name: np.concatenate([chunk[name] for chunk in held]) for name in held[0]}
+    by_hash = np.lexsort((columns["order"], columns["hash_rest"], columns["hash"]))
+    partition = (columns["hash"] >> np.uint64(56)).astype(np.int64)
+    report.documents += np.bincount(partition, minlength=PARTITIONS)
+    report.tokens += np.bincount(
+        partition, weights=columns["num_tokens"], minlength=PARTITIONS
+    ).astype(np.int64)
+    schema = part_schema(vocab_size)
+    arrays = [pa.array(columns[name][by_hash]) for name in ("hash", "hash_rest", "document", "order", "source")]
+    for name in ("sentences", "tokens"):
+        lengths = columns[f"num_{name}"]
+        starts = ragged.to_offsets(lengths)[:-1]
+        flat = ragged.gather(columns[name], starts[by_hash], lengths[by_hash])
+        arrays.append(
+            pa.LargeListArray.from_arrays(pa.array(ragged.to_offsets(lengths[by_hash])), pa.array(flat))
+        )
+    name = f"task-{task.number:06d}-{len(report.parts):04d}.arrow"
+    with publishing(Path(task.folder) / name) as aside:
+        with pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+    report.parts.append(name)
