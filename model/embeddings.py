@@ -104,13 +104,14 @@ def rotary_tables(position_ids: Tensor, head_size: int, theta: float) -> tuple[T
     return angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2)
 
 
-def rotate(heads: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate (..., heads, head_size) by the angles of `rotary_tables`, pairing element i with i + head_size /
-    2.
-    """
-    cosine, sine = tables
-    first, second = heads.chunk(2, dim=-1)
-    return (heads * cosine + torch.cat((-second, first), dim=-1) * sine).to(heads.dtype)
+def rotate_packed(packed: Tensor, num_heads: int, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate queries and keys in (..., 3 * hidden), pairing element i of a head with i + half its size."""
+    cosine, sine = (table.unsqueeze(-2) for table in tables)
+    heads = packed.unflatten(-1, (3, num_heads, -1))
+    rotated, value = heads[..., :2, :, :], heads[..., 2:, :, :]
+    first, second = rotated.chunk(2, dim=-1)
+    rotated = (rotated * cosine + torch.cat((-second, first), dim=-1) * sine).to(packed.dtype)
+    return torch.cat((rotated, value), dim=-3).flatten(-3)
 
 
 def check_length(config: BertConfig, length: int) -> None:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from model.attention import KERNELS, Layout
 from model.config import BertConfig, ModelError
 from model.dropout import DropoutKey, keep_mask, keep_scale
-from model.embeddings import encoder_norm, rotate
+from model.embeddings import encoder_norm, rotate_packed
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
@@ -53,18 +53,23 @@ class Attention(nn.Module):
         self, hidden: Tensor, context: Context, seed: int | None, head_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """(..., hidden) -> (..., hidden) and, from the eager kernel, the probabilities (B, heads, S, S)."""
-        query, key, value = self.qkv(hidden).unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
+        layout, packed = context.layout, self.qkv(hidden)
         rotary = context.local_rotary if self.local else context.rotary
         if rotary is not None:
-            query, key = rotate(query, rotary), rotate(key, rotary)
-        layout = context.layout
+            packed = rotate_packed(packed, self.num_heads, rotary)
+        if context.kernel != "varlen":
+            packed = layout.pad(packed)
+        query, key, value = packed.unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
         bias = layout.local_bias if self.local else layout.bias
         extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
         if context.kernel == "varlen":
             extra = {"local": self.local}
         kernel = KERNELS[context.kernel]
         mixed, probabilities = kernel(query, key, value, layout, bias, self.probability, seed, **extra)
-        return self.output(mixed.flatten(-2)), probabilities if context.output_attentions else None
+        mixed = mixed.flatten(-2)
+        if context.kernel != "varlen":
+            mixed = layout.unpad(mixed)
+        return self.output(mixed), probabilities if context.output_attentions else None
 
 
 class CrossAttention(nn.Module):

@@ -11,9 +11,9 @@ from model.encoder import ACTIVATIONS
 
 IGNORED = -100  # label without a loss, as everywhere in torch
 
-# fp32 scores alive at once in the loss: 64 MiB, large enough to fill a GPU and small beside the 16-bit
-# logits.
-_CHUNK_ELEMENTS = 1 << 24
+# fp32 scores alive at once in the loss: on CPU what fits into its caches (4 MiB), on CUDA what fills the
+# device.
+_CHUNK_ELEMENTS = {False: 1 << 20, True: 1 << 25}
 
 
 class Pooler(nn.Module):
@@ -75,26 +75,28 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         losses = torch.empty(len(labels), dtype=precise, device=labels.device)
         correct = torch.empty_like(labels, dtype=torch.bool)
         needs_gradient = any(ctx.needs_input_grad)
-        for rows in torch.arange(len(labels)).split(max(1, _CHUNK_ELEMENTS // weight.shape[0])):
-            rows = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
-            chunk, chunk_labels = logits[rows], labels[rows, None]
-            counted = chunk_labels != IGNORED
-            target = chunk_labels.where(counted, 0)
+        size = max(1, _CHUNK_ELEMENTS[hidden.is_cuda] // len(weight))
+        for start in range(0, len(labels), size):
+            rows = slice(start, start + size)
+            chunk, target = logits[rows], labels[rows, None]
+            counted = target != IGNORED
+            target = target.where(counted, 0)
             chunk[:, vocab_size:] = -torch.inf
-            correct[rows] = ((chunk.argmax(-1, keepdim=True) == target) & counted)[:, 0]
             scores = torch.log_softmax(chunk, -1, dtype=precise)
             losses[rows] = -scores.gather(1, target).where(counted, 0.0)[:, 0]
+            correct[rows] = ((scores.argmax(-1, keepdim=True) == target) & counted)[:, 0]
             if needs_gradient:
                 scores.exp_().scatter_add_(1, target, scores.new_full((), -1.0).expand(target.shape))
-                chunk.copy_(scores.mul_(counted))
+                chunk.copy_(scores)
         ctx.mark_non_differentiable(correct)
-        ctx.save_for_backward(hidden, weight, logits)
+        ctx.save_for_backward(hidden, weight, logits, labels)
         return losses, correct
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient: Tensor, _) -> tuple[Tensor | None, ...]:
-        hidden, weight, score_gradient = ctx.saved_tensors
+        hidden, weight, score_gradient, labels = ctx.saved_tensors
+        gradient = gradient.where(labels != IGNORED, 0.0)
         # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16
         # bits.
         largest = gradient.abs().amax().clamp_min(torch.finfo(gradient.dtype).tiny) if gradient.numel() else 1.0

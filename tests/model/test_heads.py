@@ -7,7 +7,7 @@ import torch
 from model_batches import TINY, batch, concatenate, pretraining_model
 
 import model.heads as heads
-from model.attention import _TakeRows
+from model.attention import concatenated_layout
 from model.heads import VocabularyProjection, _ProjectedCrossEntropy
 
 LABELS = torch.tensor([3, -100, 0, 12, 5, 12])
@@ -16,7 +16,7 @@ LABELS = torch.tensor([3, -100, 0, 12, 5, 12])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("chunk", [1, 16 * 4, 1 << 24])
 def test_gradcheck_of_the_projected_cross_entropy(monkeypatch, bias, chunk):
-    monkeypatch.setattr(heads, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setitem(heads._CHUNK_ELEMENTS, False, chunk)
     generator = torch.Generator().manual_seed(0)
     hidden, weight, offset = (
         torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -29,10 +29,16 @@ def test_gradcheck_of_the_projected_cross_entropy(monkeypatch, bias, chunk):
     assert torch.autograd.gradcheck(losses, (hidden, weight, offset) if bias else (hidden, weight))
 
 
-def test_gradcheck_of_taking_rows():
-    inputs = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
-    index = torch.tensor([5, 0, 3])
-    assert torch.autograd.gradcheck(lambda rows: _TakeRows.apply(rows, index), (inputs,))
+def test_gradcheck_of_padding_and_unpadding():
+    offsets = torch.tensor([0, 2, 6, 7], dtype=torch.int32)
+    layout = concatenated_layout(TINY, "eager", offsets, 4, 7, torch.float64)
+    tokens = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    padded = layout.pad(tokens)
+    assert padded.shape == (3, 4, 3) and (padded[0, 2:] == 0).all() and torch.equal(padded[1], tokens[2:6])
+    assert torch.equal(layout.unpad(padded), tokens)
+    assert torch.autograd.gradcheck(layout.pad, (tokens,))
+    rows = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layout.unpad, (rows,))
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 65536.0])
