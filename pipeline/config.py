@@ -73,6 +73,8 @@ class VocabularyConfig:
     """Whether case is dropped; true or false (bytes always keep it)."""
     strip_accents: bool | None = None
     """Whether accents are dropped; true, false, or null: as lowercase says."""
+    alphabet: int = 1000
+    """Characters that wordpiece keeps, the most frequent first; 1 to 60000 (Chinese needs some 7000)."""
     min_frequency: int = 2
     """Times that a word or pair must occur to enter the vocabulary; at least 1."""
     pad_token: str = "[PAD]"
@@ -92,6 +94,7 @@ class VocabularyConfig:
 
     def __post_init__(self):
         _require(self.min_frequency >= 1, "vocabulary.min_frequency", self.min_frequency, "at least 1")
+        _require(1 <= self.alphabet <= 60000, "vocabulary.alphabet", self.alphabet, "1 to 60000")
         roles = ["pad", "unknown", "classification", "separator", "mask"]
         _require(sorted(self.special_order) == sorted(roles), "vocabulary.special_order", self.special_order,
                  f"each of {', '.join(roles)} once")  # fmt: skip

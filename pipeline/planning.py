@@ -93,6 +93,8 @@ def plan_shards(report: Report, low: int, high: int, target: int) -> list[Range]
             a = start + (stop - start) * number // count
             b = start + (stop - start) * (number + 1) // count
             pieces.append((a, b, documents / count, tokens / count))
+    total = sum(piece[3] for piece in pieces)
+    target = total / max(1, -(-total // target))  # shards of like size
     ranges: list[Range] = []
     begin, documents, tokens = low, 0.0, 0.0
     for _, stop, more_documents, more_tokens in pieces:

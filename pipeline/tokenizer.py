@@ -188,9 +188,7 @@ class Tokenizer:
     def encode_bytes(self, data: bytes, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids of UTF-8 text cut at `bounds` (N+1,), byte positions at which no word goes on; flat ids and offsets."""
         if not self.word_table:
-            return self.encode_plainly(
-                [data[low:high].decode() for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
-            )
+            return self.encode_plainly(_sentences(data, bounds.tolist()))
         words, starts = self._splitter.split(data)
         encoded = words.dictionary_encode()
         rows = self._rows(encoded.dictionary.to_pylist())
@@ -241,6 +239,16 @@ class Tokenizer:
         if any(not token["special"] for token in content["added_tokens"]):
             return "added tokens that aren't special"
         return self._splitter.reason
+
+
+def _sentences(data: bytes, bounds: list[int]) -> list[str]:
+    """The pieces of a text without white space around; one before a sentence inside a paragraph stays: to byte-level
+    models a word at the beginning of a text and one after a space are different tokens."""
+    texts = []
+    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+        text = data[low:high].decode().strip()
+        texts.append(f" {text}" if text and low and data[low - 1] == 0x20 else text)
+    return texts
 
 
 def copy_tokenizer(source: Tokenizer, folder: Path) -> None:

@@ -183,18 +183,47 @@ def _fed(counts: dict[str, int]) -> Iterator[str]:
     yield "".join(held)
 
 
+# The library's trainer numbers continuing characters in the order of a hash map, and breaks ties by those numbers: its
+# WordPiece differs from run to run. Written in private-use characters, one for a character at the beginning of a word
+# and one for the same inside, words make a plain BPE problem, which it solves in one way only.
+_BEGINNING, _INSIDE = 0xF0000, 0x100000
+
+
 def _train_wordpiece(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
     vocabulary = config.vocabulary
-    learner = tokenizers.Tokenizer(models.WordPiece(unk_token=names["unknown"]))
+    characters = _alphabet(counts, vocabulary.alphabet)
+    beginning = {character: chr(_BEGINNING + number) for number, character in enumerate(characters)}
+    inside = {character: chr(_INSIDE + number) for number, character in enumerate(characters)}
+    coded = {
+        beginning[word[0]] + "".join([inside[character] for character in word[1:]]): count
+        for word, count in counts.items()
+        if beginning.keys() >= set(word)
+    }
+    learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=config.vocab_size,
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(1, config.vocab_size - len(names)),
         min_frequency=vocabulary.min_frequency,
-        special_tokens=list(names.values()),
+        initial_alphabet=list(beginning.values()),
         show_progress=False,
     )
-    learner.train_from_iterator(_fed(counts), trainer)
-    return wordpiece_backend(learner.get_vocab(), names, vocabulary.lowercase, vocabulary.strip_accents)
+    learner.train_from_iterator(_fed(coded), trainer)
+    learned = sorted(learner.get_vocab().items(), key=lambda item: item[1])
+    tokens = [*names.values()]
+    for token, _ in learned:
+        plain = "".join(characters[ord(code) & 0xFFFF] for code in token)
+        tokens.append(plain if ord(token[0]) < _INSIDE else f"##{plain}")
+    listed = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    return wordpiece_backend(listed, names, vocabulary.lowercase, vocabulary.strip_accents)
+
+
+def _alphabet(counts: dict[str, int], most: int) -> list[str]:
+    """The most frequent characters, in order of code points."""
+    characters: Counter = Counter()
+    for word, count in counts.items():
+        for character in word:
+            characters[character] += count
+    return sorted(sorted(characters, key=lambda character: (-characters[character], character))[:most])
 
 
 def _train_bytes(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
@@ -238,7 +267,7 @@ def _train_characters(config: PrepareConfig, counts: dict[str, int], names: dict
     backend = tokenizers.Tokenizer(models.WordLevel(listed, unk_token=names["unknown"]))
     _set_rules(backend, config.vocabulary)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(tokenizers.Regex("(?s)."), "isolated")]
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(tokenizers.Regex("."), "isolated")]
     )
     backend.decoder = decoders.Fuse()
     add_special_tokens(backend, names)

@@ -152,7 +152,12 @@ def _blocks(
     waiting = start > 0  # for the separator behind which this segment's first document begins
     if waiting:
         stream.seek(start)
-    while new := _read_exactly(stream, file, max(BLOCK_BYTES, 0 if waiting else len(data))):
+    while True:
+        # A long line is read in doubling steps: adding up equal ones would copy it many times.
+        doubling = longest is None and not waiting
+        new = _read_exactly(stream, file, max(BLOCK_BYTES, len(data) if doubling else 0))
+        if not new:
+            break
         data += new
         if waiting:
             match = separator.search(data)
@@ -160,7 +165,8 @@ def _blocks(
                 continue
             if match is None or begin + match.start() >= stop:
                 return  # one document covers this segment: it belongs to an earlier one
-            data, begin, waiting = data[match.end() :], begin + match.end(), False
+            # The last newline stays: it may begin the separator at which this segment ends.
+            data, begin, waiting = data[match.end() - 1 :], begin + match.end() - 1, False
         last = stop is not None and begin + len(data) > stop
         if cut := _cut(data, separator, max(0, stop - begin) if last else None):
             yield Block(begin, data[:cut], pieces + 1 if pieces else 0)

@@ -39,9 +39,9 @@ def _texts(segment: Segment, block: Block, separator: re.Pattern | None) -> Iter
             in_pieces = number == 0 and block.piece
             text, damaged = _valid(segment, data, block.offset + start)
             if in_pieces or not data.isspace():
-                yield Document(
-                    order(segment, block.offset + start), text, piece=block.piece if in_pieces else 0, damaged=damaged
-                )
+                # Blank lines before a document may lie in another block or segment: its place is its first letter.
+                place = order(segment, block.offset + start + len(data) - len(data.lstrip()))
+                yield Document(place, text, piece=block.piece if in_pieces else 0, damaged=damaged)
 
 
 def _pairs(segment: Segment, block: Block, separator: re.Pattern) -> Iterator[Document]:

@@ -1,0 +1,93 @@
+"""Text made on the spot: documents of sentences over a small vocabulary, the same for the same seed."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.config import PrepareConfig, ShardsConfig, SplitConfig
+from pipeline.tokenizer import ROLES, Tokenizer, wordpiece_backend
+
+NAMES = dict(zip(ROLES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=True))
+SYLLABLES = ["ka", "lo", "mi", "ren", "tas", "u", "vor", "e", "shi", "dan", "po", "gly", "est", "ing"]
+
+
+def words(count: int = 400, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return sorted({"".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(count)})
+
+
+def documents(count: int, seed: int = 0, sentences: tuple[int, int] = (1, 30)) -> list[str]:
+    """Documents with paragraphs, abbreviations, quotes and some accents."""
+    rng = random.Random(seed)
+    vocabulary = words()
+    made = []
+    for _ in range(count):
+        text = []
+        for _ in range(rng.randint(*sentences)):
+            chosen = [vocabulary[int(rng.random() ** 2 * len(vocabulary))] for _ in range(rng.randint(3, 25))]
+            chosen[0] = chosen[0].capitalize()
+            if rng.random() < 0.1:
+                chosen.insert(1, "Mr. Déné")
+            text.append(" ".join(chosen) + rng.choice([".", ".", "!", "?", '."']))
+            text.append("\n\n" if rng.random() < 0.2 else " ")
+        made.append("".join(text).strip())
+    return made
+
+
+def write_jsonl(path: Path, texts: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt", encoding="utf-8") as file:
+        for number, text in enumerate(texts):
+            file.write(json.dumps({"id": f"{path.stem}-{number}", "text": text}) + "\n")
+    return path
+
+
+def tokenizer(lowercase: bool = True, strip_accents: bool | None = None, extra: tuple[str, ...] = ()) -> Tokenizer:
+    """A WordPiece tokenizer over syllables, letters and some words."""
+    tokens = [*NAMES.values(), *(chr(code) for code in range(33, 127))]
+    tokens += [f"##{chr(code)}" for code in range(97, 123)]
+    tokens += SYLLABLES + [f"##{syllable}" for syllable in SYLLABLES] + words()[::3] + list(extra)
+    listed = list(dict.fromkeys(tokens))
+    backend = wordpiece_backend({token: n for n, token in enumerate(listed)}, NAMES, lowercase, strip_accents)
+    return Tokenizer(backend, NAMES)
+
+
+def config(folder: Path, inputs: list[Path], **changes) -> PrepareConfig:
+    """A small run: many shards of few tokens."""
+    saved = folder / "tokenizer"
+    if not saved.is_dir():
+        tokenizer().save(saved)
+    values = {
+        "input": [str(path) for path in inputs],
+        "output": str(folder / "data"),
+        "tokenizer": str(saved),
+        "max_length": 64,
+        "mask_sets": 3,
+        "shards": ShardsConfig(target_tokens=8192),
+        "split": SplitConfig(validation=0.1, test=0.05),
+    }
+    return PrepareConfig(**{**values, **changes})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by name: what two equal runs must share."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def rows(samples, masks=None) -> list[list[int]]:
+    """Flat samples as lists of ids."""
+    bounds = samples.offsets
+    return [samples.input_ids[a:b].tolist() for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def chi_square_ok(observed: np.ndarray, expected: float) -> bool:
+    """Whether counts agree with one expectation, within five standard deviations of chi-square's normal limit."""
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    freedom = len(observed) - 1
+    return abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5

@@ -1,0 +1,160 @@
+"""Masking: counts, shares, what is never masked, and draws that depend on nothing but their key."""
+
+import numpy as np
+import pytest
+
+from pipeline import ragged
+from pipeline.masking import KeyedDraws, Masker, MaskingRules, StreamDraws
+from pipeline.records import Samples
+from tests.pipeline.test_samples import SPECIAL
+
+CONFIG = {"mode": "precomputed", "strategy": "token", "rate": 0.15, "mask_share": 0.8, "random_share": 0.1,
+          "selection": "count", "random_from": "ordinary", "max_predictions_per_sequence": None, "span_p": 0.2,
+          "max_span": 10}  # fmt: skip
+VOCAB = 1000
+CONTINUES = np.zeros(VOCAB, bool)
+CONTINUES[600:] = True  # two fifths of the ids go on with a word
+
+
+def make(lengths, seed=0) -> Samples:
+    rng = np.random.default_rng(seed)
+    lengths = np.array(lengths)
+    offsets = ragged.to_offsets(lengths)
+    ids = rng.integers(5, VOCAB, offsets[-1]).astype(np.uint16)
+    middle = offsets[:-1] + lengths // 2
+    ids[offsets[:-1]], ids[offsets[1:] - 1], ids[middle] = SPECIAL.classification, SPECIAL.separator, SPECIAL.separator
+    return Samples(ids, offsets, (lengths // 2 + 1).astype(np.uint16), np.zeros(len(lengths), np.int8),
+                   np.zeros(len(lengths), np.uint64))  # fmt: skip
+
+
+def draw(samples, key=1, max_length=128, **changes):
+    rules = MaskingRules({**CONFIG, **changes}, max_length, VOCAB, SPECIAL, CONTINUES)
+    return Masker(rules, samples).draw(StreamDraws(key))
+
+
+def flat(samples, masks):
+    return np.repeat(samples.offsets[:-1], np.diff(masks.offsets)) + masks.positions
+
+
+LENGTHS = np.random.default_rng(7).integers(5, 129, 3000)
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.4, 0.8, 1.0])
+def test_count_is_the_release_formula(rate):
+    samples = make(LENGTHS)
+    masks = draw(samples, rate=rate)
+    wanted = np.maximum(1, np.rint(rate * LENGTHS))
+    cap = round(rate * 128)
+    assert np.array_equal(np.diff(masks.offsets), np.minimum(np.minimum(wanted, cap), LENGTHS - 3))
+
+
+def test_the_cap_caps():
+    masks = draw(make(LENGTHS), max_predictions_per_sequence=5)
+    assert np.diff(masks.offsets).max() == 5
+
+
+@pytest.mark.parametrize(
+    ("strategy", "selection"),
+    [("token", "count"), ("whole_word", "count"), ("span", "count"), ("token", "independent"), ("whole_word", "independent")],
+)  # fmt: skip
+def test_never_special_always_ascending(strategy, selection):
+    samples = make(LENGTHS)
+    masks = draw(samples, strategy=strategy, selection=selection)
+    assert (samples.input_ids[flat(samples, masks)] >= 5).all()
+    assert (np.diff(flat(samples, masks)) > 0).all()
+    assert abs(len(masks.ids) / len(samples.input_ids) - 0.15) < 0.012
+
+
+def test_every_position_is_equally_likely_and_sets_differ():
+    samples = make(np.full(4000, 103))
+    masks = draw(samples)
+    counts = np.bincount(masks.positions, minlength=103)
+    ordinary = np.delete(counts, [0, 51, 102])
+    assert counts[[0, 51, 102]].tolist() == [0, 0, 0]
+    expected = ordinary.mean()
+    assert np.abs(ordinary - expected).max() < 5 * expected**0.5
+    assert not np.array_equal(masks.positions, draw(samples, key=2).positions)
+
+
+def test_pairs_of_positions_are_equally_likely():
+    """Subsets, not only positions: two of four candidates must make each of six pairs alike."""
+    samples = make(np.full(12000, 7))
+    masks = draw(samples, rate=2 / 7, max_length=7)
+    pairs = masks.positions.reshape(-1, 2)
+    codes, counts = np.unique(pairs[:, 0].astype(int) * 10 + pairs[:, 1], return_counts=True)
+    assert len(codes) == 6 and np.abs(counts - 2000).max() < 5 * 2000**0.5
+
+
+@pytest.mark.parametrize("random_from", ["ordinary", "ordinary_other", "all"])
+def test_shares_and_random_ids(random_from):
+    samples = make(np.full(6000, 128))
+    masks = draw(samples, random_from=random_from)
+    originals = samples.input_ids[flat(samples, masks)]
+    by_mask, kept = masks.ids == SPECIAL.mask, masks.ids == originals
+    assert abs(by_mask.mean() - 0.8) < 0.01
+    assert abs(kept.mean() - 0.1) < 0.01
+    random = masks.ids[~by_mask & ~kept]
+    assert abs(len(random) / len(masks.ids) - 0.1) < 0.01
+    if random_from == "all":
+        assert random.min() < 5
+    else:
+        assert random.min() >= 5
+    counts = np.bincount(random, minlength=VOCAB)[5:]
+    assert np.abs(counts - counts.mean()).max() < 6 * counts.mean() ** 0.5
+    if random_from == "ordinary_other":
+        nothing_kept = draw(samples, random_from=random_from, mask_share=0.0, random_share=1.0)
+        assert (nothing_kept.ids != originals[: len(nothing_kept.ids)]).all()
+
+
+def test_whole_words_are_masked_whole_within_the_count():
+    samples = make(LENGTHS)
+    masks = draw(samples, strategy="whole_word")
+    masked = np.zeros(len(samples.input_ids), bool)
+    masked[flat(samples, masks)] = True
+    ids = samples.input_ids.astype(int)
+    inside = CONTINUES[ids[1:]] & (ids[:-1] >= 5) & (ids[1:] >= 5)
+    assert (masked[1:][inside] == masked[:-1][inside]).all()
+    wanted = np.minimum(np.maximum(1, np.rint(0.15 * LENGTHS)), 19)
+    assert (np.diff(masks.offsets) <= wanted).all() and np.diff(masks.offsets).sum() > 0.9 * wanted.sum()
+
+
+def test_spans_are_runs_replaced_alike():
+    samples = make(np.full(3000, 128))
+    spans, tokens = draw(samples, strategy="span"), draw(samples)
+    assert np.array_equal(np.diff(spans.offsets), np.diff(tokens.offsets))
+    runs = lambda masks: (np.diff(flat(samples, masks)) > 1).sum() + 1  # noqa: E731
+    assert runs(spans) < 0.45 * runs(tokens)
+    neighbours = np.flatnonzero(np.diff(flat(samples, spans)) == 1)
+    is_mask = spans.ids == SPECIAL.mask
+    assert (is_mask[neighbours] == is_mask[neighbours + 1]).mean() > 0.9
+
+
+def test_independent_selection_may_leave_a_sample_empty():
+    samples = make(np.full(2000, 8))
+    counts = np.diff(draw(samples, selection="independent").offsets)
+    assert (counts == 0).any() and abs(counts.mean() / 5 - 0.15) < 0.02
+
+
+@pytest.mark.parametrize("strategy", ["token", "whole_word", "span"])
+def test_dynamic_draws_do_not_depend_on_the_batch(strategy):
+    samples = make(LENGTHS[:200])
+    rules = MaskingRules({**CONFIG, "strategy": strategy}, 128, VOCAB, SPECIAL, CONTINUES)
+    indices = np.arange(1000, 1200)
+    whole = Masker(rules, samples).draw(KeyedDraws(1, 2, indices))
+    for number in (0, 7, 199):
+        low, high = samples.offsets[number], samples.offsets[number + 1]
+        alone = Samples(samples.input_ids[low:high], np.array([0, high - low]), samples.segment_b_start[[number]],
+                        samples.next_sentence_label[[number]], samples.document[[number]])  # fmt: skip
+        masks = Masker(rules, alone).draw(KeyedDraws(1, 2, indices[[number]]))
+        low, high = whole.offsets[number], whole.offsets[number + 1]
+        assert np.array_equal(masks.positions, whole.positions[low:high])
+        assert np.array_equal(masks.ids, whole.ids[low:high])
+    other = Masker(rules, samples).draw(KeyedDraws(1, 3, indices))
+    assert not np.array_equal(other.positions, whole.positions)
+
+
+def test_keyed_draws_are_uniform():
+    rows = np.repeat(np.arange(500), 100)
+    found = KeyedDraws(0, 0, np.arange(500)).uniform(rows, 0)
+    assert abs(found.mean() - 0.5) < 0.005 and abs(found.var() - 1 / 12) < 0.002
+    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.02

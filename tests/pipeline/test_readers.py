@@ -1,0 +1,190 @@
+"""Readers: every document once, wherever a file is cut, however it is compressed."""
+
+import gzip
+import json
+import lzma
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import readers
+from pipeline.config import PrepareConfig, SourceConfig
+from pipeline.errors import UserError
+from pipeline.readers import files, lines
+from tests.pipeline import corpus
+
+
+def read(inputs, **source) -> list:
+    config = PrepareConfig(input=[str(path) for path in inputs], source=SourceConfig(**source))
+    _, tasks = readers.plan(config)
+    return [document for task in tasks for document in readers.read(task)]
+
+
+def texts(inputs, **source) -> list[str]:
+    return [document.text.decode().strip() for document in read(inputs, **source)]
+
+
+def compress(path, data: bytes) -> None:
+    if path.suffix == ".gz":
+        # two members, as `cat a.gz b.gz` gives
+        path.write_bytes(gzip.compress(data[: len(data) // 2]) + gzip.compress(data[len(data) // 2 :]))
+    elif path.suffix == ".xz":
+        path.write_bytes(lzma.compress(data))
+    elif path.suffix == ".zst":
+        with pa.OSFile(str(path), "wb") as sink, pa.CompressedOutputStream(sink, "zstd") as stream:
+            stream.write(data)
+    else:
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+def test_formats_and_compressions(tmp_path, suffix):
+    expected = ["one a\nline two", "two", "three"]
+    compress(tmp_path / f"a.txt{suffix}", b"\n\none a\nline two\n\n \t\n\ntwo\n\nthree")
+    compress(tmp_path / f"b.jsonl{suffix}", "".join(json.dumps({"text": t}) + "\n" for t in expected).encode())
+    assert texts([tmp_path / f"a.txt{suffix}"]) == expected
+    assert texts([tmp_path / f"b.jsonl{suffix}"]) == expected
+    assert texts([tmp_path / f"a.txt{suffix}"], format="file") == ["one a\nline two\n\n \t\n\ntwo\n\nthree"]
+    assert texts([tmp_path]) == expected * 2
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(["ab", "c d", "é中", "\n", "\n\n", "\r\n\r\n", " ", "\n \n", "x" * 40]), max_size=40),
+    segment=st.integers(1, 60),
+    block=st.integers(1, 30),
+)
+@pytest.mark.parametrize("form", ["text", "jsonl"])
+def test_documents_do_not_depend_on_where_a_file_is_cut(tmp_path_factory, form, parts, segment, block):
+    folder = tmp_path_factory.mktemp("cuts")
+    text = "".join(parts)
+    if form == "jsonl":
+        text = "".join(json.dumps({"text": line}) + "\n" for line in text.split("\n"))
+    (folder / "a.txt").write_bytes(text.encode() or b" ")
+    (folder / "a.txt.gz").write_bytes(gzip.compress(text.encode() or b" "))
+    whole = read([folder / "a.txt"], format=form)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "_SEGMENT_BYTES", segment)
+        patch.setattr(readers, "_STRIPE_BYTES", 8)
+        patch.setattr(files, "BLOCK_BYTES", block)
+        cut = read([folder / "a.txt"], format=form)
+        striped = read([folder / "a.txt.gz"], format=form)
+    assert [(d.order, d.text.split()) for d in cut] == [(d.order, d.text.split()) for d in whole]
+    assert sorted((d.order, d.text.split()) for d in striped) == [(d.order, d.text.split()) for d in whole]
+
+
+def test_a_folder_of_files_is_read_in_the_order_of_names(tmp_path):
+    for name in ("b/2.txt", "a/10.txt", "a/9.txt", "c.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"text": name}) if name.endswith("jsonl") else name)
+    (tmp_path / ".hidden").write_text("no")
+    shuffled = [tmp_path / "c.jsonl", tmp_path / "b", tmp_path / "a" / "*.txt", tmp_path / "a/9.txt"]
+    assert texts([tmp_path]) == texts(shuffled) == ["a/10.txt", "a/9.txt", "b/2.txt", "c.jsonl"]
+
+
+def test_pairs(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"Welcome to the\tthe jungle\r\n\nI can stay\there all night")
+    assert texts([tmp_path], format="pairs") == ["Welcome to the\tthe jungle", "I can stay\there all night"]
+    (tmp_path / "p.txt").write_bytes(b"a\tb\nno tab\n")
+    with pytest.raises(UserError, match="byte 4: found 0 tabs"):
+        read([tmp_path], format="pairs")
+
+
+def test_parquet_fields_and_row_groups(tmp_path):
+    made = corpus.documents(50)
+    table = pa.table({"body": made, "name": [f"n{i}" for i in range(50)], "extra": list(range(50))})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    found = read([tmp_path], text_field="body", id_field="name")
+    assert [d.text.decode() for d in found] == made and [d.id for d in found] == [f"n{i}" for i in range(50)]
+    with pytest.raises(UserError, match="'text', there are 'body'"):
+        read([tmp_path])
+
+
+def test_saved_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    made = corpus.documents(30)
+    saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": made})})
+    saved.save_to_disk(tmp_path / "saved")
+    assert texts([tmp_path / "saved"], format="dataset") == made
+    with pytest.raises(UserError, match="found no 'test'"):
+        read([tmp_path / "saved"], format="dataset", dataset_split="test")
+
+
+def test_a_long_document_arrives_in_bounded_pieces_and_nothing_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 300)
+    words = [f"w{n}é" for n in range(2000)]
+    text = "first\n\n" + " ".join(words) + "\n\nlast"
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    found = read([tmp_path / "a.txt"])
+    assert " ".join(d.text.decode() for d in found).split() == text.split()
+    assert [d.piece for d in found] == [0, *range(1, len(found) - 1), 0] and len(found) > 12
+    assert max(len(d.text) for d in found) <= 1400
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": " ".join(words)}) + "\n")
+    found = read([tmp_path / "b.jsonl"])
+    assert "".join(d.text.decode() for d in found).split() == words and max(len(d.text) for d in found) <= 1000
+    (tmp_path / "c.txt").write_text("中" * 5000, encoding="utf-8")  # no white space to cut at
+    assert "".join(d.text.decode() for d in read([tmp_path / "c.txt"])) == "中" * 5000
+
+
+def test_encoding_errors_stop_or_are_replaced(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\n\nb\xffd\n\nmore")
+    with pytest.raises(UserError, match="byte 7: found byte 0xff"):
+        read([tmp_path])
+    found = read([tmp_path], encoding_errors="replace")
+    assert [d.text.decode().strip() for d in found] == ["good", "b\ufffdd", "more"]
+    assert [d.damaged for d in found] == [False, True, False]
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a\\ud800b"}\n')
+    with pytest.raises(UserError, match="lone surrogate"):
+        read([tmp_path])
+    assert read([tmp_path], encoding_errors="replace")[0].text.decode() == "a\ufffdb"
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
+    assert texts([tmp_path]) == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{oops}\n', "a.jsonl: byte 14: the line isn't JSON"),
+        ("a.jsonl", b'{"body": "x"}\n', "no field 'text', there are 'body'"),
+        ("a.jsonl", b"[1]\n", "found list"),
+        ("a.jsonl", b'{"text": 3}\n', "found int"),
+        ("a.txt", b"", "only empty files"),
+        ("a.txt.gz", b"no gzip", "can't be read to its end"),
+        ("a.txt.xz", b"no xz", "can't be read to its end"),
+        ("a.parquet", b"no parquet", "can't be read as Parquet"),
+    ],
+)
+def test_errors_name_file_place_and_remedy(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read([tmp_path])
+
+
+def test_a_truncated_gzip_is_an_error_and_not_an_early_end(tmp_path):
+    data = gzip.compress("\n\n".join(corpus.documents(200)).encode())
+    (tmp_path / "a.txt.gz").write_bytes(data[: len(data) // 2])
+    with pytest.raises(UserError, match="a.txt.gz"):
+        read([tmp_path])
+
+
+def test_missing_inputs_are_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        read([tmp_path / "nowhere-*.txt"])
+    with pytest.raises(UserError, match="found none"):
+        readers.plan(PrepareConfig())
+
+
+def test_many_small_files_are_few_tasks(tmp_path):
+    for number in range(300):
+        (tmp_path / f"{number}.txt").write_text("text")
+    _, tasks = readers.plan(PrepareConfig(input=[str(tmp_path)]))
+    assert len(tasks) == 1 and len(tasks[0]) == 300

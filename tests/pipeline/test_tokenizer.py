@@ -1,0 +1,171 @@
+"""The word table gives the plain tokenizer's ids, whatever the text."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from pipeline.errors import UserError
+from pipeline.tokenizer import Tokenizer
+from tests.pipeline import corpus
+
+ODD = [
+    "\u0000", "\u000b", "\u000c", "\u001c", "\u001d", "\u001e", "\u001f", "\u0085", "\u00a0", "\u00ad", "\u200b",
+    "\u200d", "\u2028", "\u2029", "\u202e", "\ufeff", "\ufffd", "\u0301", "\u0308", "\u0338", "é", "ß", "İ", "ı", "Σ",
+    "ς", "ﬁ", "Å", "中", "文", "。", "、", "が", "カ\u3099", "한", "🙂", "👩\u200d👩", "🏳\ufe0f", "\U0001f1e9", "¿", "—",
+    "…", "‰", "\u037e", "=", "≠", "`", "[MASK]", "[SEP]", "##", "a" * 101, "\u1e9b\u0323", "\ue000", "\U000e0001",
+    "\U00020000", "\u2e5d", "\u1b7d",
+]  # fmt: skip
+TEXTS = st.lists(
+    st.one_of(st.sampled_from(ODD), st.sampled_from(["a", "KaLo", "ren", " ", "\n", "\t", ".", "-", "'"]), st.characters(exclude_categories=["Cs"])),
+    max_size=30,
+).map("".join)  # fmt: skip
+KINDS = [(True, None), (True, False), (False, None), (False, True)]
+TOKENIZERS = {kind: corpus.tokenizer(*kind, extra=("中", "é", "##é", "ß", "。", "がか")) for kind in KINDS}
+
+
+def assert_same_ids(tokenizer: Tokenizer, texts: list[str]) -> None:
+    ids, offsets = tokenizer.encode_batch(texts)
+    plain, plain_offsets = tokenizer.encode_plainly(texts)
+    assert np.array_equal(offsets, plain_offsets)
+    assert np.array_equal(ids, plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=8))
+def test_ids_are_the_plain_tokenizers(kind, texts):
+    assert_same_ids(TOKENIZERS[kind], texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_odd_character_alone_between_letters_and_in_pairs(kind):
+    texts = [f"{left}{odd}{right}" for odd in ODD for left in ("", "a", " ", ".") for right in ("", "b", " ", "\u0301")]
+    texts += [first + second for first in ODD for second in ODD]
+    assert_same_ids(TOKENIZERS[kind], texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_code_point(kind):
+    codes = [code for code in range(0x20000) if not 0xD800 <= code < 0xE000]
+    assert_same_ids(TOKENIZERS[kind], [f"a{chr(code)}b {chr(code)}" for code in codes])
+
+
+def test_the_same_as_the_library_without_our_settings(tmp_path):
+    """encode_plainly is ours too: compare with the saved file, loaded by the library alone, on harmless text."""
+    tokenizer = corpus.tokenizer()
+    tokenizer.save(tmp_path)
+    texts = corpus.documents(20)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    expected = [item.ids for item in backend.encode_batch(texts, add_special_tokens=False)]
+    ids, offsets = tokenizer.encode_batch(texts)
+    assert [ids[a:b].tolist() for a, b in zip(offsets[:-1], offsets[1:], strict=True)] == expected
+
+
+def test_literal_special_tokens_are_text():
+    tokenizer = corpus.tokenizer()
+    ids = tokenizer.encode("a [MASK] b [SEP] [PAD]")
+    assert not set(ids) & set(tokenizer.special_tokens.ids)
+    assert [tokenizer.tokens[i] for i in ids][1:4] == ["[", "m", "##a"]
+
+
+def test_word_level_models_do_not_know_specials_in_text():
+    backend = Backend(models.WordLevel({"<pad>": 0, "<unk>": 1, "<eos>": 2, "<sos>": 3, "<mask>": 4, "a": 5}, "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = dict(zip(("pad", "unknown", "separator", "classification", "mask"),
+                     ("<pad>", "<unk>", "<eos>", "<sos>", "<mask>"), strict=True))  # fmt: skip
+    tokenizer = Tokenizer(backend, names)
+    assert tokenizer.word_table
+    assert tokenizer.encode("a <mask> <eos> a") == [5, 1, 1, 5]
+    assert tokenizer.encode_plainly(["a <mask> <eos> a"])[0].tolist() == [5, 1, 1, 5]
+
+
+def test_a_full_table_starts_anew(monkeypatch):
+    tokenizer = corpus.tokenizer()
+    texts = corpus.documents(5)
+    expected = tokenizer.encode_plainly(texts)[0]
+    monkeypatch.setattr("pipeline.tokenizer._TABLE_WORDS", 10)
+    for _ in range(3):
+        assert np.array_equal(tokenizer.encode_batch(texts)[0], expected)
+
+
+def byte_level() -> Tokenizer:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=list(corpus.NAMES.values()), show_progress=False)
+    backend.train_from_iterator(corpus.documents(5), trainer)
+    return Tokenizer(backend, corpus.NAMES)
+
+
+def test_the_table_is_off_by_name_where_words_do_not_decide():
+    assert byte_level().word_table_reason == "model BPE"
+    tokenizer = corpus.tokenizer()
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.normalizer = normalizers.NFKC()
+    assert Tokenizer(backend, corpus.NAMES).word_table_reason == "normalizer NFKC"
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.add_tokens(["ka lo"])
+    assert "added tokens" in Tokenizer(backend, corpus.NAMES).word_table_reason
+    assert_same_ids(Tokenizer(backend, corpus.NAMES), ["ka lo mi", "kalo"])
+
+
+def test_fingerprint_survives_saving_and_sees_casing(tmp_path):
+    tokenizer = corpus.tokenizer()
+    tokenizer.save(tmp_path)
+    assert Tokenizer.from_folder(tmp_path).fingerprint == tokenizer.fingerprint
+    assert Tokenizer.from_folder(tmp_path / "tokenizer.json").fingerprint == tokenizer.fingerprint
+    assert corpus.tokenizer(lowercase=False).fingerprint != tokenizer.fingerprint
+
+
+def test_vocab_txt_keeps_its_ids(tmp_path):
+    tokens = ["[PAD]", *(f"[unused{n}]" for n in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##m", "."]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    tokenizer = Tokenizer.from_folder(tmp_path / "vocab.txt")
+    special = tokenizer.special_tokens
+    assert (special.pad, special.unknown, special.classification, special.mask) == (0, 100, 101, 103)
+    assert tokenizer.encode("Them.") == [104, 105, 106]
+    tokenizer.save(tmp_path / "saved")
+    assert (tmp_path / "saved/vocab.txt").read_text(encoding="utf-8").split("\n")[:-1] == tokens
+
+
+def test_a_cased_vocab_txt_keeps_case(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*corpus.NAMES.values(), "The", "the"]) + "\n", encoding="utf-8")
+    assert Tokenizer.from_folder(tmp_path).encode("The the") == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("vocab.txt", "[PAD]\nthe\n", "unknown '\\[UNK\\]'"),
+        ("vocab.txt", "[PAD]\na\na\n", "'a' twice"),
+        ("tokenizer.json", "{", "can't be read as a tokenizer"),
+    ],
+)
+def test_errors_name_what_is_wrong(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(UserError, match="cloze vocab"):
+        Tokenizer.from_folder(tmp_path / "none")
+
+
+def test_transformers_loads_the_folder(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = corpus.tokenizer()
+    tokenizer.save(tmp_path)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = loaded("Kalo ren.", "mi")["input_ids"]
+    special = tokenizer.special_tokens
+    expected = [special.classification, *tokenizer.encode("Kalo ren."), special.separator]
+    assert ids == [*expected, *tokenizer.encode("mi"), special.separator]
+    assert loaded.mask_token == "[MASK]" and loaded.pad_token_id == 0
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["do_lower_case"] is True

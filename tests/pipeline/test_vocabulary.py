@@ -1,0 +1,108 @@
+"""Vocabularies: of every kind, the same for any number of workers, as good as the library's."""
+
+import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from pipeline.config import PrepareConfig, SourceConfig, VocabularyConfig
+from pipeline.errors import UserError
+from pipeline.vocabulary import train_vocabulary
+from tests.pipeline import corpus
+
+
+def config(folder, name="vocab", **changes) -> PrepareConfig:
+    values = {"input": [str(folder / "in")], "output": str(folder / name), "vocab_size": 200}
+    return PrepareConfig(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vocabulary")
+    for number in range(4):
+        corpus.write_jsonl(folder / "in" / f"{number}.jsonl", corpus.documents(60, seed=number))
+    return folder
+
+
+def test_wordpiece_is_what_the_library_learns_from_the_text(folder):
+    ours = train_vocabulary(config(folder))
+    learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    learner.normalizer = normalizers.BertNormalizer()
+    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=200, min_frequency=2, special_tokens=list(corpus.NAMES.values()),
+                                        show_progress=False)  # fmt: skip
+    learner.train_from_iterator([text for seed in range(4) for text in corpus.documents(60, seed=seed)], trainer)
+    # Ties between equally frequent pairs are broken in another way, and the library's differ from run to run.
+    shared = set(ours.backend.get_vocab()) & set(learner.get_vocab())
+    assert len(shared) >= 0.95 * 200
+    assert ours.special_tokens.ids == [0, 1, 2, 3, 4] and ours.vocab_size == 200
+    assert sorted(p.name for p in (folder / "vocab").iterdir()) == ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+
+
+def test_workers_do_not_change_it(folder):
+    one = train_vocabulary(config(folder, "one"))
+    two = train_vocabulary(config(folder, "two", workers=2))
+    assert one.fingerprint == two.fingerprint
+    assert corpus.contents(folder / "one") == corpus.contents(folder / "two")
+
+
+def test_casing_and_accents(folder):
+    cased = train_vocabulary(config(folder, "cased", vocabulary=VocabularyConfig(lowercase=False)))
+    assert cased.encode("Ka") != cased.encode("ka") and cased.encode("é") != cased.encode("e")
+    kept = train_vocabulary(config(folder, "kept", vocabulary=VocabularyConfig(strip_accents=False)))
+    assert kept.encode("Ka") == kept.encode("ka") and kept.encode("é") != kept.encode("e")
+
+
+def test_bytes_know_every_text_and_decode_to_it(folder):
+    tokenizer = train_vocabulary(config(folder, "bytes", vocab_size=600, vocabulary=VocabularyConfig(model="bytes")))
+    assert tokenizer.word_table_reason == "model BPE" and tokenizer.vocab_size == 600
+    text = "Kalo ren 中文 \U0001f642 déné"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.special_tokens.unknown not in tokenizer.encode(text)
+    assert len(tokenizer.encode(" kalo")) < 5  # merges were learned
+
+
+def test_characters(folder):
+    tokenizer = train_vocabulary(config(folder, "characters", vocabulary=VocabularyConfig(model="characters")))
+    assert [tokenizer.tokens[i] for i in tokenizer.encode("Kalo ren")] == list("kaloren")
+    assert "pre-tokenizer Sequence" in tokenizer.word_table_reason
+
+
+def test_the_two_line_corpus_gives_its_vocabulary(tmp_path):
+    (tmp_path / "in.txt").write_text("Welcome to the\tthe jungle\nI can stay\there all night\n")
+    special = VocabularyConfig(
+        model="words", lowercase=False, min_frequency=1, pad_token="<pad>", unknown_token="<unk>", separator_token="<eos>",
+        classification_token="<sos>", mask_token="<mask>",
+        special_order=["pad", "unknown", "separator", "classification", "mask"],
+    )  # fmt: skip
+    tokenizer = train_vocabulary(PrepareConfig(
+        input=[str(tmp_path / "in.txt")], output=str(tmp_path / "v"), source=SourceConfig(format="pairs"), vocabulary=special,
+    ))  # fmt: skip
+    expected = "<pad> <unk> <eos> <sos> <mask> the I Welcome all can here jungle night stay to"
+    assert (tmp_path / "v/vocab.txt").read_text().split() == expected.split()
+    assert tokenizer.special_tokens.classification == 3 and tokenizer.special_tokens.separator == 2
+
+
+def test_a_small_text_gives_what_it_has(tmp_path):
+    (tmp_path / "in.txt").write_text("abc abc")
+    remarks = []
+
+    class Listener:
+        def stage(self, *_): ...
+        def advance(self, *_): ...
+        def note(self, text):
+            remarks.append(text)
+
+    tokenizer = train_vocabulary(config(tmp_path, input=[str(tmp_path / "in.txt")]), Listener())
+    assert tokenizer.vocab_size < 200 and "not 200" in remarks[0]
+
+
+def test_refusals(folder, tmp_path):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used/thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match=r"thesis\.tex"):
+        train_vocabulary(config(folder, output=str(tmp_path / "used")))
+    (tmp_path / "blank.txt").write_text(" \n \n")
+    with pytest.raises(UserError, match="no word"):
+        train_vocabulary(config(tmp_path, input=[str(tmp_path / "blank.txt")]))
+    with pytest.raises(UserError, match="special tokens"):
+        VocabularyConfig(pad_token="[UNK]")
