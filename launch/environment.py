@@ -83,7 +83,7 @@ def protect_process() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def prepare_training(environment: Environment) -> None:
+def prepare_deepspeed(environment: Environment) -> None:
     """Set what DeepSpeed reads from the environment; call before importing it.
 
     - the launcher's names: DeepSpeed reads RANK, LOCAL_RANK and WORLD_SIZE whoever started the process.
@@ -100,9 +100,12 @@ def prepare_training(environment: Environment) -> None:
         # DeepSpeed asks for an address even where one process needs none.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "0")
-    elif not on_gpu and os.environ.get("OMP_NUM_THREADS") == "1":
-        # torchrun sets one thread for any number of processes; share the cores out instead.
-        processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", environment.world_size))
+    elif not on_gpu and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        # torchrun sets one thread for any number of processes, deepspeed and srun leave every process all cores:
+        # share them out instead. A user who sets another number means it.
+        names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+        processes_here = next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()),
+                              environment.world_size)
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes_here))
 
 

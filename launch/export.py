@@ -7,11 +7,13 @@ from pathlib import Path
 from launch import runs
 from launch.config import ExportConfig
 from launch.console import Console
+from launch.environment import prepare_deepspeed, read_environment
 from pipeline.errors import UserError
 
 
 def export(config: ExportConfig) -> int:
     """Write config.json, model.safetensors and the tokenizer's files; returns the exit status."""
+    prepare_deepspeed(read_environment())
     from launch.checkpoint import read_weights
     from model.config import BertConfig
     from model.hub import save_pretrained

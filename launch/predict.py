@@ -10,6 +10,7 @@ import torch
 from launch import runs
 from launch.config import FillMaskConfig
 from launch.console import Console
+from launch.environment import prepare_deepspeed, read_environment
 from model.bert import BertForPreTraining
 from model.hub import load_pretrained
 from pipeline.errors import UserError
@@ -44,6 +45,7 @@ class Predictor:
         """
         folder = Path(folder)
         if (folder / runs.CONFIG).exists():
+            prepare_deepspeed(read_environment())
             from launch.checkpoint import read_weights
             from model.config import BertConfig
 

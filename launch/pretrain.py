@@ -9,7 +9,7 @@ from pathlib import Path
 from launch import runs
 from launch.config import BatchArithmetic, PretrainConfig
 from launch.console import Console
-from launch.environment import prepare_training, read_environment
+from launch.environment import prepare_deepspeed, read_environment
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
@@ -52,7 +52,7 @@ def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, cons
     tokens, samples = counts["tokens"], counts["samples"]
     histogram = manifest.splits["train"].length_histogram
     squares = sum(length * length * number for length, number in enumerate(histogram))
-    per_token = training_flops(config.model, (tokens, squares), counts["masked_tokens"], summed=True) / tokens
+    per_token = training_flops(config.model, (tokens, squares), counts["masked"], summed=True) / tokens
     steps_per_epoch = samples / config.train.global_batch_size
     peak = peak_flops(device)
     console.facts(f"cloze pretrain -> {config.output}", [
@@ -87,7 +87,7 @@ def live_kernel(engine, device) -> str:
 def pretrain(config: PretrainConfig) -> int:
     """Run or continue a pretraining; returns the exit status. Called by every process of the run."""
     environment = read_environment()
-    prepare_training(environment)
+    prepare_deepspeed(environment)
     # Imported here: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
     from launch import distributed
     from launch.checkpoint import CheckpointManager

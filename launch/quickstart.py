@@ -45,7 +45,7 @@ class Quickstart:
         if done and done.exists():
             return
         self._say(command)
-        if status := subprocess.run(self._resolve(command), env=child_variables()).returncode:
+        if status := subprocess.run(self._resolve(command), env=self._variables()).returncode:
             raise UserError(f"quickstart: {title} ended with status {status}, expected 0; its message stands above")
 
     def _say(self, command: tuple[str, ...]) -> None:
@@ -56,6 +56,11 @@ class Quickstart:
         """`cloze` and `torchrun` of this very environment, whether it is activated or not."""
         module = {"cloze": "launch", "torchrun": "torch.distributed.run"}[command[0]]
         return [sys.executable, "-m", module, *command[1:]]
+
+    @staticmethod
+    def _variables() -> dict[str, str]:
+        """torchrun warns unless this is set; a run shares the cores out itself."""
+        return child_variables(OMP_NUM_THREADS="1")
 
     def corpus(self) -> str:
         """The language reference of this Python, one document a topic, as JSON lines."""
@@ -84,13 +89,15 @@ class Quickstart:
             self.console.say("\n== pretraining, to be stopped half-way")
             self._say(command)
             self._run_until(command, run, MAX_STEPS // 2)
-            if self._status(run) != "requeue":
-                raise UserError(f"quickstart: pretraining ended as {self._status(run)!r}, expected `requeue` after the "
-                                "signal; its message stands above")
         self.step("the same command again: pretraining resumes", None, *command)
 
     def _run_until(self, command: tuple[str, ...], run: Path, step: int) -> None:
-        with subprocess.Popen(self._resolve(command), env=child_variables()) as process:
+        """Start a command and send it SIGTERM once the run has logged `step`."""
+        # torchrun reports the signal that we send it with a traceback of its own: that goes to a file.
+        log = self.output / "stopped.log"
+        with open(log, "w") as errors, subprocess.Popen(
+            self._resolve(command), env=self._variables(), stderr=errors
+        ) as process:  # fmt: skip
             while process.poll() is None:
                 time.sleep(0.2)
                 lines = read_metrics(run) if (run / METRICS).exists() else []
@@ -98,6 +105,10 @@ class Quickstart:
                     self.console.say(f"-- SIGTERM at step {lines[-1]['step']}")
                     process.send_signal(signal.SIGTERM)
                     process.wait()
+        if self._status(run) != "requeue":
+            print(log.read_text(), file=sys.stderr)
+            raise UserError(f"quickstart: pretraining ended as {self._status(run)!r}, expected `requeue` after the "
+                            "signal; its messages stand above")
 
     @staticmethod
     def _status(run: Path) -> str | None:
@@ -111,7 +122,8 @@ class Quickstart:
             str(self.output / name) for name in ("vocab", "shards", "tiny", "tiny-hf")
         )
         data = ("--config", str(CONFIGS / "prepare" / "books.yaml"), "--input", corpus)
-        sizes = ("--max_length", str(MAX_LENGTH), "--mask_sets", str(MASK_SETS), "--workers", "2")
+        sizes = ("--max_length", str(MAX_LENGTH), "--mask_sets", str(MASK_SETS), "--workers", "2",
+                 "--split.validation", "0.05")
         self.step("vocabulary", Path(vocabulary, "tokenizer.json"),
                   "cloze", "vocab", *data, "--output", vocabulary, "--vocab_size", str(VOCAB_SIZE))
         self.step("shards", Path(shards, "manifest.json"),

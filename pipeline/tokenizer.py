@@ -111,6 +111,8 @@ class Tokenizer:
             "do_lower_case": self.lowercase,
             "model_max_length": 1_000_000,
             "clean_up_tokenization_spaces": False,
+            # BERT tells segments apart: without this the library leaves token_type_ids out.
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **{_HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
         }
         self.backend.encode_special_tokens = False  # the file serves ordinary use
