@@ -28,7 +28,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 
 # Write down what is installed now, after trying newer versions by hand.
 lock:
-	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
+	$(BIN)/python .ci/lock.py > constraints.txt
 
 clean:
 	rm -rf $(VENV) build *.egg-info
