@@ -44,6 +44,12 @@ class Layout(NamedTuple):
     causal: bool
     window: int
     """Width in tokens of what layers with local attention see; 0: there are none."""
+    groups: tuple[Layout, ...] = ()
+    """Concatenated tokens on CPU: the same sequences in runs of like length, which the eager kernel takes in
+    turn.
+    """
+    num_tokens: int = 0
+    """T, of concatenated tokens."""
 
     def pad(self, tokens: Tensor) -> Tensor:
         """(T, ...) or (B, S, ...) -> (B, S, ...); the padding is zero."""
@@ -97,10 +103,20 @@ class _Unpad(torch.autograd.Function):
 
 
 def concatenated_layout(
-    config: BertConfig, kernel: str, offsets: Tensor, length: int, num_tokens: int, dtype: torch.dtype
-) -> Layout:
-    """Layout of concatenated tokens. All sizes are host integers: nothing here waits for the device."""
+    config: BertConfig, kernel: str, offsets: Tensor, length: int, num_tokens: int, dtype: torch.dtype,
+    grouped: bool = False,
+) -> Layout:  # fmt: skip
+    """Layout of concatenated tokens. All sizes are host integers: nothing here waits for a device.
+
+    `grouped`: the eager kernel may take sequences in groups on CPU; then there is no (B, heads, S, S) to
+    give.
+    """
     batch_size = offsets.numel() - 1
+    if kernel == "eager" and grouped and not offsets.is_cuda:
+        groups = _groups(config, offsets, dtype)
+        if len(groups) > 1:
+            shape = batch_size, length, offsets, None, None, None, None
+            return Layout(*shape, config.is_decoder, config.local_attention_window, groups, num_tokens)
     padded_index = token_index = seen = None
     if kernel != "varlen" and num_tokens != batch_size * length:
         tokens = torch.arange(num_tokens, device=offsets.device)
@@ -110,7 +126,36 @@ def concatenated_layout(
         seen = places < offsets.diff()[:, None]
         token_index = torch.where(seen, offsets[:-1, None] + places, num_tokens).flatten()
     indices = padded_index, token_index
-    return _layout(config, kernel, batch_size, length, offsets, indices, seen, offsets.device, dtype)
+    layout = _layout(config, kernel, batch_size, length, offsets, indices, seen, offsets.device, dtype)
+    return layout._replace(num_tokens=num_tokens)
+
+
+# Scores of one group: 4 MiB in 16 bits, which stay in the cache from product to softmax to product.
+_GROUP_SCORES = 1 << 21
+
+
+def _groups(config: BertConfig, offsets: Tensor, dtype: torch.dtype) -> tuple[Layout, ...]:
+    """Neighbouring sequences of like length (at most an eighth of a group is padding), as layouts of their
+    own.
+    """
+    ends = offsets.tolist()
+    lengths = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    groups, first = [], 0
+    while first < len(lengths):
+        last, total, longest = first, 0, 0
+        while last < len(lengths):
+            wider = max(longest, lengths[last])
+            size = last + 1 - first
+            if size > 1 and (
+                size * wider - total - lengths[last] > size * wider // 8
+                or config.num_attention_heads * size * wider**2 > _GROUP_SCORES
+            ):
+                break
+            last, total, longest = last + 1, total + lengths[last], wider
+        part = offsets[first : last + 1] - ends[first]
+        groups.append(concatenated_layout(config, "eager", part, longest, total, dtype))
+        first = last
+    return tuple(groups)
 
 
 def padded_layout(
@@ -190,10 +235,9 @@ def eager_attention(
     query, key, value = (each.reshape(batch * heads, each.shape[2], size) for each in (query, key, value))
     # beta = 0 ignores the first argument; alpha scales inside the product instead of in a pass of its own.
     scores = torch.baddbmm(query.new_empty(1, 1, 1), query, key.transpose(1, 2), beta=0, alpha=size**-0.5)
-    scores = scores.view(batch, heads, length, key.shape[1])
-    if bias is not None:
-        scores = scores.add_(bias)
-    probabilities = scores.softmax(-1)
+    if bias is not None:  # in place on what is no view, or autograd copies the scores again in backward
+        scores.add_(bias.expand(batch, heads, -1, -1).reshape(batch * heads, -1, key.shape[1]))
+    probabilities = scores.softmax(-1).view(batch, heads, length, key.shape[1])
     weights = dropout(probabilities, probability, dropout_seed)
     if head_mask is not None:
         weights = weights * head_mask.to(weights.dtype)[:, None, None]

@@ -110,8 +110,9 @@ class BertModel(InFolders, nn.Module):
         )
         if sequence_offsets is not None:
             layout = concatenated_layout(
-                self.config, kernel, sequence_offsets, max_sequence_length, len(tokens), hidden.dtype
-            )
+                self.config, kernel, sequence_offsets, max_sequence_length, len(tokens), hidden.dtype,
+                grouped=not output_attentions,
+            )  # fmt: skip
         else:
             layout = padded_layout(self.config, kernel, attention_mask, hidden)
         context = self._context(kernel, layout, position_ids, output_attentions)

@@ -57,19 +57,35 @@ class Attention(nn.Module):
         rotary = context.local_rotary if self.local else context.rotary
         if rotary is not None:
             packed = rotate_packed(packed, self.num_heads, rotary)
-        if context.kernel != "varlen":
+        extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
+        if layout.groups:
+            parts = packed.split([group.num_tokens for group in layout.groups])
+            seeds = [None if seed is None else seed + number for number in range(len(parts))]
+            mixed = torch.cat(
+                [
+                    self._attend(part, context.kernel, group, group_seed, extra)[0]
+                    for part, group, group_seed in zip(parts, layout.groups, seeds, strict=True)
+                ]
+            )
+            return self.output(mixed), None
+        mixed, probabilities = self._attend(packed, context.kernel, layout, seed, extra)
+        return self.output(mixed), probabilities if context.output_attentions else None
+
+    def _attend(
+        self, packed: Tensor, kernel: str, layout: Layout, seed: int | None, extra: dict
+    ) -> tuple[Tensor, Tensor | None]:
+        """(..., 3 * hidden) queries, keys and values -> (..., hidden), and probabilities from the eager
+        kernel.
+        """
+        if kernel == "varlen":
+            extra = {"local": self.local}
+        else:
             packed = layout.pad(packed)
         query, key, value = packed.unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
         bias = layout.local_bias if self.local else layout.bias
-        extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
-        if context.kernel == "varlen":
-            extra = {"local": self.local}
-        kernel = KERNELS[context.kernel]
-        mixed, probabilities = kernel(query, key, value, layout, bias, self.probability, seed, **extra)
+        mixed, probabilities = KERNELS[kernel](query, key, value, layout, bias, self.probability, seed, **extra)
         mixed = mixed.flatten(-2)
-        if context.kernel != "varlen":
-            mixed = layout.unpad(mixed)
-        return self.output(mixed), probabilities if context.output_attentions else None
+        return mixed if kernel == "varlen" else layout.unpad(mixed), probabilities
 
 
 class CrossAttention(nn.Module):
@@ -222,6 +238,15 @@ class Encoder(nn.Module):
             tuple(attentions) if context.output_attentions else None,
             tuple(cross_attentions) if context.output_attentions and context.cross_states is not None else None,
         )
+
+    def compile_layers(self) -> None:
+        """Compile the layers' forward and backward with torch.compile, for any number of tokens. For CUDA.
+
+        The layers share one shape, so one graph serves all. Names of weights stay as they are. On CPU it brings
+        nothing; attention dropout in the sdpa kernel breaks the graph there, and costs a part of the gain.
+        """
+        for layer in self.layers:
+            layer.compile(dynamic=True)
 
     def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, key: DropoutKey | None, head_mask):
         """Draw a layer's masks and call it. Drawn out here, the layer is a pure function that can be

@@ -82,12 +82,14 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             counted = target != IGNORED
             target = target.where(counted, 0)
             chunk[:, vocab_size:] = -torch.inf
-            scores = torch.log_softmax(chunk, -1, dtype=precise)
-            losses[rows] = -scores.gather(1, target).where(counted, 0.0)[:, 0]
-            correct[rows] = ((scores.argmax(-1, keepdim=True) == target) & counted)[:, 0]
+            shares = torch.softmax(chunk, -1, dtype=precise)
+            largest, best = shares.max(-1, keepdim=True)
+            # log(sum(exp)) from the largest share, which is at least 1 / V' and so never rounds to zero.
+            normaliser = chunk.gather(1, best).to(precise) - largest.log()
+            losses[rows] = (normaliser - chunk.gather(1, target)).where(counted, 0.0)[:, 0]
+            correct[rows] = ((best == target) & counted)[:, 0]
             if needs_gradient:
-                scores.exp_().scatter_add_(1, target, scores.new_full((), -1.0).expand(target.shape))
-                chunk.copy_(scores)
+                chunk.copy_(shares.scatter_add_(1, target, shares.new_full((), -1.0).expand(target.shape)))
         ctx.mark_non_differentiable(correct)
         ctx.save_for_backward(hidden, weight, logits, labels)
         return losses, correct

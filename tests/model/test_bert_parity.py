@@ -17,7 +17,7 @@ from model_batches import (
 )
 
 TOLERANCE = dict(atol=1e-5, rtol=0)
-LENGTHS = [(3, 48, 17, 9, 30), (48, 48), (3,), (20, 3, 4, 48)]
+LENGTHS = [(3, 48, 17, 9, 30), (48, 48), (3,), (20, 3, 4, 48), (48, 47, 45, 44, 9, 9)]
 KERNELS = ["eager", "sdpa"]
 
 
@@ -225,3 +225,20 @@ def test_bf16_stays_near_fp32(mode, kernel):
         one, two = parameter.grad.double().flatten(), expected.grad.double().flatten()
         cosine = torch.nn.functional.cosine_similarity(one, two, dim=0)
         assert cosine > 0.99 or two.norm() < 1e-6, f"{name}: {cosine}"
+
+
+@pytest.mark.slow  # compiling takes half a minute
+def test_compiled_layers_leave_gradients_as_they_are_for_any_number_of_tokens():
+    config = dataclasses.replace(TINY, hidden_dropout_prob=0.1)
+    plain = pretraining_model(config, attention_kernel="sdpa")
+    compiled = pretraining_model(config, attention_kernel="sdpa", gradient_checkpointing="every_2")
+    compiled.bert.encoder.compile_layers()
+    assert set(plain.state_dict()) == set(compiled.state_dict())
+    for lengths in LENGTHS:
+        flat = concatenate(batch(lengths=lengths))
+        for model in (plain, compiled):
+            model.zero_grad()
+            model(**flat, dropout_seed=3).loss.backward()
+        ours, expected = gradients(compiled), gradients(plain)
+        for name in expected:
+            torch.testing.assert_close(ours[name], expected[name], **TOLERANCE)

@@ -1,18 +1,20 @@
 """BertConfig refuses by name; presets hold what they claim; FLOPs agree with published figures."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 import yaml
-from model_batches import TINY
+from model_batches import TINY, batch, concatenate
 
 from model.bert import BertForPreTraining, init_weights
 from model.config import BertConfig, ModelError
 from model.flops import num_parameters, training_flops
 from model.hub import config_to_huggingface, to_huggingface
+from model.tasks import BertForMaskedLM
 
 PRESETS = Path(__file__).parents[2] / "configs" / "model"
 
@@ -60,14 +62,56 @@ def test_models_are_refused_by_name():
         BertForPreTraining(TINY, attention_kernel="varlen")(torch.zeros(1, 4, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(PRESETS.glob("*.yaml"))])
-def test_every_preset_parses_and_is_as_large_as_its_counterpart_in_transformers(name):
-    config = BertConfig(vocab_size=30522, **yaml.safe_load((PRESETS / f"{name}.yaml").read_text()))
+def preset(name: str, **fields) -> BertConfig:
+    return BertConfig(**yaml.safe_load((PRESETS / f"{name}.yaml").read_text()) | fields)
+
+
+@pytest.mark.parametrize("name", ["tiny", "mini", "small", "medium", "base", "large"])
+def test_presets_of_bert_are_as_large_as_their_counterparts_in_transformers(name):
+    config = preset(name, vocab_size=30522)
     with torch.device("meta"):
         exported = to_huggingface(BertForPreTraining(config).state_dict(), config)
         values = config_to_huggingface(config, "", torch.float32)
         theirs = transformers.BertForPreTraining(transformers.BertConfig(**values))
     assert sum(tensor.numel() for tensor in exported.values()) == num_parameters(theirs)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(PRESETS.glob("*.yaml"))])
+def test_every_preset_builds_trains_and_counts_its_parameters(name):
+    with torch.device("meta"):
+        whole = BertForPreTraining(preset(name, vocab_size=15 if name == "tutorial" else 30522))
+    print(f"{name}: {num_parameters(whole):,} parameters")
+    # The variant at a size that trains in a second: everything but the sizes is the preset's.
+    small = dict(
+        vocab_size=300, hidden_size=32, num_attention_heads=4, intermediate_size=64, num_hidden_layers=4,
+        max_position_embeddings=max(48, preset(name).max_position_embeddings),
+    )  # fmt: skip
+    model = BertForPreTraining(preset(name, **small)).train()
+    init_weights(model, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    flat = concatenate(batch(dataclasses.replace(TINY, vocab_size=300)))
+    losses = []
+    for step in range(12):
+        loss = model(**flat, dropout_seed=step).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(300) + math.log(2), abs=1.0)
+    assert losses[-1] < losses[0] - 0.5, losses
+
+
+def test_published_sizes_of_the_variants():
+    def count(name, **fields):
+        with torch.device("meta"):
+            return num_parameters(BertForMaskedLM(preset(name, vocab_padding_multiple=1, **fields)))
+
+    # As transformers counts ModernBertForMaskedLM at its defaults, which are ModernBERT-base's.
+    with torch.device("meta"):
+        theirs = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig())
+    assert count("modern", vocab_size=50368) == num_parameters(theirs)
+    assert count("mosaic", vocab_size=30528) / 1e6 == pytest.approx(137, abs=1)  # as its paper says
+    assert count("academic-24h", vocab_size=30528) / 1e6 == pytest.approx(336, abs=2)
 
 
 def test_flops_are_those_of_the_published_comparison():

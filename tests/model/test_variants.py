@@ -1,0 +1,193 @@
+"""Variants: what each changes, against formulas written out here; layouts and kernels agree for all of them."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import transformers
+from model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
+
+from model.attention import alibi_slopes
+from model.bert import BertForPreTraining, BertModel
+from model.config import BertConfig
+from model.embeddings import rotary_tables, rotate_packed, sinusoidal_table
+from model.hub import load_pretrained
+from model.tasks import BertForMaskedLM
+
+TOLERANCE = dict(atol=1e-5, rtol=0)
+MODERN = dataclasses.replace(
+    TINY,
+    position_embedding="rotary",
+    rotary_theta=160_000.0,
+    type_vocab_size=0,
+    norm_position="pre",
+    first_attention_norm=False,
+    gated_feed_forward=True,
+    linear_bias=False,
+    norm_bias=False,
+    pooler=False,
+    local_attention_window=8,
+    num_hidden_layers=5,
+    layer_norm_eps=1e-5,
+)
+VARIANTS = {
+    "sinusoidal": dict(position_embedding="sinusoidal"),
+    "rotary": dict(position_embedding="rotary"),
+    "alibi": dict(position_embedding="alibi"),
+    "no positions": dict(position_embedding="none"),
+    "pre-LN": dict(norm_position="pre"),
+    "RMSNorm": dict(normalization="rms_norm"),
+    "ReLU": dict(hidden_act="relu"),
+    "GeGLU": dict(gated_feed_forward=True),
+    "SwiGLU": dict(gated_feed_forward=True, hidden_act="silu"),
+    "no biases": dict(linear_bias=False, norm_bias=False, decoder_bias=False),
+    "three segments": dict(type_vocab_size=3, segment_padding_index=0),
+    "no segments": dict(type_vocab_size=0),
+    "plain embeddings": dict(embedding_norm=False, embedding_dropout=False),
+    "no pooler": dict(pooler=False),
+    "d2l head": dict(mlm_head="d2l", tie_word_embeddings=False),
+    "linear head": dict(mlm_head="linear"),
+    "untied": dict(tie_word_embeddings=False),
+    "local and global": dict(local_attention_window=8, global_attention_every=2),
+    "decoder": dict(is_decoder=True),
+    "local decoder": dict(is_decoder=True, local_attention_window=8),
+    "modern": dataclasses.asdict(MODERN),
+}
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_layouts_and_kernels_agree_for_every_variant(name):
+    config = dataclasses.replace(TINY, **VARIANTS[name])
+    padded = batch(config)
+    flat = concatenate(padded)
+    model = pretraining_model(config, attention_kernel="eager")
+    expected = model(**padded)
+    expected.loss.backward()
+    grads = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    assert all(grad.isfinite().all() for grad in grads.values())
+    for inputs, kernel in ((padded, "sdpa"), (flat, "eager"), (flat, "sdpa")):
+        model.bert.attention_kernel = kernel
+        model.zero_grad()
+        output = model(**inputs)
+        output.loss.backward()
+        torch.testing.assert_close(output.loss, expected.loss, **TOLERANCE)
+        for key, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.grad, grads[key], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_every_field_of_a_variant_changes_something(name):
+    """An option that nobody reads would leave the loss, or the set of parameters, as it was."""
+    for field, value in VARIANTS[name].items():
+        if value == getattr(TINY, field) or name == "modern":
+            continue
+        config = dataclasses.replace(TINY, **{field: value}) if field not in (
+            "segment_padding_index", "global_attention_every", "embedding_dropout",
+        ) else None  # fmt: skip
+        if config is None:
+            continue
+        plain, varied = pretraining_model(), pretraining_model(config)
+        names = [set(dict(model.named_parameters())) for model in (plain, varied)]
+        shapes = [{key: tuple(each.shape) for key, each in model.named_parameters()} for model in (plain, varied)]
+        if names[0] == names[1] and shapes[0] == shapes[1]:
+            flat = concatenate(batch())
+            assert not torch.equal(plain(**flat).loss, varied(**flat).loss), field
+
+
+def test_sinusoids_and_slopes_are_those_of_their_papers():
+    table = sinusoidal_table(50, 8)
+    for position, column in ((0, 0), (0, 1), (7, 2), (49, 5)):
+        angle = position / 10000 ** (2 * (column // 2) / 8)
+        expected = math.sin(angle) if column % 2 == 0 else math.cos(angle)
+        assert table[position, column] == pytest.approx(expected, abs=1e-5)
+    assert alibi_slopes(8) == [2**-number for number in range(1, 9)]
+    assert alibi_slopes(12)[8:] == [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+
+
+def test_rotation_keeps_lengths_and_makes_products_relative():
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randn(1, 3 * 8, generator=generator).expand(40, -1)
+    rotated = rotate_packed(packed, 1, rotary_tables(torch.arange(40), 8, 10_000.0))
+    query, key, value = rotated.view(40, 3, 8).unbind(1)
+    torch.testing.assert_close(query.norm(dim=1), packed[:, :8].norm(dim=1))
+    torch.testing.assert_close(value, packed[:, 16:])
+    products = query @ key.t()
+    for shift in (1, 5):  # depends on the distance only
+        diagonal = products.diagonal(shift)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=0)
+
+
+def attention_reach(config: BertConfig, layers: int) -> torch.Tensor:
+    """(S, S) bool: which inputs the first `layers` layers' output at each token depends on, by gradient."""
+    config = dataclasses.replace(config, num_hidden_layers=layers, type_vocab_size=0)
+    model = scramble(BertModel(config)).eval()
+    vectors = torch.randn(1, 40, config.hidden_size, requires_grad=True)
+    hidden = model(inputs_embeds=vectors).last_hidden_state
+    rows = [torch.autograd.grad(hidden[0, row].sum(), vectors, retain_graph=True)[0][0] for row in range(40)]
+    return torch.stack([row.abs().sum(-1) > 0 for row in rows])
+
+
+def test_local_layers_see_their_window_and_decoders_the_past():
+    distance = torch.arange(40)[None] - torch.arange(40)[:, None]
+    local = dataclasses.replace(TINY, local_attention_window=8, global_attention_every=2)
+    assert attention_reach(local, 1).all()  # layer 0 is global
+    # Two layers, of which a model that starts at layer 1 would be local: seen through the probabilities.
+    model = scramble(BertModel(local)).eval()
+    ids = torch.randint(5, 200, (1, 40))
+    attentions = model(ids, output_attentions=True).attentions
+    for layer, probabilities in enumerate(attentions):
+        seen = probabilities[0, 0] > 0
+        assert torch.equal(seen, distance.abs() <= 4 if layer == 1 else torch.ones_like(seen))
+    decoder = dataclasses.replace(TINY, is_decoder=True)
+    assert torch.equal(attention_reach(decoder, 2), distance <= 0)
+
+
+def test_embedding_dropout_can_be_turned_off_alone():
+    config = dataclasses.replace(TINY, hidden_dropout_prob=0.5, num_hidden_layers=1)
+    ids = torch.randint(5, 200, (2, 30))
+    for embedding_dropout in (True, False):
+        model = scramble(BertModel(dataclasses.replace(config, embedding_dropout=embedding_dropout))).train()
+        embeddings = model(ids, output_hidden_states=True, dropout_seed=1).hidden_states[0]
+        assert ((embeddings == 0).float().mean() > 0.4) == embedding_dropout
+
+
+def test_the_padding_segment_is_zero_and_stays_so():
+    config = dataclasses.replace(TINY, type_vocab_size=3, segment_padding_index=0, embedding_norm=False)
+    from model.bert import init_weights
+
+    model = BertForPreTraining(config)
+    init_weights(model, 0)
+    weight = model.bert.embeddings.segment.weight
+    assert (weight[0] == 0).all() and (weight[1:] != 0).all()
+    padded = batch(config)
+    padded["token_type_ids"] += padded["attention_mask"]
+    model(**padded).loss.backward()
+    assert (weight.grad[0] == 0).all() and (weight.grad[1] != 0).any()
+
+
+def test_modern_bert_matches_the_reference_and_goes_there_and_back(tmp_path):
+    model = scramble(BertForMaskedLM(MODERN)).train()
+    model.save(tmp_path / "ours")
+    theirs, report = transformers.AutoModelForMaskedLM.from_pretrained(
+        tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
+    )
+    assert type(theirs).__name__ == "ModernBertForMaskedLM"
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    padded, flat = batch(), concatenate(batch())
+    expected = theirs.train()(
+        input_ids=padded["input_ids"], attention_mask=padded["attention_mask"], labels=padded["labels"]
+    )
+    names = ("input_ids", "position_ids", "sequence_offsets", "max_sequence_length", "masked_positions", "labels")
+    output = model(**{name: flat[name] for name in names})
+    torch.testing.assert_close(output.loss, expected.loss, **TOLERANCE)
+    output.loss.backward()
+    expected.loss.backward()
+    ours = gradients(model)
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, **TOLERANCE)
+    theirs.save_pretrained(tmp_path / "theirs")
+    config, weights = load_pretrained(tmp_path / "theirs")
+    again = BertForMaskedLM(config)
+    again.load_state_dict(weights)
+    torch.testing.assert_close(again(**{name: flat[name] for name in names}).loss, output.loss, **TOLERANCE)
