@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pickle
 import shutil
 from pathlib import Path
 
@@ -251,13 +250,19 @@ def _read_weights(folder: Path) -> StateDict:
     if not path.is_file() and not old.is_file():
         raise ModelError(f"{folder}: found neither model.safetensors nor pytorch_model.bin")
     try:
-        if path.is_file():
-            return load_file(path)
-        return torch.load(old, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ModelError(
-            f"{old}: refused, it holds more than weights or is damaged; convert it to safetensors"
-        ) from None
+        return load_file(path) if path.is_file() else _read_old_weights(old)
     except (OSError, RuntimeError, SafetensorError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise ModelError(f"{folder}: the weights cannot be read ({reason}); fetch or export them again") from None
+
+
+def _read_old_weights(path: Path) -> StateDict:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # whatever a file that is no archive of tensors makes of the reader
+        raise ModelError(
+            f"{path}: refused, it is damaged or holds more than weights ({type(error).__name__}); convert it to "
+            "safetensors"
+        ) from None
