@@ -98,6 +98,13 @@ class Masker:
         self._wanted = np.minimum(np.minimum(wanted, rules.cap), self._sizes)
         if self.config["strategy"] != "token":
             self._find_words()
+        elif self.config["selection"] == "count":
+            # Where more than half is wanted, those that stay out are drawn: fewer collisions.
+            self._inverted = self._wanted * 2 > self._sizes
+            drawn = np.where(self._inverted, self._sizes - self._wanted, self._wanted)
+            self._drawn_rows = np.repeat(np.arange(len(samples)), drawn)
+            self._drawn_starts = self._offsets[self._drawn_rows]
+            self._drawn_sizes = self._sizes[self._drawn_rows].astype(np.float32)
 
     def draw(self, draws: Draws) -> Masks:
         """One mask set."""
@@ -123,25 +130,20 @@ class Masker:
 
     def _count_tokens(self, draws: Draws) -> np.ndarray:
         """A fixed number of tokens a sample, all subsets equally likely: draw, and redraw what was there already."""
-        # Where more than half is wanted, those that stay out are drawn: fewer collisions.
-        inverted = self._wanted * 2 > self._sizes
-        rows = np.repeat(
-            np.arange(len(self._wanted), dtype=np.int32),
-            np.where(inverted, self._sizes - self._wanted, self._wanted),
-        )
+        rows, starts, sizes = self._drawn_rows, self._drawn_starts, self._drawn_sizes
         taken = np.zeros(len(self._candidates), bool)
         last = np.empty(len(self._candidates), np.int32)  # the last draw that hit a candidate; earlier ones collide
         turn = 0
         while len(rows):
-            hit = self._offsets[rows] + (draws.uniform(rows, _SELECT, turn) * self._sizes[rows]).astype(np.int64)
+            hit = starts + (draws.uniform(rows, _SELECT, turn) * sizes).astype(np.int64)
             number = np.arange(len(rows), dtype=np.int32)
             last[hit] = number
-            collided = taken[hit] | (last[hit] != number)
+            collided = np.flatnonzero(taken[hit] | (last[hit] != number))
             taken[hit] = True
-            rows = rows[collided]
+            rows, starts, sizes = rows[collided], starts[collided], sizes[collided]
             turn += 1
-        if inverted.any():
-            taken ^= np.repeat(inverted, self._sizes)
+        if self._inverted.any():
+            taken ^= np.repeat(self._inverted, self._sizes)
         return taken
 
     def _find_words(self) -> None:

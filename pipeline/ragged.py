@@ -2,6 +2,8 @@
 
 import numpy as np
 
+_LONG = 256  # ranges of more elements than this on average are copied one by one: faster than by index
+
 
 def to_offsets(lengths: np.ndarray) -> np.ndarray:
     """Lengths (N,) to offsets (N+1,) int64."""
@@ -20,6 +22,9 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """values[start : start + length] of every range, one after another."""
+    if len(starts) and lengths.sum() > _LONG * len(starts):
+        stops = (starts + lengths).tolist()
+        return np.concatenate([values[low:high] for low, high in zip(starts.tolist(), stops, strict=True)])
     return values.take(ranges(starts, lengths))
 
 

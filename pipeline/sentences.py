@@ -32,6 +32,7 @@ _OPENER = _table(b"\"'([")
 _SMALL = _table(bytes(range(ord("a"), ord("z") + 1)))
 _IN_WORD = _table(bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b".")
 _IN_WORD[0x80:] = True
+_LEADS = _table(b".!?\n\xe2\xe3\xef")  # first bytes of everything that may end a sentence
 _ELLIPSIS = ("…",)
 _WIDE_ENDS = ("。", "！", "？", "｡")
 _WIDE_CLOSERS = ("’", "”", "」", "』", "】", "》", "〉", "）", "。", "！", "？", "｡", "…")
@@ -46,11 +47,13 @@ def by_rules(data: bytes) -> np.ndarray:
     """
     values = np.frombuffer(bytes(_MARGIN) + data + bytes(_MARGIN), np.uint8)
     wide = not data.isascii()
-    ends = np.flatnonzero(_END[values])
+    marks = np.flatnonzero(_LEADS.take(values))  # one pass over all bytes; the rest looks at few
+    kinds = values[marks]
+    ends = marks[_END[kinds]]
     after = ends + 1
     dots = (values[ends] == _DOT) & _SPACE[values[after]]
     if wide:
-        ellipses = _find(values, _ELLIPSIS)
+        ellipses = marks[_is_one_of(values, marks, _ELLIPSIS)]
         after = np.concatenate([after, ellipses + 3])
         dots = np.concatenate([dots, np.zeros(len(ellipses), bool)])
         ends = np.concatenate([ends, ellipses])
@@ -61,18 +64,12 @@ def by_rules(data: bytes) -> np.ndarray:
     after = _skip_spaces(values, after[real & ~abbreviated])
     first = values[after]
     goes_on = _SMALL[first] | _OPENER[first] & _SMALL[values[after + 1]]
-    boundaries = [after[~goes_on], _blank_lines(values)]
+    boundaries = [after[~goes_on], _blank_lines(values, marks[kinds == _NEWLINE])]
     if wide:
-        boundaries.append(_skip_spaces(values, _skip_closers(values, _find(values, _WIDE_ENDS) + 3, wide)))
+        wide_ends = marks[_is_one_of(values, marks, _WIDE_ENDS)]
+        boundaries.append(_skip_spaces(values, _skip_closers(values, wide_ends + 3, wide)))
     found = np.unique(np.concatenate(boundaries)) - _MARGIN
     return found[found < len(data)]
-
-
-def _find(values: np.ndarray, characters: tuple[str, ...]) -> np.ndarray:
-    """Positions of characters of three bytes."""
-    encoded = [character.encode() for character in characters]
-    leads = np.flatnonzero(_table(bytes({code[0] for code in encoded}))[values])
-    return leads[_is_one_of(values, leads, characters)]
 
 
 def _is_one_of(values: np.ndarray, positions: np.ndarray, characters: tuple[str, ...]) -> np.ndarray:
@@ -108,8 +105,7 @@ def _skip_spaces(values: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return positions
 
 
-def _blank_lines(values: np.ndarray) -> np.ndarray:
-    newlines = np.flatnonzero(values == _NEWLINE)
+def _blank_lines(values: np.ndarray, newlines: np.ndarray) -> np.ndarray:
     after = _skip_spaces(values, newlines + 1)
     return after[:-1][after[:-1] > newlines[1:]]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -22,7 +23,7 @@ from pipeline.readers import plan, read
 from pipeline.readers.files import Segment
 from pipeline.storage import publishing, readable_errors
 from pipeline.tokenizer import Tokenizer, add_special_tokens, wordpiece_backend
-from pipeline.words import WordSplitter
+from pipeline.words import WordSplitter, word_of
 
 _CHUNK_BYTES = 2 << 20
 _HELD_WORDS = 2 << 20  # distinct words a worker holds; beyond, those seen least are forgotten (some 300 MB)
@@ -119,12 +120,12 @@ def count_words(task: CountTask) -> tuple[Path, int]:
             _count_chunk(chunk, splitter, raw)
             chunk, size = [], 0
             if len(raw) > _HELD_WORDS:
-                raw = Counter(dict(sorted(raw.items(), key=lambda item: (-item[1], item[0]))[: _HELD_WORDS // 2]))
+                raw = _most_frequent(raw)
     _count_chunk(chunk, splitter, raw)
     counts: Counter = Counter()
     for word, count in raw.items():
         # Byte-level words are in their final form already.
-        for part in [word] if splitter.reason else splitter.parts(word):
+        for part in [word] if splitter.reason else splitter.parts(word_of(word)):
             if len(part.encode()) <= MAX_WORD_BYTES:
                 counts[part] += count
     words = sorted(counts)
@@ -135,6 +136,11 @@ def count_words(task: CountTask) -> tuple[Path, int]:
     return path, documents
 
 
+def _most_frequent(raw: Counter) -> Counter:
+    ordered = sorted(raw.items(), key=lambda item: (-item[1], word_of(item[0])))
+    return Counter(dict(ordered[: _HELD_WORDS // 2]))
+
+
 def _count_chunk(chunk: list[bytes], splitter: WordSplitter, counts: Counter) -> None:
     if not chunk:
         return
@@ -142,8 +148,9 @@ def _count_chunk(chunk: list[bytes], splitter: WordSplitter, counts: Counter) ->
     if splitter.reason:  # byte-level: its words carry the space before them
         counts.update(part for piece in text.decode().split("\n") for part in splitter.parts(piece))
         return
-    found = splitter.split(text)[0].value_counts()
-    counts.update(dict(zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True)))
+    keys, word, _ = splitter.distinct(text)
+    times = np.bincount(word, minlength=len(keys)).tolist()
+    counts.update({key: count for key, count in zip(keys, times, strict=True) if count})
 
 
 def _set_rules(backend: tokenizers.Tokenizer, config: VocabularyConfig) -> None:
