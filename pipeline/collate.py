@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from pipeline import ragged
+from pipeline.errors import UserError
 from pipeline.records import NO_LABEL, Masks, Samples
 
 
@@ -48,4 +49,40 @@ def without_loss(batch: dict) -> dict:
         **batch,
         "labels": torch.full_like(batch["labels"], NO_LABEL),
         "next_sentence_label": torch.full_like(batch["next_sentence_label"], NO_LABEL),
+    }
+
+
+def pad(
+    batch: dict,
+    length: int,
+    *,
+    pad_id: int = 0,
+    ignore_index: int = NO_LABEL,
+    segments: tuple[int, int] = (0, 1),
+    segment_padding: int = 0,
+) -> dict:
+    """The same micro-batch as rows of one length, for models that want (B, length) tensors.
+
+    Returns input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on
+    tokens), int64 (B, length), and next_sentence_label, int64 (B,). segments: numbers of segments A and B.
+    Raises UserError if a sample is longer than `length`.
+    """
+    if batch["max_sequence_length"] > length:
+        raise UserError(f"length: found {length}, expected at least {batch['max_sequence_length']}, the longest sample")
+    rows = len(batch["sequence_offsets"]) - 1
+    row = torch.repeat_interleave(torch.arange(rows), torch.diff(batch["sequence_offsets"]).long())
+    place = row * length + batch["position_ids"]
+    masked = place[batch["masked_positions"]]
+
+    def filled(value: int, at: torch.Tensor, values: torch.Tensor | int) -> torch.Tensor:
+        flat = torch.full((rows * length,), value, dtype=torch.int64)
+        flat[at] = values
+        return flat.view(rows, length)
+
+    return {
+        "input_ids": filled(pad_id, place, batch["input_ids"]),
+        "token_type_ids": filled(segment_padding, place, torch.tensor(segments)[batch["token_type_ids"]]),
+        "labels": filled(ignore_index, masked, batch["labels"]),
+        "attention_mask": filled(0, place, 1),
+        "next_sentence_label": batch["next_sentence_label"],
     }

@@ -14,6 +14,7 @@ from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_CONNECT_SECONDS = 20
 _KEPT_BYTES = 1 << 30
 _DIED = (
     "a worker process died (killed, or out of memory); run the same command again, it continues where it was, "
@@ -73,7 +74,7 @@ def _dask(address: str) -> Iterator[Executor]:
     except ImportError as error:
         raise UserError("executor dask: the library is missing; pip install 'cloze[dask]'") from error
     try:
-        client = Client(address, timeout="20s")
+        client = Client(address, timeout=_CONNECT_SECONDS)
     except (OSError, ValueError, TimeoutError) as error:
         raise UserError(f"scheduler: no Dask scheduler answers at {address}; check the address") from error
     with client:

@@ -10,6 +10,7 @@ from pipeline.records import Document
 
 _SEGMENT_BYTES = 32 << 20  # of plain text or Parquet: a few seconds of work, some hundred MB of memory
 _TASKS_OF_FEW_FILES = 8  # compressed files can't be entered in the middle: few of them are read in stripes
+_GROUP_BYTES = 1 << 20  # of text: neighbouring small files up to this make one task
 _STRIPE_BYTES = 4 << 20  # compressed size below which a file isn't divided
 
 
@@ -51,13 +52,13 @@ def _group(segments: list[Segment]) -> list[list[Segment]]:
     tasks: list[list[Segment]] = []
     weight = 0
     for segment in segments:
-        small = segment.weight < _STRIPE_BYTES // 2
-        if tasks and small and weight + segment.weight <= _STRIPE_BYTES:
+        size = segment.weight * (4 if segment.file.compression else 1)
+        if tasks and weight + size <= _GROUP_BYTES:
             tasks[-1].append(segment)
-            weight += segment.weight
+            weight += size
         else:
             tasks.append([segment])
-            weight = segment.weight
+            weight = size
     return tasks
 
 

@@ -26,12 +26,19 @@ from tests.pipeline import corpus
 SCRIPT = """
 import sys
 from pathlib import Path
+from pipeline import readers
 from pipeline.prepare import prepare
 from tests.pipeline import corpus
 if __name__ == "__main__":
+    readers._GROUP_BYTES = 1  # a task for each file
     folder = Path(sys.argv[1])
     prepare(corpus.config(folder, [folder / "in"], output=str(folder / sys.argv[2]), workers=int(sys.argv[3])))
 """
+
+
+@pytest.fixture(autouse=True)
+def a_task_for_each_file(monkeypatch):
+    monkeypatch.setattr("pipeline.readers._GROUP_BYTES", 1)
 
 
 @pytest.fixture(scope="module")

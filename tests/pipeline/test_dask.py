@@ -1,0 +1,102 @@
+"""The same job on a Dask cluster of real processes, one of which is killed in the middle."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.prepare import prepare
+from tests.pipeline import corpus
+
+pytest.importorskip("distributed")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]], cwd=ROOT, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def kill(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def scheduler():
+    process = start("dask_scheduler", "--port", "0", "--no-dashboard", "--host", "127.0.0.1")
+    address = None
+    for line in process.stderr:
+        if found := re.search(r"Scheduler at:\s+(tcp://\S+)", line):
+            address = found.group(1)
+            break
+    threading.Thread(target=process.stderr.read, daemon=True).start()  # or the pipe fills up
+    yield address
+    kill(process)
+
+
+def worker(address: str) -> subprocess.Popen:
+    process = start("dask_worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny", "--host", "127.0.0.1")
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    return process
+
+
+def test_the_same_bytes_though_a_worker_is_killed_after_it_completed_tasks(scheduler, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.readers._GROUP_BYTES", 1)  # a task for each file
+    for number in range(10):
+        corpus.write_jsonl(tmp_path / "in" / f"{number}.jsonl.gz", corpus.documents(150, seed=number))
+    prepare(corpus.config(tmp_path, [tmp_path / "in"], output=str(tmp_path / "local")))
+    workers = [worker(scheduler) for _ in range(2)]
+    try:
+        from distributed import Client
+
+        with Client(scheduler) as client:
+            client.wait_for_workers(2, timeout=60)
+            config = corpus.config(
+                tmp_path, [tmp_path / "in"], output=str(tmp_path / "dask"), executor="dask", scheduler=scheduler
+            )
+            failure: list[BaseException] = []
+
+            def run() -> None:
+                try:
+                    prepare(config)
+                except BaseException as error:
+                    failure.append(error)
+
+            job = threading.Thread(target=run)
+            job.start()
+            work = tmp_path / "dask/.work"
+            deadline = time.monotonic() + 60
+            while len(list(work.glob("task-*.json"))) < 3 and time.monotonic() < deadline:
+                time.sleep(0.002)
+            done_before = len(list(work.glob("*.json")))
+            alive = job.is_alive()
+            kill(workers[0])
+            job.join(timeout=120)
+        assert alive and done_before >= 3 and not job.is_alive()
+        assert not failure
+        assert corpus.contents(tmp_path / "dask") == corpus.contents(tmp_path / "local")
+    finally:
+        for process in workers:
+            kill(process)
+
+
+def test_a_scheduler_that_does_not_answer_or_has_no_workers(scheduler, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.executors._CONNECT_SECONDS", 1)
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(5))
+    settings = {"executor": "dask", "output": str(tmp_path / "out")}
+    with pytest.raises(UserError, match="has no workers"):
+        prepare(corpus.config(tmp_path, [path], scheduler=scheduler, **settings))
+    with pytest.raises(UserError, match="no Dask scheduler answers"):
+        prepare(corpus.config(tmp_path, [path], scheduler="tcp://127.0.0.1:9", **settings))
