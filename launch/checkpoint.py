@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -22,8 +25,10 @@ from launch.environment import Environment
 from pipeline.errors import UserError
 from pipeline.storage import publish_text, readable_errors, sha256_of, sync_folder
 
-# Everything but tensors that DeepSpeed's files hold. A file with any other class in it is refused.
+# Everything but tensors that DeepSpeed's files hold. A file with any other class in it is refused, by our loads and by
+# DeepSpeed's own, which TORCH_FORCE_WEIGHTS_ONLY_LOAD (environment.py) holds to the same list.
 ALLOWED_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
+torch.serialization.add_safe_globals(ALLOWED_CLASSES)
 
 CHECKSUMS = "checksums.json"
 STATE = "state.json"
@@ -49,10 +54,11 @@ class TrainState:
 
 @contextlib.contextmanager
 def _only_tensors(path: str | Path) -> Iterator[None]:
-    """Within it torch.load may build nothing but tensors, plain values and ALLOWED_CLASSES; else UserError."""
+    """Turn torch's refusal of anything but tensors, plain values and ALLOWED_CLASSES into a UserError."""
     try:
-        with torch.serialization.safe_globals(ALLOWED_CLASSES):
-            yield
+        yield
+    except UserError:
+        raise
     except Exception as error:  # torch raises many kinds here; every one means the same to the user
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
@@ -81,6 +87,10 @@ class DurableCheckpointEngine(CheckpointEngine):
         self.written = []
 
     def save(self, state_dict, path: str) -> None:
+        partition = state_dict.get("optimizer_state_dict")
+        if isinstance(partition, dict) and "partition_count" in partition:
+            # BF16_Optimizer, which DeepSpeed takes for bf16 at stage 1, forgets it; its own tools ask for it.
+            partition.setdefault("zero_stage", 1)
         with open(path, "wb") as file:
             torch.save(state_dict, file)
             file.flush()
@@ -225,15 +235,40 @@ class CheckpointManager:
             os.replace(self._path(step), doomed)
             shutil.rmtree(doomed)
 
+    def is_elastic(self, step: int) -> bool:
+        """Whether a checkpoint was partitioned over another number of processes, so that it must be converted."""
+        state = read_state(self._path(step))
+        return state["zero_stage"] > 0 and state["world_size"] != self.environment.world_size
+
+    def _universal(self, step: int) -> Path:
+        # Of this ending, so that the next save removes it.
+        return self._path(step).with_name(self._path(step).name + ".universal.tmp")
+
+    def convert(self, step: int) -> None:
+        """Make the universal form of a checkpoint, from which any number of processes can load. Collective."""
+        if self.environment.is_main:
+            folder, target = self._path(step), self._universal(step)
+            shutil.rmtree(target, ignore_errors=True)
+            arguments = Namespace(
+                input_folder=str(folder), output_folder=str(target), keep_temp_folder=False, strict=True,
+                # One worker runs in this process. Stages 1 and 2 lack what the converter wants of newer files.
+                num_extract_workers=1, num_merge_workers=1, inject_missing_state=read_state(folder)["zero_stage"] < 3,
+            )  # fmt: skip
+            noise = io.StringIO()
+            with _only_tensors(folder), contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
+                ds_to_universal.main(arguments)
+            (self.folder / "latest_universal").unlink(missing_ok=True)
+        distributed.barrier()
+
     def load(self, engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
-        """Restore weights, optimizer and random state from a published checkpoint.
+        """Restore weights, optimizer and random state from a published checkpoint, converted if it is elastic.
 
         Returns:
             The state, and the rank states that are this rank's to go on from: its own; with another number of
             processes all of them on rank 0 and none elsewhere.
 
         Raises:
-            UserError: it was saved by another number of processes or at another ZeRO stage.
+            UserError: it was saved at another ZeRO stage.
         """
         folder = self._path(step)
         state = read_state(folder)
@@ -241,11 +276,10 @@ class CheckpointManager:
         if stage != engine.zero_optimization_stage():
             raise UserError(f"{folder}: found a checkpoint of zero.stage {stage}, expected "
                             f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}")
-        if world_size != self.environment.world_size and stage > 0:
-            raise UserError(f"{folder}: found a checkpoint of {world_size} processes at zero.stage {stage}, expected "
-                            f"{self.environment.world_size}; continue with {world_size} processes")
         engine.checkpoint_engine = DurableCheckpointEngine()
-        path, _ = engine.load_checkpoint(str(self.folder), tag=folder.name)
+        source = self._universal(step) if self.is_elastic(step) else folder
+        with _kept_hyper_parameters(engine, state["step"]):
+            path, _ = engine.load_checkpoint(str(self.folder), tag=source.name)
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
                             "remove the folder to continue from an older checkpoint")
@@ -256,6 +290,28 @@ class CheckpointManager:
             ranks = range(world_size) if self.environment.is_main else ()
             rank_states = [load_pickled(folder / self._rank_file(rank)) for rank in ranks]
         return TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__}), rank_states
+
+
+@contextlib.contextmanager
+def _kept_hyper_parameters(engine, step: int) -> Iterator[None]:
+    """Undo what DeepSpeed's loaders do to the optimizer, and prove it.
+
+    Its ZeRO-3 universal loader gives every group the hyper-parameters of group 0, and all flat groups one and the
+    same `step` tensor, which then advances once for each of them (stage3.py,
+    load_hp_checkpoint_state_from_checkpoint_dir_stage3).
+    """
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    before = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    yield
+    for group, values in zip(optimizer.param_groups, before, strict=True):
+        group.update(values)
+    steps = []
+    for state in optimizer.state.values():
+        if torch.is_tensor(state.get("step")):
+            state["step"] = state["step"].clone()
+            steps.append(float(state["step"]))
+    if set(steps) - {float(step)}:
+        raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {step} everywhere")
 
 
 def _rng_state(device: torch.device) -> dict:
@@ -290,7 +346,7 @@ def read_weights(run: Path, step: int | None = None, warn: Callable[[str], None]
     folder = manager._path(step)
     if read_state(folder)["zero_stage"] == 0:
         return step, load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
-    # DeepSpeed's own loads: TORCH_FORCE_WEIGHTS_ONLY_LOAD (environment.py) makes them safe.
-    with _only_tensors(folder):
+    noise = io.StringIO()
+    with _only_tensors(folder), contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
         weights = get_fp32_state_dict_from_zero_checkpoint(str(manager.folder), tag=folder.name)
     return step, {name: tensor.float() for name, tensor in weights.items()}

@@ -20,8 +20,11 @@ NEVER = 2**31
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def deepspeed_config(config: PretrainConfig, world_size: int) -> dict:
+def deepspeed_config(config: PretrainConfig, world_size: int, *, load_universal: bool = False) -> dict:
     """The JSON-like dict that DeepSpeed is given; pure.
+
+    Args:
+        load_universal: whether the engine will load a checkpoint that was converted for another number of processes.
 
     bf16 without partitioning runs as torch autocast over fp32 parameters, because DeepSpeed has no bf16 parameters
     with fp32 accumulation at stage 0. Elsewhere parameters are 16-bit with fp32 master copies in the optimizer, and
@@ -50,6 +53,8 @@ def deepspeed_config(config: PretrainConfig, world_size: int) -> dict:
         # Dynamic loss scale from 2^16, doubled after 1,000 good steps: DeepSpeed's own defaults, written out.
         result["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000}
         result["data_types"] = {"grad_accum_dtype": "fp32"}
+    if load_universal:
+        result["checkpoint"] = {"load_universal": True}
     return result
 
 

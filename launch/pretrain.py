@@ -128,8 +128,12 @@ def pretrain(config: PretrainConfig) -> int:
                                gradient_checkpointing=config.train.gradient_checkpointing)
     init_weights(model, config.seed)
     parameters = num_parameters(model)  # before ZeRO-3 empties them
+    elastic = step is not None and checkpoints.is_elastic(step)
+    if elastic:
+        console.say(f"step {step} was saved by another number of processes: converting it")
+        checkpoints.convert(step)
     engine = build_engine(model, config.optimizer, config.train.learning_rate,
-                          deepspeed_config(config, environment.world_size), device)
+                          deepspeed_config(config, environment.world_size, load_universal=elastic), device)
     print_facts(config, manifest, engine, device, console, environment.world_size, parameters)
 
     metrics = MetricsWriter(output, step or 0) if environment.is_main else None
