@@ -1,6 +1,6 @@
 """Real tokens a second of a pretraining step: Cloze against transformers, on the same batches.
 
-    python benchmarks/training_step.py [--quick] [--json FILE] [--threads 1] [--rounds 7]
+    python benchmarks/training_step.py [--quick] [--json FILE] [--threads 1] [--rounds 7] [--memory]
 
 A step is forward, backward and fused AdamW, dropout 0, both losses. Every contender is a process of its own
 (the allocator is set before a process starts); they take turns, a step each, so that a busy machine hurts all
@@ -15,6 +15,8 @@ import itertools
 import json
 import os
 import platform
+import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -40,12 +42,12 @@ CONTENDERS = {  # name -> (library, options, environment)
     "cloze bf16": ("cloze", {"bf16": True}, {}),
     "cloze bf16, malloc keeps pages": ("cloze", {"bf16": True}, KEEP_PAGES),
 }  # fmt: skip
-# Workload -> shape, length, share of full sequences (the others are uniform), tokens a step
 SHAPES = {
     "small": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024),
     "base": dict(),
     "large": dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096),
 }
+# Workload -> shape, vocabulary, length, share of full sequences (the others are uniform), sequences a step
 WORKLOADS = {
     "small, 128": ("small", 8192, 128, 0.92, 32),
     "small, 512": ("small", 8192, 512, 0.76, 8),
@@ -113,7 +115,11 @@ def build(library: str, options: dict, shape: str, vocab_size: int, length: int,
         from model.bert import BertForPreTraining, init_weights
         from model.config import BertConfig
 
-        model = BertForPreTraining(BertConfig(**sizes), attention_kernel=options.get("attention", "auto"))
+        model = BertForPreTraining(
+            BertConfig(**sizes),
+            attention_kernel=options.get("attention", "auto"),
+            gradient_checkpointing=options.get("checkpointing", "none"),
+        )
         init_weights(model, 0)
         if options.get("compile"):
             model.bert.encoder.compile_layers()
@@ -148,6 +154,7 @@ def worker(name: str, workload: str, device: str, threads: int) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    print("ready", flush=True)
     for number, _ in enumerate(sys.stdin):
         if device == "cuda":
             torch.cuda.synchronize()
@@ -179,16 +186,24 @@ def workloads(device: str) -> dict:
     return WORKLOADS if device == "cpu" else GPU_WORKLOADS
 
 
+def worker_command(name: str, workload: str, device: str, threads: int) -> list[str]:
+    """The command that runs one contender; it answers each line on its standard input with a step's seconds."""
+    options = {"worker": name, "workload": workload, "device": device, "threads": str(threads)}
+    return [sys.executable, __file__, *itertools.chain(*((f"--{key}", value) for key, value in options.items()))]
+
+
 def measure(workload: str, device: str, threads: int, rounds: int, warmup: int, names: list[str]) -> dict[str, float]:
     """Median seconds of a step for each contender, which take turns."""
     processes = {}
-    for name in names:
-        command = [sys.executable, __file__, "--worker", name, "--workload", workload, "--device", device]
-        command += ["--threads", str(threads)]
+    for name in names:  # all start at once: importing takes longer than measuring
         environment = os.environ | contenders(device)[name][2] | {"TOKENIZERS_PARALLELISM": "false"}
         processes[name] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+            worker_command(name, workload, device, threads),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+    for name, process in processes.items():
+        if process.stdout.readline() != "ready\n":
+            raise SystemExit(f"{name}: the process ended with status {process.wait()}")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(warmup + rounds):
         for name, process in processes.items():
@@ -213,7 +228,7 @@ def matmul_peak(device: str, threads: int) -> float:
     best = 0.0
     for size in (1024, 2048) if device == "cpu" else (8192,):
         left = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-        for _ in range(8):
+        for _ in range(20):
             if device == "cuda":
                 torch.cuda.synchronize()
             start = time.perf_counter()
@@ -255,13 +270,18 @@ def hardware(device: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small at 128 only, few rounds: under 50 seconds")
+    parser.add_argument(
+        "--quick", action="store_true",
+        help="the first workload only, without the SDPA peers (never the fastest on CPU): under 50 seconds",
+    )  # fmt: skip
+    parser.add_argument("--memory", action="store_true", help="instead: peak memory by gradient checkpointing")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each contender")
     parser.add_argument("--rounds", type=int, default=7, help="measured steps of each contender")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--workload", help="only this one, e.g. 'small, 512'")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--checkpointing", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.device is None:
         import torch
@@ -269,6 +289,10 @@ def main() -> None:
         arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
     if arguments.worker:
         return worker(arguments.worker, arguments.workload, arguments.device, arguments.threads)
+    if arguments.checkpointing:
+        return memory_worker(arguments.checkpointing, arguments.workload, arguments.device, arguments.threads)
+    if arguments.memory:
+        return report_memory(arguments)
     report(arguments)
 
 
@@ -279,12 +303,13 @@ def report(arguments: argparse.Namespace) -> None:
     rounds = arguments.rounds
     if arguments.quick:
         chosen, rounds = chosen[:1], 5
+        names = [name for name in names if "SDPA" not in name]
     peak = matmul_peak(device, arguments.threads)
     print(" ".join([Path(sys.executable).name, *sys.argv]))
     print(f"{hardware(device)}, {arguments.threads} threads, bf16 matmul peak {peak / 1e9:.0f} GFLOP/s\n")
     figures = {"hardware": hardware(device), "threads": arguments.threads, "matmul_peak_flops": peak, "workloads": {}}
     for workload in chosen:
-        seconds = measure(workload, device, arguments.threads, rounds, 2 if arguments.quick else 3, names)
+        seconds = measure(workload, device, arguments.threads, rounds, 1 if arguments.quick else 3, names)
         flops, tokens = useful_flops(workload, device)
         default = seconds[names[0]]
         print(f"{workload:<46}{'s a step':>9}{'tokens/s':>11}{'ratio':>8}{'of peak':>9}")
@@ -305,10 +330,55 @@ def report(arguments: argparse.Namespace) -> None:
             figures[f"ratio_to_transformers_default_{length}"] = default / ours
             figures[f"ratio_to_transformers_best_{length}"] = best / ours
         figures.setdefault("share_of_matmul_peak", flops / ours / peak)
-    print("Contenders: fused AdamW everywhere; bf16 is torch.autocast over fp32 weights; 'malloc keeps pages' is")
-    print("  " + " ".join(f"{name}={value}" for name, value in KEEP_PAGES.items()))
+    print("Fused AdamW everywhere; bf16 is torch.autocast over fp32 weights. A contender's process:")
+    for name in names:
+        variables = [f"{key}={value}" for key, value in contenders(device)[name][2].items()]
+        print("  " + shlex.join(variables + worker_command(name, chosen[0], device, arguments.threads)))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+MEMORY_WORKLOADS = {
+    "BERT-base, 128": ("base", 30522, 128, 1.0, 32),
+    "BERT-large, 128": ("large", 30522, 128, 1.0, 32),
+}
+
+
+def memory_worker(checkpointing: str, workload: str, device: str, threads: int) -> None:
+    """Print the bytes at the peak of a forward and backward, beyond the weights; gradients included."""
+    import torch
+
+    torch.set_num_threads(threads)
+    shape, vocab_size, length, full_share, num_sequences = MEMORY_WORKLOADS[workload]
+    model = build("cloze", {"checkpointing": checkpointing}, shape, vocab_size, length, device)
+    batch = concatenate(make_batch(vocab_size, length, full_share, num_sequences, 0))
+    batch = {key: value.to(device) if hasattr(value, "to") else value for key, value in batch.items()}
+
+    def memory(peak: bool) -> int:
+        if device == "cuda":
+            return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+        if peak:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = memory(peak=False)
+    with torch.autocast(device, torch.bfloat16):
+        loss = model(**batch).loss
+    loss.backward()
+    print(memory(peak=True) - before, flush=True)
+
+
+def report_memory(arguments: argparse.Namespace) -> None:
+    """Peak memory of a step for each way of checkpointing."""
+    print(f"{'peak beyond weights, bf16, 32 x 128 tokens':<46}{'none':>10}{'every_2':>10}{'all':>10}")
+    for workload in MEMORY_WORKLOADS:
+        cells = []
+        for checkpointing in ("none", "every_2", "all"):
+            command = [sys.executable, __file__, "--checkpointing", checkpointing, "--workload", workload]
+            command += ["--device", arguments.device, "--threads", str(arguments.threads)]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            cells.append(f"{int(output) / 2**20:8,.0f} M")
+        print(f"  {workload:<44}{''.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

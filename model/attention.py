@@ -193,7 +193,7 @@ def _layout(config, kernel, batch_size, length, offsets, indices, seen, device, 
         places = torch.arange(length, device=device)
         distance = places[None, :] - places[:, None]
         if config.position_embedding == "alibi":
-            slopes = torch.tensor(alibi_slopes(config.num_attention_heads), device=device)
+            slopes = alibi_slopes(config.num_attention_heads, device)
             bias = bias + (-distance.abs() * slopes[:, None, None])[None].to(dtype)
         if causal:
             bias = bias.masked_fill(distance > 0, lowest)
@@ -207,14 +207,16 @@ def _four_dimensional(bias: Tensor) -> Tensor:
     return bias[(None,) * (4 - bias.dim())]
 
 
-def alibi_slopes(num_heads: int) -> list[float]:
-    """Slopes of ALiBi (arXiv 2108.12409): 2^(-8/n), its square, ...; between powers of two every second of
-    2n.
+def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
+    """(heads,) fp32 slopes of ALiBi (arXiv 2108.12409): 2^(-8/n), its square, ... for n heads, a power of
+    two.
+
+    Other numbers take those of the next lower power n and then every second one of 2n.
     """
     power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    between = [2 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
-    return slopes + between[: num_heads - power]
+    exponents = torch.arange(1, power + 1, device=device) * (-8 / power)
+    between = (2 * torch.arange(num_heads - power, device=device) + 1) * (-4 / power)
+    return torch.exp2(torch.cat((exponents, between)))
 
 
 # The kernels. Query, key, value and the result are (B, S, heads, head size), for varlen (T, heads, head

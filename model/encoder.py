@@ -242,8 +242,9 @@ class Encoder(nn.Module):
     def compile_layers(self) -> None:
         """Compile the layers' forward and backward with torch.compile, for any number of tokens. For CUDA.
 
-        The layers share one shape, so one graph serves all. Names of weights stay as they are. On CPU it brings
-        nothing; attention dropout in the sdpa kernel breaks the graph there, and costs a part of the gain.
+        The layers share one shape, so one graph serves all. Names of weights stay as they are. On CPU it
+        brings nothing; attention dropout in the sdpa kernel breaks the graph there, and costs a part of the
+        gain.
         """
         for layer in self.layers:
             layer.compile(dynamic=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from model.config import BertConfig
+from model.config import BertConfig, ModelError
 from model.embeddings import Norm
 from model.heads import VocabularyProjection
 
@@ -41,3 +44,34 @@ def init_weights(model: nn.Module, seed: int) -> None:
                 module.weight.copy_(values)
             if isinstance(getattr(module, "bias", None), Tensor):
                 module.bias.zero_()
+
+
+def init_word_embeddings(model: nn.Module, path: str | os.PathLike, tokens: Mapping[str, int]) -> int:
+    """Start word embeddings from a word2vec text file; returns how many of `tokens` (token -> id) it held.
+
+    The file: a line for each word, the word and its numbers separated by spaces; the first line may hold the
+    two counts. Tokens that the file lacks keep their values. Raises ModelError, with the line, for another
+    format or width, and if no token is found at all.
+    """
+    weight = next(module for name, module in model.named_modules() if name.endswith("embeddings.word")).weight
+    found = 0
+    with open(path, encoding="utf-8", errors="replace") as lines, torch.no_grad():
+        for number, line in enumerate(lines, start=1):
+            word, *values = line.rstrip().split(" ")
+            if number == 1 and len(values) == 1:
+                continue  # the counts of words and dimensions
+            if word not in tokens:
+                continue
+            try:
+                vector = torch.tensor([float(value) for value in values])
+            except ValueError:
+                raise ModelError(f"{path}:{number}: found {line[:40]!r}, expected a word and numbers") from None
+            if len(vector) != weight.shape[1]:
+                raise ModelError(
+                    f"{path}:{number}: found {len(vector)} numbers, expected model.hidden_size = {weight.shape[1]}"
+                )
+            weight[tokens[word]] = vector
+            found += 1
+    if not found:
+        raise ModelError(f"{path}: found none of the {len(tokens)} tokens, expected a word2vec text file of them")
+    return found

@@ -14,6 +14,7 @@ from model.bert import BertForPreTraining, init_weights
 from model.config import BertConfig, ModelError
 from model.flops import num_parameters, training_flops
 from model.hub import config_to_huggingface, to_huggingface
+from model.initialization import init_word_embeddings
 from model.tasks import BertForMaskedLM
 
 PRESETS = Path(__file__).parents[2] / "configs" / "model"
@@ -149,3 +150,26 @@ def test_initial_weights_are_those_of_the_table():
             assert parameter.std().item() == pytest.approx(0.02, rel=0.2 if parameter.numel() < 300 else 0.05), name
     word = model.bert.embeddings.word.weight
     assert (word[config.pad_token_id] == 0).all() and (word[config.vocab_size :] == 0).all()
+
+
+def test_word_embeddings_may_start_from_a_word2vec_text_file(tmp_path):
+    config = dataclasses.replace(TINY, hidden_size=4, num_attention_heads=1)
+    model = BertForPreTraining(config)
+    init_weights(model, 0)
+    before = model.bert.embeddings.word.weight.clone()
+    path = tmp_path / "vectors.txt"
+    path.write_text("3 4\ncat 1 2 3 4\nunknown 9 9 9 9\ndog 5 6 7 8.5\n")
+    assert init_word_embeddings(model, path, {"cat": 7, "dog": 9, "cow": 11}) == 2
+    after = model.masked_lm.decoder.weight  # tied
+    assert after[7].tolist() == [1, 2, 3, 4] and after[9].tolist() == [5, 6, 7, 8.5]
+    untouched = [row for row in range(len(before)) if row not in (7, 9)]
+    assert torch.equal(after[untouched], before[untouched])
+    path.write_text("cat 1 2 3\n")
+    with pytest.raises(ModelError, match=r"vectors.txt:1: found 3 numbers"):
+        init_word_embeddings(model, path, {"cat": 7})
+    path.write_text("cat 1 2 x 4\n")
+    with pytest.raises(ModelError, match=r"vectors.txt:1"):
+        init_word_embeddings(model, path, {"cat": 7})
+    path.write_text("nothing 1 2 3 4\n")
+    with pytest.raises(ModelError, match="none of the 1 tokens"):
+        init_word_embeddings(model, path, {"cat": 7})

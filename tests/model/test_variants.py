@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
+import yaml
 from model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 
 from model.attention import alibi_slopes
@@ -101,8 +103,8 @@ def test_sinusoids_and_slopes_are_those_of_their_papers():
         angle = position / 10000 ** (2 * (column // 2) / 8)
         expected = math.sin(angle) if column % 2 == 0 else math.cos(angle)
         assert table[position, column] == pytest.approx(expected, abs=1e-5)
-    assert alibi_slopes(8) == [2**-number for number in range(1, 9)]
-    assert alibi_slopes(12)[8:] == [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    assert alibi_slopes(8).tolist() == [2**-number for number in range(1, 9)]
+    assert alibi_slopes(12)[8:].tolist() == pytest.approx([2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
 
 
 def test_rotation_keeps_lengths_and_makes_products_relative():
@@ -191,3 +193,33 @@ def test_modern_bert_matches_the_reference_and_goes_there_and_back(tmp_path):
     again = BertForMaskedLM(config)
     again.load_state_dict(weights)
     torch.testing.assert_close(again(**{name: flat[name] for name in names}).loss, output.loss, **TOLERANCE)
+
+
+def test_the_tutorials_tensors_train_its_preset_as_its_formulas_say():
+    """Bare linear heads at every position and at position 0; 0 is ignored by the one loss and not by the
+    other.
+    """
+    preset = Path(__file__).parents[2] / "configs" / "model" / "tutorial.yaml"
+    config = BertConfig(vocab_size=15, **yaml.safe_load(preset.read_text()) | {"hidden_dropout_prob": 0.0})
+    model = scramble(BertForPreTraining(config)).eval()
+    padding = [0] * 12
+    ids = torch.tensor([[3, 4, 14, 5, 2, 5, 10, 2, *padding]])
+    labels = torch.tensor([[0, 7, 0, 0, 0, 0, 11, 0, *padding]])
+    segments = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, *padding]])
+    is_next = torch.tensor([0])
+    output = model(
+        ids, segments, attention_mask=ids != 0, labels=labels.masked_fill(labels == 0, -100),
+        next_sentence_label=is_next,
+    )  # fmt: skip
+
+    hidden = model.bert(ids, segments, attention_mask=ids != 0).last_hidden_state
+    tokens = (model.masked_lm.decoder(hidden)).log_softmax(-1)
+    pairs = (hidden[:, 0] @ model.next_sentence.classifier.weight.T + model.next_sentence.classifier.bias).log_softmax(
+        -1
+    )
+    expected = torch.nn.functional.nll_loss(tokens[0], labels[0], ignore_index=0)
+    expected = expected + torch.nn.functional.nll_loss(pairs, is_next)
+    torch.testing.assert_close(output.loss, expected, **TOLERANCE)
+    embedded = model.bert(ids, segments, output_hidden_states=True).hidden_states[0]
+    by_hand = model.bert.embeddings.word.weight[ids] + model.bert.embeddings.segment.weight[segments]
+    torch.testing.assert_close(embedded, by_hand + sinusoidal_table(20, config.hidden_size), **TOLERANCE)
