@@ -13,14 +13,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 
 from model.config import BertConfig, ModelError
 from model.dropout import dropout
-
-try:  # torch before 2.10 has no variable-length attention; the kernel is then refused by name
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # pragma: no cover
-    varlen_attn = None
 
 
 class Layout(NamedTuple):
@@ -158,9 +154,7 @@ def _groups(config: BertConfig, offsets: Tensor, dtype: torch.dtype) -> tuple[La
     return tuple(groups)
 
 
-def padded_layout(
-    config: BertConfig, kernel: str, attention_mask: Tensor | None, hidden: Tensor, causal: bool | None = None
-) -> Layout:
+def padded_layout(config: BertConfig, kernel: str, attention_mask: Tensor | None, hidden: Tensor) -> Layout:
     """Layout of padded tokens `hidden` (B, S, hidden), of which the mask says who is seen.
 
     `attention_mask`: (B,) lengths, (B, S), or (B, S, S) (row: who sees; column: who is seen); true or 1 is
@@ -263,9 +257,11 @@ def sdpa_attention(
 @torch.compiler.disable  # a generator's state cannot be set inside a graph
 def _seeded_sdpa(query, key, value, bias, probability: float, seed: int) -> Tensor:
     """The kernel draws from torch's default generator, which is seeded for the call and then put back."""
-    devices = [query.device] if query.is_cuda else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed) if not devices else torch.cuda.manual_seed(seed)
+    with torch.random.fork_rng(devices=[query.device] if query.is_cuda else []):
+        if query.is_cuda:
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
         return nn.functional.scaled_dot_product_attention(query, key, value, bias, dropout_p=probability)
 
 
@@ -295,8 +291,6 @@ def check_kernel(name: str, config: BertConfig) -> None:
         raise ModelError(f"attention_kernel: found {name!r}, expected auto, {', '.join(KERNELS)}")
     if name != "varlen":
         return
-    if varlen_attn is None:
-        raise ModelError(f"attention_kernel: varlen needs torch 2.10 or newer, found {torch.__version__}; use sdpa")
     if config.attention_probs_dropout_prob:
         raise ModelError(
             f"attention_kernel: varlen has no dropout, found model.attention_probs_dropout_prob = "
@@ -327,4 +321,4 @@ def select_kernel(name: str, config: BertConfig, hidden: Tensor, training: bool,
     if not hidden.is_cuda:
         return "eager"
     drops = training and config.attention_probs_dropout_prob > 0
-    return "varlen" if flash and varlen_attn and not drops and config.position_embedding != "alibi" else "sdpa"
+    return "varlen" if flash and not drops and config.position_embedding != "alibi" else "sdpa"

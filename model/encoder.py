@@ -155,8 +155,8 @@ class EncoderLayer(nn.Module):
         """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager
         kernel).
 
-        `keeps`: dropout masks of the sub-layers, as `draw` gives them; `seeds`: of dropout inside the two
-        attentions.
+        `keeps`: dropout masks of the three sub-layers, in the dtype of `hidden`; `seeds`: of dropout inside
+        the two attentions.
         """
         inputs = self.attention_norm(hidden) if self.pre else hidden
         change, probabilities = self.attention(inputs, context, seeds[0], head_mask)
