@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -112,6 +113,9 @@ def inspect(config: InspectConfig) -> None:
         console.print(
             "green: the mask token (in braces: the token to predict); red: a random token; yellow: kept, and predicted"
         )
+    if config.tensorboard:
+        _write_tensorboard(inspection, config)
+        print(f"written for TensorBoard: tensorboard --logdir {config.tensorboard}")
 
 
 def verify(config: VerifyConfig) -> None:
@@ -126,6 +130,25 @@ def verify(config: VerifyConfig) -> None:
             "the data again"
         )
     print(f"{config.data}: {checked} parts checked, all as they were written")
+
+
+def _write_tensorboard(inspection: Inspection, config: InspectConfig) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    lengths = np.array(inspection.manifest.splits[config.split].length_histogram)
+    sizes = np.arange(len(lengths))
+    with SummaryWriter(config.tensorboard) as writer:
+        writer.add_histogram_raw(
+            f"data/{config.split}_lengths", min=float(np.flatnonzero(lengths).min()),
+            max=float(np.flatnonzero(lengths).max()), num=int(lengths.sum()), sum=float((sizes * lengths).sum()),
+            sum_squares=float((sizes**2 * lengths).sum()), bucket_limits=(sizes + 0.5).tolist(),
+            bucket_counts=lengths.tolist(),
+        )  # fmt: skip
+        rows = "\n".join(f"| {name} | {value} |" for name, value in inspection.facts)
+        writer.add_text("data/facts", f"| | |\n|---|---|\n{rows}")
+        for number, sample in enumerate(inspection.samples):
+            pieces = [p.text if p.original is None else f"**{p.text}**{{{p.original}}}" for p in sample.pieces]
+            writer.add_text("data/samples", f"sample {sample.index}\n\n    {' '.join(pieces)}", number)
 
 
 def _facts_table(title: str, manifest: Manifest) -> Table:

@@ -193,14 +193,14 @@ class SplitConfig:
 class ShardsConfig:
     """The files that are written."""
 
-    target_tokens: int = 1 << 24
-    """Tokens a shard aims at; from 1024 to 67108864 (a worker holds one shard in memory)."""
+    target_tokens: int = 1 << 22
+    """Tokens of text that a shard aims at; from 1024 to 16777216 (a worker holds a shard, 50 bytes a token)."""
     compression: Literal["zstd", "none"] = "zstd"
     """zstd: smaller; none: reading is zero-copy."""
 
     def __post_init__(self):
         _require(
-            1024 <= self.target_tokens <= 1 << 26, "shards.target_tokens", self.target_tokens, "1024 to 67108864"
+            1024 <= self.target_tokens <= 1 << 24, "shards.target_tokens", self.target_tokens, "1024 to 16777216"
         )
 
 

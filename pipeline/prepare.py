@@ -16,6 +16,7 @@ import numpy as np
 from pipeline.building import BuildTask, ShardReport, build
 from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
+from pipeline.estimating import check_disk, estimate
 from pipeline.executors import open_executor, run_tasks
 from pipeline.manifest import FILE_NAME, SPLITS, Manifest, SplitInfo, entropy
 from pipeline.planning import plan_shards, plan_splits
@@ -48,6 +49,9 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     _open_work(output, work, identity)
     if tokenizer.word_table_reason:
         progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing goes at the library's rate")
+    if (expected := estimate(config, tokenizer, files, segments)) is not None:
+        check_disk(expected, output)
+        progress.note(f"estimate: {expected}")
     copy_tokenizer(tokenizer, work / "tokenizer")
     load_tokenizer.cache_clear()
     with open_executor(config) as executor:

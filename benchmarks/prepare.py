@@ -1,0 +1,212 @@
+"""How fast is preparing, against the tokenizer that it uses?
+
+    python benchmarks/prepare.py --quick
+    python benchmarks/prepare.py --corpus 'books-00.jsonl.gz' --json figures.json
+
+One core each, in the same run, each in a fresh process with its imports done: bare `tokenizers.encode_batch_fast` on the
+sentences; Hugging Face `map` + `group_texts` + collator; the whole of ours (reading, sentences, pairs, ten mask sets,
+checksums, zstd); then ours with one and two workers. Rounds alternate, and the best of each counts, so that other
+load on the machine falls on all alike.
+"""
+
+import argparse
+import ast
+import glob
+import gzip
+import json
+import multiprocessing
+import os
+import platform
+import random
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+BARE_BYTES = 6 << 20  # of text for the slow ones: a rate needs no more
+QUICK_BYTES = 10 << 20
+
+
+def found_text() -> list[str]:
+    """English that lies on any machine: the docstrings of the standard library."""
+    texts = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
+        if "site-packages" in path.parts:
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+                texts.append(text)
+    return texts
+
+
+def made_corpus(folder: Path) -> list[str]:
+    """Documents of the sentences of docstrings in new orders, eight files."""
+    from pipeline.sentences import split
+
+    sentences = [sentence for text in found_text() for sentence in split(text)]
+    rng = random.Random(0)
+    for number in range(8):
+        size = 0
+        with gzip.open(folder / f"made-{number}.jsonl.gz", "wt", compresslevel=1) as file:
+            while size < QUICK_BYTES // 8:
+                text = " ".join(rng.choices(sentences, k=120))
+                file.write(json.dumps({"text": text}) + "\n")
+                size += len(text)
+    return sorted(map(str, folder.glob("made-*")))
+
+
+def sentences_of(files: list[str], limit: int) -> list[str]:
+    from pipeline.config import PrepareConfig
+    from pipeline.readers import plan, read
+    from pipeline.sentences import split
+
+    found, size = [], 0
+    _, tasks = plan(PrepareConfig(input=files))
+    for task in tasks:
+        for document in read(task):
+            if size > limit:
+                return found
+            found += split(document.text.decode())
+            size += len(document.text)
+    return found
+
+
+def bare(files: list[str], tokenizer: str, **_) -> tuple[int, float]:
+    """(tokens, seconds) of the library alone."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(f"{tokenizer}/tokenizer.json")
+    sentences = sentences_of(files, BARE_BYTES)
+    began = time.perf_counter()
+    encoded = backend.encode_batch_fast(sentences, add_special_tokens=False)
+    seconds = time.perf_counter() - began
+    return sum(len(item.ids) for item in encoded), seconds
+
+
+def hugging_face(files: list[str], tokenizer: str, folder: str, **_) -> tuple[int, float]:
+    """(tokens, seconds) of `map`, `group_texts` and the collator that masks."""
+    import datasets
+    from transformers import AutoTokenizer, DataCollatorForLanguageModeling
+
+    datasets.disable_progress_bars()
+    fast = AutoTokenizer.from_pretrained(tokenizer)
+    table = datasets.Dataset.from_dict({"text": sentences_of(files, BARE_BYTES // 3)})
+    table.save_to_disk(f"{folder}/texts")
+    table = datasets.load_from_disk(f"{folder}/texts")
+
+    def group_texts(batch):
+        flat = [token for ids in batch["input_ids"] for token in ids]
+        count = len(flat) // 128 * 128
+        return {"input_ids": [flat[start : start + 128] for start in range(0, count, 128)]}
+
+    began = time.perf_counter()
+    encoded = table.map(
+        lambda batch: {"input_ids": fast(batch["text"], add_special_tokens=False)["input_ids"]},
+        batched=True, remove_columns=["text"],
+    )  # fmt: skip
+    tokens = sum(map(len, encoded["input_ids"]))
+    grouped = encoded.map(group_texts, batched=True)
+    collator = DataCollatorForLanguageModeling(fast)
+    for start in range(0, len(grouped), 64):
+        collator([{"input_ids": ids} for ids in grouped[start : start + 64]["input_ids"]])
+    return tokens, time.perf_counter() - began
+
+
+def ours(files: list[str], tokenizer: str, folder: str, workers: int = 1, compression: str = "zstd") -> tuple[int, float]:
+    """(tokens, seconds) of all that `cloze prepare` does."""
+    from pipeline.config import PrepareConfig, ShardsConfig
+    from pipeline.prepare import prepare
+
+    output = f"{folder}/shards"
+    shutil.rmtree(output, ignore_errors=True)
+    config = PrepareConfig(input=files, output=output, tokenizer=tokenizer, workers=workers,
+                           shards=ShardsConfig(compression=compression))  # fmt: skip
+    began = time.perf_counter()
+    manifest = prepare(config)
+    seconds = time.perf_counter() - began
+    shards = manifest.splits["train"].shards
+    size = sum(shard.bytes for shard in shards) / sum(shard.tokens for shard in shards)
+    print(f"    {compression}, {workers} worker(s): {seconds:.2f} s, {size:.2f} bytes a token with 10 mask sets")
+    return manifest.counts["tokens"], seconds
+
+
+def measure(function, rounds: list[float], **arguments) -> None:
+    """Run in a fresh process, so that no table is filled and no memory warm; append tokens a second."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        tokens, seconds = pool.apply(function, kwds=arguments)
+    rounds.append(tokens / seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="under 50 seconds, on text found on this machine")
+    parser.add_argument("--corpus", help="glob of text or .jsonl files, plain or compressed")
+    parser.add_argument("--rounds", type=int, help="rounds; the best counts (default 3, quick 1)")
+    parser.add_argument("--json", help="file for the figures")
+    options = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core each
+    rounds = options.rounds or (1 if options.quick else 3)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = sorted(glob.glob(options.corpus)) if options.corpus else made_corpus(folder)
+        if not files:
+            parser.error(f"--corpus: found nothing at {options.corpus}")
+        run(files, folder, rounds, options.json)
+
+
+def run(files: list[str], folder: Path, rounds: int, json_file: str | None) -> None:
+    from pipeline.config import PrepareConfig
+    from pipeline.vocabulary import train_vocabulary
+
+    tokenizer = str(folder / "vocab")
+    began = time.perf_counter()
+    train_vocabulary(PrepareConfig(input=files, output=tokenizer, vocab_size=8192))
+    print(f"vocabulary of 8,192 trained in {time.perf_counter() - began:.1f} s")
+    common = {"files": files, "tokenizer": tokenizer, "folder": str(folder)}
+    rates: dict[str, list[float]] = {"tokenizers": [], "datasets_map": [], "ours": [], "ours_plain": [], "two": []}
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}")
+        measure(bare, rates["tokenizers"], **common)
+        measure(ours, rates["ours"], **common)
+        if number == 0:
+            measure(hugging_face, rates["datasets_map"], **common)
+            measure(ours, rates["ours_plain"], **common, compression="none")
+        if (os.cpu_count() or 1) > 1:
+            # two workers are processes of their own: no pool around them
+            tokens, seconds = ours(**common, workers=2)
+            rates["two"].append(tokens / seconds)
+    best = {name: max(values) for name, values in rates.items() if values}
+    figures = {
+        "ratio_to_tokenizers": best["ours"] / best["tokenizers"],
+        "ratio_to_datasets_map": best["ours"] / best["datasets_map"],
+        "two_worker_speedup": best.get("two", 0) / best["ours"],
+        "tokens_per_second": {name: round(rate) for name, rate in best.items()},
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}",
+    }
+    labels = {
+        "tokenizers": "bare tokenizers.encode_batch_fast",
+        "datasets_map": "datasets map + group_texts + collator",
+        "ours": "cloze prepare, one worker, zstd",
+        "ours_plain": "cloze prepare, one worker, uncompressed",
+        "two": "cloze prepare, two workers, zstd",
+    }
+    print(f"\n{figures['hardware']}")
+    for name, rate in best.items():
+        print(f"{labels[name]:42} {rate / 1e6:7.2f} M tokens/s  {rate / best['tokenizers']:5.2f} x")
+    print(f"two workers against one: {figures['two_worker_speedup']:.2f} x")
+    if json_file:
+        Path(json_file).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+
+if __name__ == "__main__":
+    main()

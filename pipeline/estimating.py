@@ -1,0 +1,110 @@
+"""Before a long job: about how long it will take and how much disk it needs, from a small sample."""
+
+import itertools
+import lzma
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.config import PrepareConfig
+from pipeline.errors import UserError
+from pipeline.readers import read
+from pipeline.readers.files import InputFile, Segment
+from pipeline.sentences import split
+from pipeline.tokenizer import Tokenizer
+
+_SAMPLE_BYTES = 128 << 10  # of text: some ten milliseconds of work
+_RATIO_BYTES = 1 << 20  # of decompressed text, to learn what compression saves
+# Measured on English prose with next-sentence pairs (docs/performance.md): tokens in samples for each of the text,
+# bytes of a token in the shards and of its share of a mask set, and the time of stage 2 as a share of stage 1.
+_BORROWED = 1.33
+_BYTES = {"zstd": (1.35, 0.28), "none": (2.1, 0.7)}
+_STAGE_2 = 0.8
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """tokens of the text; seconds in all; bytes of the shards, and most bytes on disk while preparing."""
+
+    tokens: int
+    seconds: float
+    shard_bytes: int
+    disk_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"about {self.tokens / 1e6:,.1f} million tokens, {_duration(self.seconds)}, "
+            f"{self.disk_bytes / 1e9:,.2f} GB on disk while preparing and {self.shard_bytes / 1e9:,.2f} GB after"
+        )
+
+
+def estimate(
+    config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile], tasks: list[list[Segment]]
+) -> Estimate | None:
+    """From the first documents of the input; None for data sets on the hub, whose size isn't known."""
+    if any(file.format == "dataset" for file in files):
+        return None
+    texts, size = [], 0
+    for document in itertools.chain.from_iterable(map(read, tasks)):
+        texts.append(document.text[:_SAMPLE_BYTES].decode(errors="ignore"))
+        size += len(document.text[:_SAMPLE_BYTES])
+        if size >= _SAMPLE_BYTES:
+            break
+    if not size:
+        return None
+    sentences = [sentence for text in texts for sentence in split(text)]
+    tokens = len(tokenizer.encode_batch(sentences)[0])
+    began = time.perf_counter()
+    for text in texts:
+        tokenizer.encode_batch(split(text))
+    rate = size / max(time.perf_counter() - began, 1e-4)
+    weight = sum(file.size for file in files)
+    largest = max(files, key=lambda file: file.size)
+    text_bytes = weight * (_expansion(largest) if largest.compression else 1)
+    whole = tokens / size * text_bytes
+    in_samples = whole * (_BORROWED if config.samples.objective == "next_sentence" else 1.05)
+    base, masks = _BYTES[config.shards.compression]
+    # a token in 65536 or more ids takes two bytes more, before compression
+    base += 2 * (tokenizer.vocab_size > 1 << 16)
+    copies = len(config.lengths) * config.samples.pair_sets
+    shard_bytes = in_samples * (base + masks * config.stored_mask_sets) * copies
+    stage_1 = whole * (2 if tokenizer.vocab_size <= 1 << 16 else 4) * 1.1
+    seconds = text_bytes / rate * (1 + _STAGE_2 * copies) / config.workers
+    return Estimate(int(whole), seconds, int(shard_bytes), int(shard_bytes + stage_1))
+
+
+def check_disk(found: Estimate, output: Path) -> None:
+    """Raise UserError if what is estimated doesn't fit beside what an interrupted run has written already."""
+    existing = output
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    written = sum(path.stat().st_size for path in output.rglob("*") if path.is_file()) if output.is_dir() else 0
+    if found.disk_bytes - written > free:
+        raise UserError(
+            f"output: {output} needs about {found.disk_bytes / 1e9:,.1f} GB while preparing, found {free / 1e9:,.1f} GB "
+            "free; free space, choose another --output, or lower --mask_sets"
+        )
+
+
+def _expansion(file: InputFile) -> float:
+    """Decompressed bytes for each compressed one, at the beginning of a file."""
+    try:
+        with open(file.path, "rb") as raw:
+            if file.compression == "xz":
+                stream = lzma.open(raw)
+            else:
+                stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), file.compression)
+            data = stream.read(_RATIO_BYTES)
+            return len(data) / max(1, raw.tell())
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+        raise UserError(f"{file.path}: can't be read ({error}); restore the file") from error
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,41 @@
+"""Estimates: near enough, and a refusal before the disk is full."""
+
+import gzip
+from collections import namedtuple
+
+import pytest
+
+from pipeline import readers
+from pipeline.errors import UserError
+from pipeline.estimating import estimate
+from pipeline.prepare import prepare
+from pipeline.tokenizer import Tokenizer
+from tests.pipeline import corpus
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_tokens_and_bytes_are_about_right(tmp_path, suffix, compression):
+    path = corpus.write_jsonl(tmp_path / f"a{suffix}", corpus.documents(1500, sentences=(10, 30)))
+    shards = corpus.ShardsConfig(compression=compression)
+    config = corpus.config(tmp_path, [path], shards=shards, mask_sets=10, max_length=128)
+    files, tasks = readers.plan(config)
+    expected = estimate(config, Tokenizer.from_folder(config.tokenizer), files, tasks)
+    manifest = prepare(config)
+    written = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
+    assert expected.tokens == pytest.approx(manifest.counts["tokens"], rel=0.2)
+    assert 0.6 < expected.shard_bytes / written < 1.8
+    assert expected.disk_bytes > expected.shard_bytes and expected.seconds > 0
+
+
+def test_a_small_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress("\n\n".join(corpus.documents(100)).encode()))
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("pipeline.estimating.shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
+    config = corpus.config(tmp_path, [path])
+    with pytest.raises(UserError, match="GB while preparing, found 0.0 GB free"):
+        prepare(config)
+    assert not list((tmp_path / "data").rglob("task-*"))
+    monkeypatch.undo()
+    prepare(config)

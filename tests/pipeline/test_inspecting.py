@@ -1,0 +1,92 @@
+"""What `inspect` shows and `verify` finds, through the commands that call them."""
+
+import io
+import re
+from contextlib import redirect_stdout
+
+import pytest
+
+from launch import data_commands
+from pipeline.config import InspectConfig, SamplesConfig, VerifyConfig
+from pipeline.errors import UserError
+from pipeline.inspecting import histogram, inspect
+from pipeline.manifest import Manifest
+from pipeline.prepare import prepare
+from pipeline.shards import ShardReader
+from pipeline.verifying import verify
+from tests.pipeline import corpus
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(400, sentences=(1, 12)))
+    prepare(corpus.config(tmp_path, [path]))
+    return tmp_path / "data"
+
+
+def shown(function, config) -> str:
+    stream = io.StringIO()
+    with redirect_stdout(stream):
+        function(config)
+    return stream.getvalue()
+
+
+def test_decoded_samples_are_the_shards(data):
+    found = inspect(InspectConfig(str(data), samples=5, mask_set=1))
+    reader = ShardReader(data)
+    tokens = (data / "tokenizer/vocab.txt").read_text(encoding="utf-8").split("\n")
+    assert len(found.samples) == 5 and found.samples[-1].index == reader.num_samples - 1
+    for sample in found.samples:
+        samples, masks = reader.take([sample.index], 1)
+        assert [p.original or p.text for p in sample.pieces] == [tokens[i] for i in samples.input_ids]
+        assert [n for n, p in enumerate(sample.pieces) if p.original is not None] == masks.positions.tolist()
+        assert {p.kind for p in sample.pieces} <= {"plain", "special", "masked", "random", "kept"}
+        assert sample.pieces[0].kind == "special" and sample.label in ("follows", "random")
+        for piece in sample.pieces:
+            assert (piece.kind == "masked") == (piece.text == "[MASK]")
+            assert (piece.kind == "kept") == (piece.original == piece.text)
+
+
+def test_the_table_says_what_counts(data, tmp_path):
+    text = shown(data_commands.inspect, InspectConfig(str(data), tensorboard=str(tmp_path / "board")))
+    assert re.search(r"tokens lost +│ 0 ", text) and re.search(r"documents +│ 400 ", text)
+    assert "% mask" in text and "unigram entropy" in text and "█" in text and "sample 0" in text
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert events.Tags()["histograms"] == ["data/train_lengths"]
+    assert "data/samples/text_summary" in events.Tags()["tensors"]
+
+
+def test_histogram_counts_every_sample():
+    lengths = [0] * 129
+    lengths[1], lengths[128], lengths[64] = 3, 5, 7
+    bars = histogram(lengths)
+    assert sum(count for _, _, count in bars) == 15 and bars[0][:2] == (1, 8) and bars[-1] == (121, 128, 5)
+
+
+def test_a_share_that_chance_cannot_explain_is_reported(tmp_path):
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(300, sentences=(1, 1)))
+    prepare(corpus.config(tmp_path, [path], samples=SamplesConfig(short_share=0.0)))
+    assert "can only get a random B" in shown(data_commands.inspect, InspectConfig(str(tmp_path / "data"), samples=0))
+
+
+def test_verify_names_every_damage(data):
+    count, damaged = verify(VerifyConfig(str(data)))
+    assert damaged == [] and count > 3
+    assert "all as they were written" in shown(data_commands.verify, VerifyConfig(str(data)))
+    shards = Manifest.load(data).splits["train"].shards
+    flipped, short, missing = (data / shard.file for shard in shards[:3])
+    content = bytearray(flipped.read_bytes())
+    content[-100] ^= 1
+    flipped.write_bytes(content)
+    short.write_bytes(short.read_bytes()[:-1])
+    missing.unlink()
+    vocabulary = data / "tokenizer/tokenizer.json"
+    vocabulary.write_text(vocabulary.read_text(encoding="utf-8").replace('"[PAD]"', '"[pad]"'), encoding="utf-8")
+    _, damaged = verify(VerifyConfig(str(data)))
+    assert len(damaged) == 4
+    for path, line in zip((flipped, short, missing, data / "tokenizer"), damaged, strict=True):
+        assert str(path) in line
+    with pytest.raises(UserError, match="found 4 of"):
+        shown(data_commands.verify, VerifyConfig(str(data)))
