@@ -241,7 +241,7 @@ class CheckpointManager:
         return state["zero_stage"] > 0 and state["world_size"] != self.environment.world_size
 
     def _universal(self, step: int) -> Path:
-        # Of this ending, so that the next save removes it.
+        # Removed after loading; of this ending, so that the next save removes it if the process dies before.
         return self._path(step).with_name(self._path(step).name + ".universal.tmp")
 
     def convert(self, step: int) -> None:
@@ -283,6 +283,10 @@ class CheckpointManager:
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
                             "remove the folder to continue from an older checkpoint")
+        if source != folder:
+            distributed.barrier()
+            if self.environment.is_main:
+                shutil.rmtree(source)
         if world_size == self.environment.world_size:
             rank_states = [load_pickled(folder / self._rank_file(self.environment.rank))]
             _set_rng_state(rank_states[0], self.device)
