@@ -56,23 +56,27 @@ class ShardReport:
     unigrams: np.ndarray
 
     def save(self, path: Path) -> None:
-        with publishing(path.with_suffix(".npy")) as aside, open(aside, "wb") as file:
+        with publishing(path.with_suffix(".npy"), durable=False) as aside, open(aside, "wb") as file:
             np.save(file, self.unigrams)
         content = asdict(self)
         del content["unigrams"]
-        publish_text(path, json.dumps(content))
+        publish_text(path, json.dumps(content), durable=False)
 
     @classmethod
-    def load(cls, path: Path) -> "ShardReport":
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content["shards"] = [ShardInfo(**shard) for shard in content["shards"]]
-        return cls(**content, unigrams=np.load(path.with_suffix(".npy")))
+    def load(cls, path: Path) -> "ShardReport | None":
+        """The report of a complete task; None if there is none that can be read."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content["shards"] = [ShardInfo(**shard) for shard in content["shards"]]
+            return cls(**content, unigrams=np.load(path.with_suffix(".npy")))
+        except (FileNotFoundError, ValueError, KeyError, TypeError, EOFError):
+            return None
 
 
 def build(task: BuildTask) -> ShardReport:
     """Run one task, or find that it is complete."""
-    if task.report_path.is_file():
-        return ShardReport.load(task.report_path)
+    if (complete := ShardReport.load(task.report_path)) is not None:
+        return complete
     tokenizer = load_tokenizer(task.tokenizer)
     documents, counts = collect(task, tokenizer.dtype)
     preparation = task.preparation
@@ -190,18 +194,18 @@ def _read_part(path: Path, low: int, high: int) -> dict[str, np.ndarray] | None:
     with readable_errors(path):
         with pa.memory_map(str(path)) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
-            hashes = batch.column("hash").to_numpy()
+            hashes = ragged.from_arrow(batch.column("hash"))
             start = int(np.searchsorted(hashes, np.uint64(low)))
             stop = len(hashes) if high > 2**64 - 1 else int(np.searchsorted(hashes, np.uint64(high)))
             if start == stop:
                 return None
             found = {
-                name: batch.column(name).to_numpy()[start:stop].copy()
+                name: ragged.from_arrow(batch.column(name))[start:stop].copy()
                 for name in ("hash", "hash_rest", "document", "order", "source")
             }
             for name in ("sentences", "tokens"):
                 column = batch.column(name)
-                offsets = column.offsets.to_numpy()[start : stop + 1]
+                offsets = ragged.from_arrow(column.offsets)[start : stop + 1]
                 found[f"num_{name}"] = np.diff(offsets)
-                found[name] = column.values.to_numpy()[offsets[0] : offsets[-1]].copy()
+                found[name] = ragged.from_arrow(column.values)[offsets[0] : offsets[-1]].copy()
     return found

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from pipeline import ragged
 from pipeline.config import PAIR_OBJECTIVES, PrepareConfig
 from pipeline.errors import UserError
 from pipeline.tokenizing import PARTITIONS, Report
@@ -72,7 +73,7 @@ def _lowest_hashes(report: Report, folder, share: float, count: int) -> np.ndarr
     found = [np.empty(0, np.uint64)]
     for name in report.parts:
         with pa.memory_map(str(folder / name)) as source:
-            hashes = pa.ipc.open_file(source).get_batch(0).column("hash").to_numpy()
+            hashes = ragged.from_arrow(pa.ipc.open_file(source).get_batch(0).column("hash"))
             stop = len(hashes) if high == _END else int(np.searchsorted(hashes, np.uint64(high)))
             found.append(hashes[:stop].copy())
     return np.sort(np.concatenate(found))

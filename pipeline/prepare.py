@@ -52,7 +52,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     if (expected := estimate(config, tokenizer, files, segments)) is not None:
         check_disk(expected, output)
         progress.note(f"estimate: {expected}")
-    copy_tokenizer(tokenizer, work / "tokenizer")
+    copy_tokenizer(tokenizer, work / "tokenizer", durable=False)  # written anew by each run
     load_tokenizer.cache_clear()
     with open_executor(config) as executor:
         report = _tokenize(config, executor, segments, work, progress)

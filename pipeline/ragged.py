@@ -1,6 +1,7 @@
-"""Arithmetic on flat arrays with offsets (ragged arrays), without a Python step per row."""
+"""Arithmetic on flat arrays with offsets (ragged arrays), without a Python step per row; and their way to Arrow."""
 
 import numpy as np
+import pyarrow as pa
 
 _LONG = 256  # ranges of more elements than this on average are copied one by one: faster than by index
 
@@ -31,3 +32,22 @@ def gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.nd
 def within(offsets: np.ndarray) -> np.ndarray:
     """For every element of a ragged array its place inside its row: 0, 1, 2, 0, 1, …"""
     return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
+
+
+def to_arrow(values: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
+    """An Arrow array over the same memory; null where `valid` is false.
+
+    `pa.array` does this too, but imports pandas where it is installed, which takes longer than preparing a book.
+    """
+    validity = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [validity, pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+
+
+def from_arrow(array: pa.Array) -> np.ndarray:
+    """The numbers of an Arrow array without nulls, over the same memory and without pandas (see `to_arrow`)."""
+    data = array.buffers()[1]
+    dtype = np.dtype(str(array.type))
+    if data is None:  # an array of nothing
+        return np.empty(0, dtype)
+    return np.frombuffer(data, dtype, count=len(array), offset=array.offset * dtype.itemsize)

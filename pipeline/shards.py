@@ -67,9 +67,9 @@ def _record_batch(schema, samples: Samples, masks: list[Masks], vocab_size: int,
     labels = samples.next_sentence_label[start:stop]
     base = [
         _list_array(samples.input_ids, samples.offsets, start, stop, token),
-        pa.array(samples.segment_b_start[start:stop], pa.uint16()),
-        pa.array(labels, pa.int8(), mask=labels == NO_LABEL),
-        pa.array(samples.document[start:stop], pa.uint64()),
+        ragged.to_arrow(samples.segment_b_start[start:stop]),
+        ragged.to_arrow(np.where(labels == NO_LABEL, 0, labels).astype(np.int8), labels != NO_LABEL),
+        ragged.to_arrow(samples.document[start:stop]),
     ]
     columns, checksums = list(base), {f"{_CHECKSUM}.base": str(_checksum(base))}
     for number, mask in enumerate(masks):
@@ -85,9 +85,8 @@ def _record_batch(schema, samples: Samples, masks: list[Masks], vocab_size: int,
 def _list_array(values: np.ndarray, offsets: np.ndarray, start: int, stop: int, value_type: pa.DataType):
     low, high = offsets[start], offsets[stop]
     local = (offsets[start : stop + 1] - low).astype(np.int32)
-    return pa.ListArray.from_arrays(
-        pa.array(local), pa.array(values[low:high].astype(value_type.to_pandas_dtype(), copy=False))
-    )
+    items = values[low:high].astype(value_type.to_pandas_dtype(), copy=False)
+    return pa.ListArray.from_arrays(ragged.to_arrow(local), ragged.to_arrow(items))
 
 
 def _checksum(columns: Iterable[pa.Array]) -> int:
@@ -95,11 +94,11 @@ def _checksum(columns: Iterable[pa.Array]) -> int:
     crc = 0
     for column in columns:
         if pa.types.is_list(column.type):
-            crc = zlib.crc32(column.offsets.to_numpy(), crc)
+            crc = zlib.crc32(ragged.from_arrow(column.offsets), crc)
             column = column.values
         elif column.null_count:
             column = column.fill_null(0)
-        crc = zlib.crc32(column.to_numpy(), crc)
+        crc = zlib.crc32(ragged.from_arrow(column), crc)
     return crc
 
 
@@ -272,16 +271,14 @@ def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Ma
 
 def _flat(batches: list[pa.RecordBatch], name: str, dtype) -> tuple[np.ndarray, np.ndarray]:
     columns = [batch.column(name) for batch in batches]
-    values = [column.values.to_numpy() for column in columns] or [np.empty(0, dtype)]
-    lengths = [np.diff(column.offsets.to_numpy()) for column in columns] or [np.empty(0, np.int64)]
+    values = [ragged.from_arrow(column.values) for column in columns] or [np.empty(0, dtype)]
+    lengths = [np.diff(ragged.from_arrow(column.offsets)) for column in columns] or [np.empty(0, np.int64)]
     return np.concatenate(values), ragged.to_offsets(np.concatenate(lengths))
 
 
 def _column(batches: list[pa.RecordBatch], name: str, dtype) -> np.ndarray:
+    columns = [batch.column(name) for batch in batches]
     values = [
-        batch.column(name).fill_null(NO_LABEL).to_numpy()
-        if batch.column(name).null_count
-        else batch.column(name).to_numpy()
-        for batch in batches
+        ragged.from_arrow(column.fill_null(NO_LABEL) if column.null_count else column) for column in columns
     ]
     return np.concatenate(values or [np.empty(0, dtype)])

@@ -14,9 +14,11 @@ _ASIDE = ".tmp-"  # an interrupted write leaves a file of this prefix, which not
 
 
 @contextmanager
-def publishing(path: Path) -> Iterator[Path]:
+def publishing(path: Path, durable: bool = True) -> Iterator[Path]:
     """Give a path to write to; afterwards fsync it and rename it to `path`. Nothing half-written gets that name.
 
+    durable: whether it must survive a power failure. A report that is cheap to make again need not, if its reader
+    takes an unreadable one for none.
     Raises UserError on a full disk, a folder that may not be written, and other failures of the file system.
     """
     path = Path(path)
@@ -25,18 +27,20 @@ def publishing(path: Path) -> Iterator[Path]:
         with readable_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield aside
-            with open(aside, "rb+") as file:
-                os.fsync(file.fileno())
+            if durable:
+                with open(aside, "rb+") as file:
+                    os.fsync(file.fileno())
             os.replace(aside, path)
-            sync_folder(path.parent)
+            if durable:
+                sync_folder(path.parent)
     finally:
         if aside.exists():
             aside.unlink()
 
 
-def publish_text(path: Path, text: str) -> None:
+def publish_text(path: Path, text: str, durable: bool = True) -> None:
     """Write `text` as a whole file."""
-    with publishing(path) as aside:
+    with publishing(path, durable) as aside:
         aside.write_text(text, encoding="utf-8")
 
 

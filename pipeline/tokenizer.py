@@ -106,7 +106,7 @@ class Tokenizer:
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
         return cls(backend, _names(backend, config), folder)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, durable: bool = True) -> None:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
         folder = Path(folder)
         by_id = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
@@ -120,10 +120,10 @@ class Tokenizer:
             **{_HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
         }
         self.backend.encode_special_tokens = False  # the file serves ordinary use
-        publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
+        publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True), durable)
         self.backend.encode_special_tokens = True
-        publish_text(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in by_id))
-        publish_text(folder / "tokenizer_config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+        publish_text(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in by_id), durable)
+        publish_text(folder / "tokenizer_config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n", durable)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -285,11 +285,11 @@ def _sentences(data: bytes, bounds: list[int]) -> list[str]:
     return texts
 
 
-def copy_tokenizer(source: Tokenizer, folder: Path) -> None:
-    """Put a tokenizer into a prepared folder: other files of its folder that describe it come along as they are."""
-    source.save(folder)
+def copy_tokenizer(source: Tokenizer, folder: Path, durable: bool = True) -> None:
+    """Put a tokenizer into a prepared folder, with the configuration that describes it there as it is."""
+    source.save(folder, durable)
     if source.folder is not None and (source.folder / "tokenizer_config.json").is_file():
-        with publishing(folder / "tokenizer_config.json") as aside:
+        with publishing(folder / "tokenizer_config.json", durable) as aside:
             shutil.copyfile(source.folder / "tokenizer_config.json", aside)
 
 

@@ -50,13 +50,17 @@ class Report:
             "tokens": self.tokens.tolist(),
             "parts": self.parts,
         }
-        publish_text(path, json.dumps(content))
+        publish_text(path, json.dumps(content), durable=False)
 
     @classmethod
-    def load(cls, path: Path) -> "Report":
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content |= {name: np.array(content[name], np.int64) for name in ("documents", "tokens")}
-        return cls(**content)
+    def load(cls, path: Path) -> "Report | None":
+        """The report of a complete task; None if there is none that can be read."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content |= {name: np.array(content[name], np.int64) for name in ("documents", "tokens")}
+            return cls(**content)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,8 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 def tokenize(task: TokenizeTask) -> Report:
     """Run one task, or find that it is complete."""
-    if task.report_path.is_file():
-        return Report.load(task.report_path)
+    if (complete := Report.load(task.report_path)) is not None:
+        return complete
     tokenizer = load_tokenizer(task.tokenizer)
     report = Report()
     held: list[dict[str, np.ndarray]] = []
@@ -200,13 +204,15 @@ def _write_part(task: TokenizeTask, report: Report, held: list[dict], vocab_size
         partition, weights=columns["num_tokens"], minlength=PARTITIONS
     ).astype(np.int64)
     schema = part_schema(vocab_size)
-    arrays = [pa.array(columns[name][by_hash]) for name in ("hash", "hash_rest", "document", "order", "source")]
+    arrays = [ragged.to_arrow(columns[name][by_hash]) for name in ("hash", "hash_rest", "document", "order", "source")]
     for name in ("sentences", "tokens"):
         lengths = columns[f"num_{name}"]
         starts = ragged.to_offsets(lengths)[:-1]
         flat = ragged.gather(columns[name], starts[by_hash], lengths[by_hash])
         arrays.append(
-            pa.LargeListArray.from_arrays(pa.array(ragged.to_offsets(lengths[by_hash])), pa.array(flat))
+            pa.LargeListArray.from_arrays(
+                ragged.to_arrow(ragged.to_offsets(lengths[by_hash])), ragged.to_arrow(flat)
+            )
         )
     name = f"task-{task.number:06d}-{len(report.parts):04d}.arrow"
     with publishing(Path(task.folder) / name) as aside:

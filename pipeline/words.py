@@ -61,16 +61,16 @@ class WordSplitter:
         keys = at_each_byte[positions] & _MASKS[np.minimum(lengths, 7)]
         keys |= lengths.astype(np.uint64) << np.uint64(56)
         if short.all():
-            encoded = pa.array(keys).dictionary_encode()
-            return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(), positions
+            encoded = ragged.to_arrow(keys).dictionary_encode()
+            return encoded.dictionary.to_pylist(), ragged.from_arrow(encoded.indices), positions
         long = np.flatnonzero(~short)
         keys[long] = 0  # no key: a word has a length
-        encoded = pa.array(keys).dictionary_encode()
-        found = encoded.indices.to_numpy().copy()
+        encoded = ragged.to_arrow(keys).dictionary_encode()
+        found = ragged.from_arrow(encoded.indices).copy()
         letters = ragged.gather(np.frombuffer(data, np.uint8), positions[long], lengths[long])
         offsets = ragged.to_offsets(lengths[long]).astype(np.int32)
         strings = pa.StringArray.from_buffers(len(long), pa.py_buffer(offsets), pa.py_buffer(letters)).dictionary_encode()
-        found[long] = strings.indices.to_numpy() + len(encoded.dictionary)
+        found[long] = ragged.from_arrow(strings.indices) + len(encoded.dictionary)
         return encoded.dictionary.to_pylist() + strings.dictionary.to_pylist(), found, positions
 
     def _classify(self, values: np.ndarray) -> np.ndarray:
