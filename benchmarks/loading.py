@@ -3,9 +3,9 @@
     python benchmarks/loading.py --quick
     python benchmarks/loading.py --data runs/shards --json figures.json
 
-One process: tokens a second of `BatchStream` (reader, gather, collate to tensors; its one prefetching thread does all
-work), of `datasets` (the same shards, shuffled, with a collator that concatenates), and of mosaicml's `streaming` if it is
-installed; and the time to a first batch, with the files in the page cache and, where the system allows to drop them, cold.
+One core: tokens a second of ours (reader, gather, collate to tensors), of `datasets` (the same shards, shuffled, with a
+collator that concatenates), and of mosaicml's `streaming` if it is installed; and the time to a first batch, with the
+files in the page cache and, where the system allows to drop them, cold.
 """
 
 import argparse
@@ -43,13 +43,16 @@ def make_shards(folder: Path, shards: int, samples: int) -> Path:
         # ids as skewed as words are
         ids = (VOCAB * rng.random(offsets[-1]) ** 4).astype(np.uint16)
         counts = np.rint(0.15 * lengths).astype(np.int64)
-        positions = np.concatenate([np.sort(rng.choice(n, c, replace=False)) for n, c in zip(lengths, counts, strict=True)])
+        positions = np.concatenate(
+            [np.sort(rng.choice(n, c, replace=False)) for n, c in zip(lengths, counts, strict=True)]
+        )
         masks = Masks(positions.astype(np.uint16), np.full(len(positions), 4, np.uint16), to_offsets(counts))
         made = Samples(ids, offsets, (lengths // 2).astype(np.uint16), np.zeros(samples, np.int8),
                        np.zeros(samples, np.uint64))  # fmt: skip
         found.append(write_shard(folder / "train" / f"shard-{number:05d}.arrow", made, [masks] * 2, VOCAB, 0, "zstd"))
     Manifest(
-        tokenizer_fingerprint="", vocab_size=VOCAB, special_tokens=SpecialTokens(0, 1, 2, 3, 4), objective="next_sentence",
+        tokenizer_fingerprint="", vocab_size=VOCAB, special_tokens=SpecialTokens(0, 1, 2, 3, 4),
+        objective="next_sentence",
         max_length=128, mask_sets=2, pair_sets=1, seed=0, preparation={"masking": {}}, sources=[], counts={},
         unigram_entropy=0.0, splits={"train": SplitInfo({}, [], found)},
     ).save(folder)  # fmt: skip
@@ -124,7 +127,9 @@ def first_batch(data: Path, cold: bool) -> float:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     began = time.perf_counter()
-    stream = BatchStream(ShardReader(data), global_batch_size=BATCH, micro_batch_size=BATCH, rank=0, world_size=1, seed=1)
+    stream = BatchStream(
+        ShardReader(data), global_batch_size=BATCH, micro_batch_size=BATCH, rank=0, world_size=1, seed=1
+    )
     next(stream)
     seconds = time.perf_counter() - began
     stream.close()
@@ -140,9 +145,15 @@ def main() -> None:
     torch.set_num_threads(1)
     seconds = 2.0 if options.quick else 5.0
     with tempfile.TemporaryDirectory() as name:
-        data = Path(options.data) if options.data else make_shards(Path(name), *((8, 40_000) if not options.quick else (4, 20_000)))
+        data = (
+            Path(options.data)
+            if options.data
+            else make_shards(Path(name), *((8, 40_000) if not options.quick else (4, 20_000)))
+        )
         reader = ShardReader(data)
-        print(f"{reader.num_samples:,} samples, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+        print(
+            f"{reader.num_samples:,} samples, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+        )
         assert isinstance(reader.window(np.array([0]), 0), Window)
         figures = {"num_samples": reader.num_samples}
         warm = min(first_batch(data, cold=False) for _ in range(3))

@@ -3,8 +3,8 @@
     python benchmarks/prepare.py --quick
     python benchmarks/prepare.py --corpus 'books-00.jsonl.gz' --json figures.json
 
-One core each, in the same run, each in a fresh process with its imports done: bare `tokenizers.encode_batch_fast` on the
-sentences; Hugging Face `map` + `group_texts` + collator; the whole of ours (reading, sentences, pairs, ten mask sets,
+One core each, in the same run, each in a fresh process with its imports done: bare `tokenizers.encode_batch_fast` on
+the sentences; Hugging Face `map` + `group_texts` + collator; all of ours (reading, sentences, pairs, ten mask sets,
 checksums, zstd); then ours with one and two workers. Rounds alternate, and the best of each counts, so that other
 load on the machine falls on all alike.
 """
@@ -120,7 +120,9 @@ def hugging_face(files: list[str], tokenizer: str, folder: str, **_) -> tuple[in
     return tokens, time.perf_counter() - began
 
 
-def ours(files: list[str], tokenizer: str, folder: str, workers: int = 1, compression: str = "zstd") -> tuple[int, float]:
+def ours(
+    files: list[str], tokenizer: str, folder: str, workers: int = 1, compression: str = "zstd"
+) -> tuple[int, float]:
     """(tokens, seconds) of all that `cloze prepare` does."""
     from pipeline.config import PrepareConfig, ShardsConfig
     from pipeline.prepare import prepare
@@ -190,7 +192,7 @@ def run(files: list[str], folder: Path, rounds: int, json_file: str | None) -> N
         "ratio_to_datasets_map": best["ours"] / best["datasets_map"],
         "two_worker_speedup": best.get("two", 0) / best["ours"],
         "tokens_per_second": {name: round(rate) for name, rate in best.items()},
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}",
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
     }
     labels = {
         "tokenizers": "bare tokenizers.encode_batch_fast",
@@ -205,7 +207,6 @@ def run(files: list[str], folder: Path, rounds: int, json_file: str | None) -> N
     print(f"two workers against one: {figures['two_worker_speedup']:.2f} x")
     if json_file:
         Path(json_file).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
 
 
 if __name__ == "__main__":

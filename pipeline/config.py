@@ -129,9 +129,7 @@ class SamplesConfig:
         _require_share("samples.random_share", self.random_share)
         _require_share("samples.short_share", self.short_share)
         _require(self.pair_sets >= 1, "samples.pair_sets", self.pair_sets, "at least 1")
-        _require(
-            self.min_document_tokens >= 1, "samples.min_document_tokens", self.min_document_tokens, "at least 1"
-        )
+        _require(self.min_document_tokens >= 1, "samples.min_document_tokens", self.min_document_tokens, "at least 1")
 
 
 @dataclass(frozen=True)
@@ -199,9 +197,7 @@ class ShardsConfig:
     """zstd: smaller; none: reading is zero-copy."""
 
     def __post_init__(self):
-        _require(
-            1024 <= self.target_tokens <= 1 << 24, "shards.target_tokens", self.target_tokens, "1024 to 16777216"
-        )
+        _require(1024 <= self.target_tokens <= 1 << 24, "shards.target_tokens", self.target_tokens, "1024 to 16777216")
 
 
 @dataclass(frozen=True)
@@ -288,9 +284,7 @@ class PrepareConfig:
         return {name: everything[name] for name in kept} | {
             "max_length": max_length,
             "mask_sets": self.stored_mask_sets,
-            "sources": [
-                {"weight": part.weight, **asdict(part.source)} for part in self.all_sources
-            ],
+            "sources": [{"weight": part.weight, **asdict(part.source)} for part in self.all_sources],
         }
 
 

@@ -85,8 +85,8 @@ def check_disk(found: Estimate, output: Path) -> None:
     written = sum(path.stat().st_size for path in output.rglob("*") if path.is_file()) if output.is_dir() else 0
     if found.disk_bytes - written > free:
         raise UserError(
-            f"output: {output} needs about {found.disk_bytes / 1e9:,.1f} GB while preparing, found {free / 1e9:,.1f} GB "
-            "free; free space, choose another --output, or lower --mask_sets"
+            f"output: {output} needs about {found.disk_bytes / 1e9:,.1f} GB while preparing, "
+            f"found {free / 1e9:,.1f} GB free; free space, choose another --output, or lower --mask_sets"
         )
 
 

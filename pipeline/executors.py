@@ -35,8 +35,8 @@ class InlineExecutor(Executor):
 
 
 def keep_memory() -> None:
-    """Let freed arrays stay with the process: glibc maps every large one anew, and the kernel zeroes it each time, which
-    is a seventh of all time here. Elsewhere than on glibc nothing happens."""
+    """Let freed arrays stay with the process: glibc maps every large one anew, and the kernel zeroes it each time,
+    which is a seventh of all time here. Elsewhere than on glibc nothing happens."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
@@ -83,9 +83,7 @@ def _dask(address: str) -> Iterator[Executor]:
         yield client.get_executor(pure=False)
 
 
-def run_tasks(
-    executor: Executor, function: Callable, tasks: list, on_result: Callable[[int, object], None]
-) -> None:
+def run_tasks(executor: Executor, function: Callable, tasks: list, on_result: Callable[[int, object], None]) -> None:
     """Run all tasks; `on_result(place, result)` is called in this process as they end, in any order.
 
     The first failure cancels what hasn't begun and is raised: a worker's failure is the job's failure.

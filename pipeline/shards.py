@@ -145,9 +145,7 @@ class ShardReader:
         self.split = split
         self.manifest = Manifest.load(folder)
         if split not in self.manifest.splits:
-            raise UserError(
-                f"{folder}: found no split {split!r}, expected one of {', '.join(self.manifest.splits)}"
-            )
+            raise UserError(f"{folder}: found no split {split!r}, expected one of {', '.join(self.manifest.splits)}")
         self.shards = sorted(self.manifest.splits[split].shards, key=lambda shard: (shard.pair_set, shard.file))
         for shard in self.shards:
             _check_size(self.folder / shard.file, shard)
@@ -209,9 +207,7 @@ class ShardReader:
                 groups.append((str(mask_set), [batch.column(name) for name in mask_columns(mask_set)]))
             intact = all(
                 int(metadata[f"{_CHECKSUM}.{name}"]) == _checksum(columns) for name, columns in groups
-            ) and batch.num_rows == min(
-                SAMPLES_PER_BLOCK, self.shards[shard].samples - number * SAMPLES_PER_BLOCK
-            )
+            ) and batch.num_rows == min(SAMPLES_PER_BLOCK, self.shards[shard].samples - number * SAMPLES_PER_BLOCK)
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(_damaged(path, f"block {number} can't be read: {error}")) from error
         if not intact:
@@ -278,7 +274,5 @@ def _flat(batches: list[pa.RecordBatch], name: str, dtype) -> tuple[np.ndarray, 
 
 def _column(batches: list[pa.RecordBatch], name: str, dtype) -> np.ndarray:
     columns = [batch.column(name) for batch in batches]
-    values = [
-        ragged.from_arrow(column.fill_null(NO_LABEL) if column.null_count else column) for column in columns
-    ]
+    values = [ragged.from_arrow(column.fill_null(NO_LABEL) if column.null_count else column) for column in columns]
     return np.concatenate(values or [np.empty(0, dtype)])

@@ -25,9 +25,7 @@ from pipeline.storage import publish_text, publishing
 from pipeline.words import WordSplitter, word_of
 
 ROLES = ("pad", "unknown", "classification", "separator", "mask")
-_HUGGING_FACE_NAMES = dict(
-    zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True)
-)
+_HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
 _USUAL_NAMES = {  # tried in turn where no configuration names the token
     "pad": ("[PAD]", "<pad>"),
     "unknown": ("[UNK]", "<unk>"),

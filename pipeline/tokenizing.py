@@ -200,9 +200,7 @@ def _write_part(task: TokenizeTask, report: Report, held: list[dict], vocab_size
     by_hash = np.lexsort((columns["order"], columns["hash_rest"], columns["hash"]))
     partition = (columns["hash"] >> np.uint64(56)).astype(np.int64)
     report.documents += np.bincount(partition, minlength=PARTITIONS)
-    report.tokens += np.bincount(
-        partition, weights=columns["num_tokens"], minlength=PARTITIONS
-    ).astype(np.int64)
+    report.tokens += np.bincount(partition, weights=columns["num_tokens"], minlength=PARTITIONS).astype(np.int64)
     schema = part_schema(vocab_size)
     arrays = [ragged.to_arrow(columns[name][by_hash]) for name in ("hash", "hash_rest", "document", "order", "source")]
     for name in ("sentences", "tokens"):
@@ -210,9 +208,7 @@ def _write_part(task: TokenizeTask, report: Report, held: list[dict], vocab_size
         starts = ragged.to_offsets(lengths)[:-1]
         flat = ragged.gather(columns[name], starts[by_hash], lengths[by_hash])
         arrays.append(
-            pa.LargeListArray.from_arrays(
-                ragged.to_arrow(ragged.to_offsets(lengths[by_hash])), ragged.to_arrow(flat)
-            )
+            pa.LargeListArray.from_arrays(ragged.to_arrow(ragged.to_offsets(lengths[by_hash])), ragged.to_arrow(flat))
         )
     name = f"task-{task.number:06d}-{len(report.parts):04d}.arrow"
     with publishing(Path(task.folder) / name) as aside:

@@ -158,9 +158,7 @@ def _set_rules(backend: tokenizers.Tokenizer, config: VocabularyConfig) -> None:
     if config.model == "bytes":
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     elif config.model == "wordpiece":
-        backend.normalizer = normalizers.BertNormalizer(
-            lowercase=config.lowercase, strip_accents=config.strip_accents
-        )
+        backend.normalizer = normalizers.BertNormalizer(lowercase=config.lowercase, strip_accents=config.strip_accents)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     else:
         accents = config.lowercase if config.strip_accents is None else config.strip_accents

@@ -69,7 +69,9 @@ class WordSplitter:
         found = ragged.from_arrow(encoded.indices).copy()
         letters = ragged.gather(np.frombuffer(data, np.uint8), positions[long], lengths[long])
         offsets = ragged.to_offsets(lengths[long]).astype(np.int32)
-        strings = pa.StringArray.from_buffers(len(long), pa.py_buffer(offsets), pa.py_buffer(letters)).dictionary_encode()
+        strings = pa.StringArray.from_buffers(
+            len(long), pa.py_buffer(offsets), pa.py_buffer(letters)
+        ).dictionary_encode()
         found[long] = ragged.from_arrow(strings.indices) + len(encoded.dictionary)
         return encoded.dictionary.to_pylist() + strings.dictionary.to_pylist(), found, positions
 

@@ -12,7 +12,7 @@ from pipeline.readers.files import InputFile, Segment
 from pipeline.readers.lines import encode, field, in_pieces, order
 from pipeline.records import Document
 
-_ROWS_AT_ONCE = 64  # long documents: 64 of 4 MB are what a worker may hold
+_ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once
 _SAVED_ROWS = 50_000  # rows of a saved data set that make one segment
 
 
@@ -104,9 +104,7 @@ def _load(entry: str, config: SourceConfig):
         raise UserError("source.format dataset: the library is missing; pip install 'cloze[hub]'") from error
     try:
         if not os.path.isdir(entry):
-            return datasets.load_dataset(
-                entry, config.dataset_config, split=config.dataset_split, streaming=True
-            )
+            return datasets.load_dataset(entry, config.dataset_config, split=config.dataset_split, streaming=True)
         data = datasets.load_from_disk(entry)
     except Exception as error:  # network, names, formats: the library raises many kinds
         raise UserError(f"input: the data set {entry!r} can't be loaded: {' '.join(str(error).split())}") from error

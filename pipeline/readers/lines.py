@@ -8,7 +8,8 @@ from pipeline.errors import UserError
 from pipeline.readers.files import Block, Segment, blocks, cut_place
 from pipeline.records import Document
 
-LONGEST_PIECE = 4 << 20  # bytes of text: a longer document arrives in pieces, so that memory stays bounded
+# Bytes of text: a longer document arrives in pieces, so that memory stays bounded, even that of a shard of 64 of them.
+LONGEST_PIECE = 1 << 20
 _BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")
 _NEWLINE = re.compile(rb"\n")
 _SURROGATE = re.compile("[\ud800-\udfff]")

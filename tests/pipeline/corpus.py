@@ -75,9 +75,7 @@ def config(folder: Path, inputs: list[Path], **changes) -> PrepareConfig:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, by name: what two equal runs must share."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def rows(samples, masks=None) -> list[list[int]]:

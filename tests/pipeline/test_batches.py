@@ -123,7 +123,9 @@ def test_a_micro_batch_is_what_the_shards_say(data):
 
 
 def test_dynamic_masks_differ_by_epoch_and_not_by_ranks(folder):
-    prepare(corpus.config(folder, [folder / "in"], output=str(folder / "dynamic"), masking=MaskingConfig(mode="dynamic")))
+    prepare(
+        corpus.config(folder, [folder / "in"], output=str(folder / "dynamic"), masking=MaskingConfig(mode="dynamic"))
+    )
     data = folder / "dynamic"
     reader = ShardReader(data)
     assert reader.manifest.mask_sets == 0
@@ -135,7 +137,7 @@ def test_dynamic_masks_differ_by_epoch_and_not_by_ranks(folder):
     stream = SampleStream(reader, seed=1)
     seen = [{}, {}]
     for epoch in range(2):
-        for _, indices, samples, masks in stream.read(epoch * reader.num_samples, reader.num_samples):
+        for _, indices, _, masks in stream.read(epoch * reader.num_samples, reader.num_samples):
             for n, index in enumerate(indices):
                 seen[epoch][int(index)] = masks.positions[masks.offsets[n] : masks.offsets[n + 1]].tolist()
     assert seen[0].keys() == seen[1].keys()

@@ -55,8 +55,14 @@ def test_the_cap_caps():
 
 @pytest.mark.parametrize(
     ("strategy", "selection"),
-    [("token", "count"), ("whole_word", "count"), ("span", "count"), ("token", "independent"), ("whole_word", "independent")],
-)  # fmt: skip
+    [
+        ("token", "count"),
+        ("whole_word", "count"),
+        ("span", "count"),
+        ("token", "independent"),
+        ("whole_word", "independent"),
+    ],
+)
 def test_never_special_always_ascending(strategy, selection):
     samples = make(LENGTHS)
     masks = draw(samples, strategy=strategy, selection=selection)

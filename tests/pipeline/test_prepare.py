@@ -231,7 +231,9 @@ def test_small_corpora(tmp_path):
     with pytest.raises(UserError, match="found 1 document, expected at least 2"):
         prepare(corpus.config(tmp_path, [one], output=str(tmp_path / "one")))
     alone = SamplesConfig(objective="full_sentences")
-    assert prepare(corpus.config(tmp_path, [one], output=str(tmp_path / "alone"), samples=alone)).counts["documents"] == 1
+    assert (
+        prepare(corpus.config(tmp_path, [one], output=str(tmp_path / "alone"), samples=alone)).counts["documents"] == 1
+    )
 
 
 def test_min_document_tokens(tmp_path):
@@ -318,7 +320,9 @@ def test_a_failing_write_ends_in_one_line_and_a_rerun_finishes(folder, undisturb
     """A limit on the size of files stands for the full disk: writes fail in the middle, in stage 1 or 2."""
     assert resource.RLIMIT_FSIZE  # this platform has it
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(folder), str(limit)], cwd=root, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(folder), str(limit)], cwd=root, capture_output=True, text=True
+    )
     assert done.returncode == 2, done.stderr
     assert len(done.stdout.strip().splitlines()) == 1 and "run the same command again" in done.stdout
     assert not (folder / "full/manifest.json").exists()

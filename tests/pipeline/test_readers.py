@@ -53,7 +53,9 @@ def test_formats_and_compressions(tmp_path, suffix):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    parts=st.lists(st.sampled_from(["ab", "c d", "é中", "\n", "\n\n", "\r\n\r\n", " ", "\n \n", "x" * 40]), max_size=40),
+    parts=st.lists(
+        st.sampled_from(["ab", "c d", "é中", "\n", "\n\n", "\r\n\r\n", " ", "\n \n", "x" * 40]), max_size=40
+    ),
     segment=st.integers(1, 60),
     block=st.integers(1, 30),
 )

@@ -128,8 +128,9 @@ def test_given_pairs_are_kept_swapped_or_cut_at_the_end_of_the_longer():
     swapped, counts = build(many, 23, objective="given_pairs")
     assert abs((swapped.next_sentence_label == 1).mean() - 0.5) < 0.1
     assert counts["tokens_in"] + counts["tokens_borrowed"] - counts["tokens_left_out"] == counts["tokens_out"]
-    for (_, b, label), true in zip(segments(swapped), segments(build(many, 23, objective="given_pairs", random_share=0.0)[0]), strict=True):  # fmt: skip
-        assert (b == true[1]) == (label == 0)
+    given, _ = build(many, 23, objective="given_pairs", random_share=0.0)
+    for (_, b, label), (_, own, _) in zip(segments(swapped), segments(given), strict=True):
+        assert (b == own) == (label == 0)
 
 
 def test_draws_depend_on_the_key_alone():

@@ -35,7 +35,11 @@ def test_wordpiece_is_what_the_library_learns_from_the_text(folder):
     shared = set(ours.backend.get_vocab()) & set(learner.get_vocab())
     assert len(shared) >= 0.95 * 200
     assert ours.special_tokens.ids == [0, 1, 2, 3, 4] and ours.vocab_size == 200
-    assert sorted(p.name for p in (folder / "vocab").iterdir()) == ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    assert sorted(p.name for p in (folder / "vocab").iterdir()) == [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
 
 
 def test_workers_do_not_change_it(folder):
@@ -70,12 +74,13 @@ def test_characters(folder):
 def test_the_two_line_corpus_gives_its_vocabulary(tmp_path):
     (tmp_path / "in.txt").write_text("Welcome to the\tthe jungle\nI can stay\there all night\n")
     special = VocabularyConfig(
-        model="words", lowercase=False, min_frequency=1, pad_token="<pad>", unknown_token="<unk>", separator_token="<eos>",
-        classification_token="<sos>", mask_token="<mask>",
+        model="words", lowercase=False, min_frequency=1, pad_token="<pad>", unknown_token="<unk>",
+        separator_token="<eos>", classification_token="<sos>", mask_token="<mask>",
         special_order=["pad", "unknown", "separator", "classification", "mask"],
     )  # fmt: skip
     tokenizer = train_vocabulary(PrepareConfig(
-        input=[str(tmp_path / "in.txt")], output=str(tmp_path / "v"), source=SourceConfig(format="pairs"), vocabulary=special,
+        input=[str(tmp_path / "in.txt")], output=str(tmp_path / "v"), source=SourceConfig(format="pairs"),
+        vocabulary=special,
     ))  # fmt: skip
     expected = "<pad> <unk> <eos> <sos> <mask> the I Welcome all can here jungle night stay to"
     assert (tmp_path / "v/vocab.txt").read_text().split() == expected.split()
