@@ -52,6 +52,24 @@ def test_concatenated_tokens_match_the_reference(kernel, lengths):
     torch.testing.assert_close(hidden.last_hidden_state, expected.hidden_states[-1][mask], **TOLERANCE)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_lengths_drawn_at_random_match_the_reference(seed):
+    """From 3 to the maximum, unsorted; a maximum of its own for each seed, and the batch's ids and labels
+    too.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    longest = 24 + 6 * seed
+    config = dataclasses.replace(TINY, max_position_embeddings=longest)
+    lengths = torch.randint(3, longest + 1, (8,), generator=generator).tolist()
+    model, padded = pretraining_model(config), batch(config, (*lengths, longest), seed)
+    theirs = reference(model)
+    expected = run_reference(theirs, padded)
+    output = model(**concatenate(padded))
+    output.loss.backward()
+    torch.testing.assert_close(output.loss, expected.loss, **TOLERANCE)
+    assert_equal_gradients(model, theirs)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_padded_tokens_match_the_reference(kernel):
     model = pretraining_model(attention_kernel=kernel)
