@@ -296,6 +296,10 @@ def check_kernel(name: str, config: BertConfig) -> None:
             f"attention_kernel: varlen has no dropout, found model.attention_probs_dropout_prob = "
             f"{config.attention_probs_dropout_prob}; set it to 0 or use sdpa"
         )
+    if not _flash_has_heads_of(config.head_size):
+        raise ModelError(
+            f"attention_kernel: varlen needs heads of a multiple of 8 up to 256, found {config.head_size}; use sdpa"
+        )
     if config.position_embedding == "alibi":
         raise ModelError("attention_kernel: varlen takes no bias, found position_embedding = alibi; use sdpa")
 
@@ -321,4 +325,9 @@ def select_kernel(name: str, config: BertConfig, hidden: Tensor, training: bool,
     if not hidden.is_cuda:
         return "eager"
     drops = training and config.attention_probs_dropout_prob > 0
-    return "varlen" if flash and not drops and config.position_embedding != "alibi" else "sdpa"
+    biased = config.position_embedding == "alibi"
+    return "varlen" if flash and not drops and not biased and _flash_has_heads_of(config.head_size) else "sdpa"
+
+
+def _flash_has_heads_of(size: int) -> bool:
+    return size % 8 == 0 and size <= 256

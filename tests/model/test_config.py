@@ -52,6 +52,9 @@ def test_models_are_refused_by_name():
         BertForPreTraining(TINY, gradient_checkpointing="every_0")
     with pytest.raises(ModelError, match="attention_probs_dropout_prob"):
         BertForPreTraining(dataclasses.replace(TINY, attention_probs_dropout_prob=0.1), attention_kernel="varlen")
+    for fields in (dict(position_embedding="alibi"), dict(hidden_size=36)):  # heads of 9
+        with pytest.raises(ModelError, match="varlen"):
+            BertForPreTraining(dataclasses.replace(TINY, **fields), attention_kernel="varlen")
     model = BertForPreTraining(TINY)
     with pytest.raises(ModelError, match="max_position_embeddings"):
         model(torch.zeros(1, 49, dtype=torch.int64))
