@@ -171,11 +171,17 @@ def collect(task: BuildTask, dtype) -> tuple[Documents, dict[str, int]]:
     kept = np.repeat(kept, copies)
     sentence_starts = ragged.to_offsets(num_sentences)[:-1]
     token_starts = ragged.to_offsets(num_tokens)[:-1]
-    lengths = ragged.gather(sentences, sentence_starts[kept], num_sentences[kept])
+    lengths = ragged.gather(sentences, sentence_starts[kept], num_sentences[kept]).astype(np.int64)
+    sentences_kept = num_sentences[kept]
+    if task.preparation["samples"]["objective"] != "given_pairs" and not lengths.all():
+        # Lines of pairs may have an empty segment, which is no sentence to other objectives.
+        owner = np.repeat(np.arange(len(kept)), sentences_kept)[lengths > 0]
+        sentences_kept = np.bincount(owner, minlength=len(kept))
+        lengths = lengths[lengths > 0]
     documents = Documents(
         tokens=ragged.gather(tokens, token_starts[kept], num_tokens[kept]),
         sentence_offsets=ragged.to_offsets(lengths),
-        document_offsets=ragged.to_offsets(num_sentences[kept]),
+        document_offsets=ragged.to_offsets(sentences_kept),
         ids=table["document"][kept],
         keys=table["hash"][kept],
     )

@@ -6,8 +6,11 @@ and leave a report when they are complete; so that running again does what is le
 any number of workers. The manifest is written last.
 """
 
+import fcntl
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +25,7 @@ from pipeline.manifest import FILE_NAME, SPLITS, Manifest, SplitInfo, entropy
 from pipeline.planning import plan_shards, plan_splits
 from pipeline.progress import Progress, Silent
 from pipeline.readers import plan
-from pipeline.readers.files import InputFile
+from pipeline.readers.files import InputFile, Segment
 from pipeline.storage import publish_text, readable_errors, remove_leftovers, sha256_of
 from pipeline.tokenizer import Tokenizer, copy_tokenizer
 from pipeline.tokenizing import Report, TokenizeTask, load_tokenizer, tokenize
@@ -42,15 +45,45 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     files, segments = plan(config)
     identity = _identity(config, tokenizer, files)
+    work = output / WORK_FOLDER
     if (complete := _complete(config, identity, output)) is not None:
         progress.note(f"{output} is complete already")
+        shutil.rmtree(work, ignore_errors=True)  # a kill between publishing and cleaning leaves it
         return complete
-    work = output / WORK_FOLDER
     _open_work(output, work, identity)
+    with _alone(work):
+        _run(config, tokenizer, files, segments, work, progress)
+    shutil.rmtree(work)
+    return Manifest.load(output)
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """Hold a lock on a run: two processes on one folder would take each other's files for leftovers."""
+    with open(work / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"output: another process is preparing {work.parent}; wait for it, or choose another --output"
+            ) from error
+        remove_leftovers(work.parent)
+        yield
+
+
+def _run(
+    config: PrepareConfig,
+    tokenizer: Tokenizer,
+    files: list[InputFile],
+    segments: list[list[Segment]],
+    work: Path,
+    progress: Progress,
+) -> None:
+    """Both stages, and the manifests."""
     if tokenizer.word_table_reason:
         progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing goes at the library's rate")
     if (expected := estimate(config, tokenizer, files, segments)) is not None:
-        check_disk(expected, output)
+        check_disk(expected, work.parent)
         progress.note(f"estimate: {expected}")
     copy_tokenizer(tokenizer, work / "tokenizer", durable=False)  # written anew by each run
     load_tokenizer.cache_clear()
@@ -66,8 +99,6 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     ]
     for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
         manifest.save(manifest.folder)
-    shutil.rmtree(work)
-    return Manifest.load(output)
 
 
 def length_folder(config: PrepareConfig, length: int) -> Path:
@@ -150,7 +181,6 @@ def _open_work(output: Path, work: Path, identity: dict) -> None:
                     f"output: {output} holds an interrupted run with another {what}; "
                     "repeat that command, choose another --output, or remove the folder"
                 )
-            remove_leftovers(output)
         else:
             publish_text(identity_file, json.dumps(identity))
 
@@ -164,6 +194,7 @@ def _tokenize(config: PrepareConfig, executor, segments, work: Path, progress: P
             splitter=splitters.get(task[0].file.format, config.sentences.splitter),
             tokenizer=str((work / "tokenizer").resolve()),
             folder=str(work.resolve()),
+            weights=[source.weight for source in config.all_sources],
         )
         for number, task in enumerate(segments)
     ]

@@ -191,10 +191,18 @@ class ShardReader:
         """Decode blocks into one window; its rows are theirs, one block after another."""
         if mask_set is not None and not 0 <= mask_set < self.manifest.mask_sets:
             raise UserError(f"{self.folder}: found {self.manifest.mask_sets} mask sets, asked for set {mask_set}")
-        places = [self._place[block] for block in blocks]
-        readers = [self._reader(shard, mask_set) for shard, _ in places]
-        with ThreadPoolExecutor(_DECODERS) as pool:  # decompression and checksums release the interpreter's lock
-            batches = list(pool.map(self._decode, places, readers, [mask_set] * len(places)))
+        by_shard: dict[int, list[int]] = {}
+        for place, block in enumerate(blocks):
+            by_shard.setdefault(self._place[block][0], []).append(place)
+        batches: list[pa.RecordBatch | None] = [None] * len(blocks)
+
+        def decode(shard: int, reader: pa.ipc.RecordBatchFileReader) -> None:
+            for place in by_shard[shard]:
+                batches[place] = self._decode(self._place[blocks[place]], reader, mask_set)
+
+        # Decompression and checksums release the interpreter's lock; an open shard is for one thread at a time.
+        with ThreadPoolExecutor(_DECODERS) as pool:
+            list(pool.map(decode, by_shard, [self._reader(shard, mask_set) for shard in by_shard]))
         return _to_window(batches, mask_set, self.manifest)
 
     def _decode(self, place: tuple[int, int], reader, mask_set: int | None) -> pa.RecordBatch:

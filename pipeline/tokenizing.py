@@ -32,7 +32,7 @@ _WHITE_SPACE = bytes.maketrans(b"\t\r\n\v\f", b"     ")
 
 @dataclass
 class Report:
-    """What a task found: counts, and documents and tokens by partition."""
+    """What a task found: counts, and by partition documents and tokens, the latter as often as weights repeat them."""
 
     counts: dict[str, int] = field(default_factory=dict)
     documents: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
@@ -72,6 +72,7 @@ class TokenizeTask:
     splitter: str
     tokenizer: str
     folder: str
+    weights: list[float]
 
     @property
     def report_path(self) -> Path:
@@ -199,8 +200,11 @@ def _write_part(task: TokenizeTask, report: Report, held: list[dict], vocab_size
     columns = {name: np.concatenate([chunk[name] for chunk in held]) for name in held[0]}
     by_hash = np.lexsort((columns["order"], columns["hash_rest"], columns["hash"]))
     partition = (columns["hash"] >> np.uint64(56)).astype(np.int64)
+    weight = np.array(task.weights)[columns["source"].astype(np.int64)]
     report.documents += np.bincount(partition, minlength=PARTITIONS)
-    report.tokens += np.bincount(partition, weights=columns["num_tokens"], minlength=PARTITIONS).astype(np.int64)
+    report.tokens += np.bincount(partition, weights=columns["num_tokens"] * weight, minlength=PARTITIONS).astype(
+        np.int64
+    )
     schema = part_schema(vocab_size)
     arrays = [ragged.to_arrow(columns[name][by_hash]) for name in ("hash", "hash_rest", "document", "order", "source")]
     for name in ("sentences", "tokens"):

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 
 import pyarrow as pa
-import pyarrow.parquet as parquet
 
 from pipeline.config import SourceConfig
 from pipeline.errors import UserError
@@ -28,6 +27,8 @@ def segments(file: InputFile, target_bytes: int) -> list[Segment]:
 
 
 def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
+    from pyarrow import parquet  # not at the top: every worker would wait for it
+
     try:
         metadata = parquet.read_metadata(file.path)
     except (pa.ArrowException, OSError) as error:
@@ -52,6 +53,8 @@ def read(segment: Segment) -> Iterator[Document]:
 
 
 def _parquet_rows(segment: Segment) -> Iterator[tuple[int, dict]]:
+    from pyarrow import parquet
+
     config, path = segment.file.config, segment.file.path
     try:
         with parquet.ParquetFile(path, memory_map=True) as table:

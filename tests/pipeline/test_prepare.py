@@ -200,6 +200,57 @@ def test_weights_repeat_documents(tmp_path):
     assert counts["documents"] == 400 and 470 < counts["documents_with_copies"] < 530
 
 
+def test_sources_of_several_forms_are_each_read_as_such(tmp_path):
+    """Small files share tasks, but not with files of another form."""
+    for name, text in (("lines.txt", "ka lo. mi\nren tas\n\nu vor\ne"), ("prose.txt", "ka lo. Mi\nren. Tas")):
+        (tmp_path / name).write_text(text)
+    mixture = [
+        MixtureSource([str(tmp_path / "lines.txt")], 1.0, SourceConfig(format="lines")),
+        MixtureSource([str(tmp_path / "prose.txt")]),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.readers._GROUP_BYTES", 1 << 20)
+        alone = SamplesConfig(objective="single_sentences")
+        manifest = prepare(
+            corpus.config(tmp_path, [], input=[], mixture=mixture, samples=alone, split=SplitConfig(0, 0))
+        )
+    assert manifest.counts["sentences"] == 4 + 3 == manifest.splits["train"].counts["samples"]
+
+
+def test_pairs_serve_other_objectives_too(tmp_path):
+    (tmp_path / "pairs.txt").write_text("".join(f"ka lo {word}\t{'' if n % 3 else word}\n" for n, word in
+                                                enumerate(corpus.words())))  # fmt: skip
+    source = SourceConfig(format="pairs")
+    manifest = prepare(corpus.config(tmp_path, [tmp_path / "pairs.txt"], source=source))
+    reader = ShardReader(tmp_path / "data")
+    samples, _ = reader.take(np.arange(reader.num_samples), 0)
+    assert tokens_lost(manifest) == 0
+    assert (samples.lengths - samples.segment_b_start >= 2).all()  # B and its separator: no label without a B
+
+
+def test_two_processes_on_one_folder(folder, tmp_path):
+    import fcntl
+
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    (tmp_path / "data/.work").mkdir(parents=True)
+    with open(tmp_path / "data/.work/lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process"):
+            prepare(config)
+    prepare(config)
+
+
+def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturbed, tmp_path, monkeypatch):
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    monkeypatch.setattr("pipeline.prepare.shutil.rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config)
+    assert (tmp_path / "data/.work").is_dir() and (tmp_path / "data/manifest.json").is_file()
+    monkeypatch.undo()
+    prepare(config)
+    assert corpus.contents(tmp_path / "data") == undisturbed
+
+
 def test_several_lengths_from_one_tokenization(tmp_path):
     path = corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(200))
     config = corpus.config(tmp_path, [path], more_lengths=[128])
