@@ -24,9 +24,9 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 VOCAB_SIZE, MAX_LENGTH, MASK_SETS = 2048, 64, 10
 MAX_STEPS = 1200
 BLANKS = (
-    "The [MASK] statement is used to define a function.",
-    "If the object is not [MASK], an exception is raised.",
     "This method is called when the [MASK] is about to be destroyed.",
+    "Return the [MASK] of the object.",
+    'The "for" [MASK] is used to iterate over the elements of a sequence.',
 )
 
 
@@ -78,7 +78,9 @@ class Quickstart:
         command = (
             "torchrun", "--standalone", "--nproc-per-node", str(self.config.processes), "-m", "launch", "pretrain",
             "--config", str(CONFIGS / "pretrain" / "tiny.yaml"), "--data", data, "--output", str(run),
-            "--train.max_steps", str(MAX_STEPS), "--schedule.warmup_steps", "100",
+            # A text so small is learned by heart: no dropout, and a rate that only a tiny model stands.
+            "--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
+            "--train.learning_rate", "5e-3", "--train.max_steps", str(MAX_STEPS), "--schedule.warmup_steps", "100",
             "--train.log_every_steps", "100", "--train.evaluate_every_steps", "300",
             "--checkpoint.every_steps", "300",
         )  # fmt: skip
