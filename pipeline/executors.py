@@ -2,7 +2,6 @@
 
 import ctypes
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +18,11 @@ _KEPT_BYTES = 1 << 30
 _DIED = (
     "a worker process died (killed, or out of memory); run the same command again, it continues where it was, "
     "with fewer --workers if memory was short"
+)
+
+_NO_MEMORY = (
+    "a task found too little memory; a worker needs up to 1.5 GB: run the same command again, it continues where it "
+    "was, with fewer --workers or a lower --shards.target_tokens"
 )
 
 
@@ -48,7 +52,6 @@ def start_worker() -> None:
     keep_memory()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    os.putenv("TOKENIZERS_PARALLELISM", "false")  # `tokenizers` asks the C environment at each call
 
 
 @contextmanager
@@ -103,6 +106,8 @@ def run_tasks(executor: Executor, function: Callable, tasks: list, on_result: Ca
                 on_result(waiting.pop(future), future.result())
     except BrokenProcessPool as error:
         raise UserError(_DIED) from error
+    except MemoryError as error:
+        raise UserError(_NO_MEMORY) from error
     except Exception as error:
         if type(error).__name__ == "KilledWorker":  # Dask: a task whose worker died four times
             raise UserError(_DIED) from error

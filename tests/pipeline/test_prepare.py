@@ -107,6 +107,19 @@ def test_a_killed_worker_ends_the_job_with_one_line(folder, undisturbed, monkeyp
     assert corpus.contents(folder / "worker") == undisturbed
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_without_memory_ends_the_job_with_one_line(folder, tmp_path, monkeypatch, workers):
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"), workers=workers)
+    monkeypatch.setattr("pipeline.prepare.build", _exhaust)
+    with pytest.raises(UserError, match="too little memory.*fewer --workers"):
+        prepare(config)
+    assert not (tmp_path / "data/manifest.json").exists()
+
+
+def _exhaust(task):
+    raise MemoryError
+
+
 def _die(task):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -302,6 +315,27 @@ def test_a_document_in_pieces_stays_in_train(tmp_path, monkeypatch):
     manifest = prepare(corpus.config(tmp_path, [path], split=split))
     assert manifest.counts["documents_in_pieces"] == 1 and tokens_lost(manifest) == 0
     assert manifest.counts["documents"] == manifest.counts["documents_read"] - 1 + -(-len(long) // 1990)
+
+
+@pytest.mark.slow
+def test_an_enormous_line_stays_within_memory(tmp_path):
+    """64 MB in one line; a worker may take 1.5 GB for any input, and takes much less for this one."""
+    words = " ".join(corpus.documents(2000))
+    with open(tmp_path / "a.txt", "w") as file:
+        for _ in range(64 * 10**6 // len(words)):
+            file.write(words.replace("\n", " ") + " ")
+        file.write("\n\n" + "\n\n".join(text.replace("\n", " ") for text in corpus.documents(70, seed=1)))
+    script = (
+        "import resource, sys; from pathlib import Path; from pipeline.prepare import prepare;"
+        "from tests.pipeline import corpus; folder = Path(sys.argv[1]);"
+        "prepare(corpus.config(folder, [folder / 'a.txt'], shards=corpus.ShardsConfig()));"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1000  # MB
+    assert Manifest.load(tmp_path / "data").counts["documents_in_pieces"] == 1
 
 
 def test_shards_have_64_documents_and_like_sizes():
