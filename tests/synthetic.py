@@ -37,7 +37,7 @@ def make_shards(folder: Path, *, train: int = 200, validation: int = 24, vocab_s
                         [_part_of_masks(m, low, high) for m in masks], vocab_size, 0, "zstd")
             for number, (low, high) in enumerate(zip(cuts, cuts[1:], strict=False))
         ]
-        counts = {"samples": count, "tokens": len(samples.input_ids), "masked_tokens": len(masks[0].ids)}
+        counts = {"samples": count, "tokens": len(samples.input_ids), "masked": len(masks[0].ids)}
         splits[name] = SplitInfo(counts, np.bincount(samples.lengths, minlength=max_length + 1).tolist(), shards)
     Manifest(
         tokenizer_fingerprint=tokenizer.fingerprint, vocab_size=vocab_size, special_tokens=SPECIAL,

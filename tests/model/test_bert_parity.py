@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from model_batches import (
+
+from tests.model.model_batches import (
     TINY,
     assert_equal_gradients,
     batch,

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 import yaml
-from model_batches import TINY, batch, concatenate
 
 from model.bert import BertForPreTraining, init_weights
 from model.config import BertConfig, ModelError
@@ -16,6 +15,7 @@ from model.flops import num_parameters, training_flops
 from model.hub import config_to_huggingface, to_huggingface
 from model.initialization import init_word_embeddings
 from model.tasks import BertForMaskedLM
+from tests.model.model_batches import TINY, batch, concatenate
 
 PRESETS = Path(__file__).parents[2] / "configs" / "model"
 

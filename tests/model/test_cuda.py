@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from model_batches import TINY, batch, concatenate, pretraining_model
+
+from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

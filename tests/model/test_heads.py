@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from model_batches import TINY, batch, concatenate, pretraining_model
 
 import model.heads as heads
 from model.attention import concatenated_layout
 from model.heads import VocabularyProjection, _ProjectedCrossEntropy
+from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
 LABELS = torch.tensor([3, -100, 0, 12, 5, 12])
 

@@ -6,13 +6,13 @@ import json
 import pytest
 import torch
 import transformers
-from model_batches import TINY, batch, concatenate, pretraining_model, reference
 from safetensors.torch import load_file
 from tokenizers import BertWordPieceTokenizer
 
 from model.bert import BertForPreTraining
 from model.config import BertConfig, ModelError
 from model.hub import from_huggingface, load_pretrained, save_pretrained, to_huggingface
+from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference
 
 TOLERANCE = dict(atol=1e-5, rtol=0)
 

@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 import transformers
-from model_batches import TINY, assert_equal_gradients, batch, concatenate, pretraining_model, reference, scramble
 
 from model.bert import BertForPreTraining, BertModel
 from model.config import HeadConfig, ModelError
@@ -18,6 +17,15 @@ from model.tasks import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+)
+from tests.model.model_batches import (
+    TINY,
+    assert_equal_gradients,
+    batch,
+    concatenate,
+    pretraining_model,
+    reference,
+    scramble,
 )
 
 TOLERANCE = dict(atol=1e-5, rtol=0)

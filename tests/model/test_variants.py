@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 import yaml
-from model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 
 from model.attention import alibi_slopes
 from model.bert import BertForPreTraining, BertModel
@@ -16,6 +15,7 @@ from model.config import BertConfig
 from model.embeddings import rotary_tables, rotate_packed, sinusoidal_table
 from model.hub import load_pretrained
 from model.tasks import BertForMaskedLM
+from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 
 TOLERANCE = dict(atol=1e-5, rtol=0)
 MODERN = dataclasses.replace(
