@@ -147,6 +147,11 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        if self.train.precision == "fp16" and self.zero.stage == 0:
+            # DeepSpeed accumulates fp16 gradients in fp32 only where it partitions (engine.py,
+            # _do_optimizer_sanity_check); with one process stage 1 partitions nothing away.
+            raise UserError("train.precision: found fp16 at zero.stage 0, expected stage 1, 2 or 3, where gradients are "
+                            "accumulated in fp32; add --zero.stage 1")
         warmup = self.schedule.warmup_steps
         if warmup is not None and warmup > self.train.max_steps:
             raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "

@@ -95,14 +95,14 @@ def check_folder(config: PretrainConfig, manifest_hash: str) -> None:
 def describe(config: PretrainConfig, manifest_hash: str, tokenizer: Path) -> None:
     """Write what is needed to understand, repeat and export the run: its configuration and its tokenizer."""
     folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
+    # First, since it is what makes the folder a run's: whatever is missing when a start is cut short, the next adds.
+    publish_text(folder / CONFIG, yaml.safe_dump({**asdict(config), "manifest_hash": manifest_hash}, sort_keys=False))
     target = folder / TOKENIZER
     if not target.exists():
         aside = folder / (TOKENIZER + ".tmp")
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(tokenizer, aside)
         aside.rename(target)
-    publish_text(folder / CONFIG, yaml.safe_dump({**asdict(config), "manifest_hash": manifest_hash}, sort_keys=False))
 
 
 def set_status(folder: Path, state: str, step: int) -> None:

@@ -28,6 +28,8 @@ def test_the_arithmetic_is_checked_and_printed():
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_gradients_are_accumulated_and_reduced_in_fp32(stage, precision):
+    if precision == "fp16" and stage == 0:
+        pytest.skip("refused, see test_errors.py")
     config = replace(BASE, zero=ZeroConfig(stage), train=replace(BASE.train, precision=precision))
     made = deepspeed_config(config, 2)
     assert made["communication_data_type"] == "fp32"
