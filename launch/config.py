@@ -76,24 +76,35 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning rate as a pure function of the step."""
 
-    name: Literal["linear", "cosine", "constant", "polynomial", "inverse_sqrt"] = "linear"
+    name: Literal[
+        "linear", "cosine", "constant", "polynomial", "poly_nvidia", "inverse_sqrt", "wsd", "exponential"
+    ] = "linear"
     """Shape after the warmup; the warmup itself is always linear from 0."""
     warmup_steps: int | None = None
     """Steps of warmup; null: warmup_share of all steps."""
     warmup_share: float = 0.01
     """Share of all steps that is warmup, 0 to 1; used when warmup_steps is null."""
     final_share: float = 0.0
-    """Share of the peak rate at the last step, 0 to 1 (linear, cosine, polynomial)."""
+    """Share of the peak rate at the last step, 0 to 1 (linear, cosine, polynomial, wsd)."""
     power: float = 0.5
-    """Exponent of the polynomial decay, above 0."""
+    """Exponent of the polynomial decays, above 0."""
+    decay_share: float = 0.1
+    """Share of all steps that is decay, above 0 and at most 1 (wsd)."""
+    factor: float = 0.9
+    """What the rate is multiplied by every `factor_steps`, above 0 and at most 1 (exponential)."""
+    factor_steps: int = 250
+    """Steps between two multiplications, at least 1 (exponential)."""
 
     def __post_init__(self) -> None:
-        at_least("schedule", self, warmup_steps=0, warmup_share=0, final_share=0)
+        at_least("schedule", self, warmup_steps=0, warmup_share=0, final_share=0, factor_steps=1)
         for name in ("warmup_share", "final_share"):
             if getattr(self, name) > 1:
                 raise UserError(f"schedule.{name}: found {getattr(self, name)}, expected 0 to 1")
         if self.power <= 0:
             raise UserError(f"schedule.power: found {self.power}, expected more than 0")
+        for name in ("decay_share", "factor"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UserError(f"schedule.{name}: found {getattr(self, name)}, expected above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,7 @@ class PretrainConfig:
         if self.train.precision == "fp16" and self.zero.stage == 0:
             # DeepSpeed accumulates fp16 gradients in fp32 only where it partitions (engine.py,
             # _do_optimizer_sanity_check); with one process stage 1 partitions nothing away.
-            raise UserError("train.precision: found fp16 at zero.stage 0, expected stage 1, 2 or 3, where gradients are "
+            raise UserError("train.precision: found fp16 at zero.stage 0, expected stage 1 to 3, where gradients are "
                             "accumulated in fp32; add --zero.stage 1")
         warmup = self.schedule.warmup_steps
         if warmup is not None and warmup > self.train.max_steps:

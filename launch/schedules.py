@@ -17,20 +17,36 @@ def multiplier(config: ScheduleConfig, step: int, max_steps: int) -> float:
 
     The warmup rises from 0 over `warmup` steps: step s uses s / warmup, so that step 0 moves nothing, as in the BERT
     release (`optimization.py`). After it, with t = share of the remaining steps that is done:
-    linear 1 - t; cosine (1 + cos pi t) / 2; polynomial (1 - t)^power; all three scaled to end at final_share;
-    constant 1; inverse_sqrt sqrt(warmup / step) (Vaswani et al. 2017).
+
+    | name         | multiplier                                                                           |
+    |--------------|--------------------------------------------------------------------------------------|
+    | linear       | 1 - t                                                                                |
+    | cosine       | (1 + cos pi t) / 2                                                                   |
+    | polynomial   | (1 - t)^power                                                                        |
+    | poly_nvidia  | (1 - step / max_steps)^power: blind to the warmup, so that the rate drops at its end |
+    |              | (DeepLearningExamples, BERT `schedulers.py`)                                         |
+    | constant     | 1                                                                                    |
+    | inverse_sqrt | sqrt(warmup / step) (Vaswani et al. 2017)                                            |
+    | wsd          | 1, and over the last decay_share of all steps linearly down                          |
+    | exponential  | factor^floor((step - warmup) / factor_steps)                                         |
+
+    linear, cosine, polynomial and wsd are scaled to end at final_share.
     """
     warmup = warmup_steps(config, max_steps)
     if step < warmup:
         return step / warmup
-    if config.name == "constant":
-        return 1.0
-    if config.name == "inverse_sqrt":
-        return math.sqrt(max(1, warmup) / max(1, step))
     done = min(1.0, (step - warmup) / max(1, max_steps - warmup))
-    left = {
-        "linear": 1 - done,
-        "cosine": (1 + math.cos(math.pi * done)) / 2,
-        "polynomial": (1 - done) ** config.power,
-    }[config.name]
-    return config.final_share + (1 - config.final_share) * left
+    left = min(1.0, (max_steps - min(step, max_steps)) / max(1, round(config.decay_share * max_steps)))
+    shape = {
+        "linear": lambda: 1 - done,
+        "cosine": lambda: (1 + math.cos(math.pi * done)) / 2,
+        "polynomial": lambda: (1 - done) ** config.power,
+        "poly_nvidia": lambda: (1 - min(1.0, step / max_steps)) ** config.power,
+        "constant": lambda: 1.0,
+        "inverse_sqrt": lambda: math.sqrt(max(1, warmup) / max(1, step)),
+        "wsd": lambda: left,
+        "exponential": lambda: config.factor ** ((step - warmup) // config.factor_steps),
+    }[config.name]()
+    if config.name in ("linear", "cosine", "polynomial", "wsd"):
+        return config.final_share + (1 - config.final_share) * shape
+    return shape

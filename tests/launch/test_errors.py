@@ -45,7 +45,7 @@ def error_of(capsys, *arguments) -> str:
         (["--train.global_batch_size", "10"], "found 10, expected a multiple of train.micro_batch_size x processes"),
         (["--train.learning_rate", "-1"], "train.learning_rate: found -1"),
         (["--train.precision", "fp8"], "fp8"),
-        (["--train.precision", "fp16"], "found fp16 at zero.stage 0, expected stage 1, 2 or 3"),
+        (["--train.precision", "fp16"], "found fp16 at zero.stage 0, expected stage 1 to 3"),
         (["--model.hidden_size", "33"], "model.hidden_size: found 33, expected a multiple of"),
         (["--model.vocab_size", "99"], "model.vocab_size: found 99, expected 64"),
         (["--model.max_position_embeddings", "16"], "model.max_position_embeddings: found 16, expected at least 32"),
