@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from model.config import BertConfig
 from pipeline.errors import UserError
@@ -154,6 +154,8 @@ class PretrainConfig:
     """When the run is saved, what is kept and how it goes on."""
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     """What is partitioned over the processes."""
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Further settings of DeepSpeed, by its own names; one that contradicts what the fields above make is refused."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:

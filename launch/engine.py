@@ -55,7 +55,21 @@ def deepspeed_config(config: PretrainConfig, world_size: int, *, load_universal:
         result["data_types"] = {"grad_accum_dtype": "fp32"}
     if load_universal:
         result["checkpoint"] = {"load_universal": True}
-    return result
+    return _merge(result, config.deepspeed, "deepspeed")
+
+
+def _merge(made: dict, added: dict, path: str) -> dict:
+    """Both, nested; UserError for a value that `made` holds already and differently."""
+    merged = dict(made)
+    for name, value in added.items():
+        if isinstance(value, dict) and isinstance(made.get(name), dict):
+            merged[name] = _merge(made[name], value, f"{path}.{name}")
+        elif name in made and made[name] != value:
+            raise UserError(f"{path}.{name}: found {value!r}, expected {made[name]!r}, which the configuration of the "
+                            "run makes; change the field that it follows from")
+        else:
+            merged[name] = value
+    return merged
 
 
 def build_engine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from launch.environment import prepare_deepspeed, read_environment
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
+from pipeline.storage import publish_text
 
 EXIT_COMPLETE = 0
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
@@ -103,7 +105,7 @@ def pretrain(config: PretrainConfig) -> int:
 
     console = Console(environment.is_main)
     data, output = Path(config.data), Path(config.output)
-    BatchArithmetic.of(config.train, environment.world_size)
+    deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
     manifest, model_config = check_data(data, config.model)
     config = replace(config, model=model_config)
     runs.check_folder(config, manifest.hash)
@@ -132,8 +134,10 @@ def pretrain(config: PretrainConfig) -> int:
     if elastic:
         console.say(f"step {step} was saved by another number of processes: converting it")
         checkpoints.convert(step)
-    engine = build_engine(model, config.optimizer, config.train.learning_rate,
-                          deepspeed_config(config, environment.world_size, load_universal=elastic), device)
+    made = deepspeed_config(config, environment.world_size, load_universal=elastic)
+    if environment.is_main:
+        publish_text(output / runs.DEEPSPEED, json.dumps(made, indent=1) + "\n")
+    engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
     print_facts(config, manifest, engine, device, console, environment.world_size, parameters)
 
     metrics = MetricsWriter(output, step or 0) if environment.is_main else None

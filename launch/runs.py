@@ -15,6 +15,7 @@ from pipeline.errors import UserError
 from pipeline.storage import publish_text
 
 CONFIG = "config.yaml"
+DEEPSPEED = "deepspeed.json"
 STATUS = "status.json"
 TOKENIZER = "tokenizer"
 CHECKPOINTS = "checkpoints"

@@ -39,6 +39,17 @@ def test_gradients_are_accumulated_and_reduced_in_fp32(stage, precision):
     assert ("torch_autocast" in made) == (precision == "bf16" and stage == 0)
 
 
+def test_a_section_of_deepspeeds_own_settings_adds_and_never_contradicts(tmp_path):
+    (tmp_path / "c.yaml").write_text("deepspeed:\n  wall_clock_breakdown: true\n  zero_optimization:\n"
+                                     "    reduce_bucket_size: 1000\n    stage: 2\n")
+    arguments = ["--config", str(tmp_path / "c.yaml"), "--data", "d", "--output", "o", "--zero.stage"]
+    made = deepspeed_config(parse("pretrain", [*arguments, "2"]), 1)
+    assert made["wall_clock_breakdown"] is True
+    assert made["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 1000}
+    with pytest.raises(UserError, match="deepspeed.zero_optimization.stage: found 2, expected 1"):
+        deepspeed_config(parse("pretrain", [*arguments, "1"]), 1)
+
+
 def test_no_clipping_still_measures_the_norm():
     config = replace(BASE, train=replace(BASE.train, gradient_clipping=0))
     assert deepspeed_config(config, 1)["gradient_clipping"] == math.inf
