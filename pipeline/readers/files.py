@@ -18,7 +18,8 @@ from pipeline.storage import describe
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 BLOCK_BYTES = 1 << 20
-LONGEST_LINE = 128 << 20  # a JSON line must be held whole: with its text, some 600 MB
+NEWLINE = re.compile(rb"\n")  # behind which lines end
+LONGEST_LINE = 128 << 20  # of pairs, which must be held whole
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,14 @@ def blocks(segment: Segment, separator: re.Pattern | None, longest: int | None) 
 
     The text between two separators belongs to the segment in which the earlier one begins. What is longer than
     `longest` bytes is cut at white space and comes in several blocks (None: it must fit into 128 MB).
+    The blocks of one stripe of a compressed file hold whole documents: pieces of one stay together.
     """
     file = segment.file
     with open_file(file) as stream:
         if file.compression:
-            for number, block in enumerate(_blocks(stream, file, 0, None, separator, longest)):
+            number = -1
+            for block in _blocks(stream, file, 0, None, separator, longest):
+                number += block.piece <= 1
                 if number % segment.stop == segment.start:
                     yield block
         else:
@@ -174,7 +178,7 @@ def _blocks(
             if last:
                 return
         while longest is not None and len(data) > longest + BLOCK_BYTES:
-            cut = cut_place(data, longest)
+            cut = longest if separator is NEWLINE else cut_place(data, longest)  # text is cut between words
             pieces += 1
             yield Block(begin, data[:cut], pieces, goes_on=True)
             data, begin = data[cut:], begin + cut

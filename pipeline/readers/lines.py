@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterator
 
 from pipeline.errors import UserError
-from pipeline.readers.files import Block, Segment, blocks, cut_place
+from pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
+from pipeline.readers.long_lines import LongLine
 from pipeline.records import Document
 
+LONGEST_JSON_LINE = 16 << 20  # bytes: a longer line is never held whole
 # Bytes of text: a longer document arrives in pieces, so that memory stays bounded, even that of a shard of 64 of them.
 LONGEST_PIECE = 1 << 20
 _BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")
-_NEWLINE = re.compile(rb"\n")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
 
@@ -19,13 +20,37 @@ _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the star
 def read(segment: Segment) -> Iterator[Document]:
     """Documents of a segment. Raises UserError for bytes that aren't UTF-8 (unless replaced) or a malformed line."""
     form = segment.file.format
-    separator = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}.get(form, _NEWLINE)
-    longest = None if form in ("jsonl", "pairs") else LONGEST_PIECE
+    separator = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}.get(form, NEWLINE)
+    longest = {"pairs": None, "jsonl": LONGEST_JSON_LINE}.get(form, LONGEST_PIECE)
     parse = {"jsonl": _json_documents, "pairs": _pairs}.get(form, _texts)
-    for block in blocks(segment, separator, longest):
+    found = blocks(segment, separator, longest)
+    for block in _without_long_lines(segment, found) if form == "jsonl" else found:
+        if isinstance(block, Document):
+            yield block
+            continue
         if block.offset == 0 and block.data.startswith(_MARK):
             block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets stay
         yield from parse(segment, block, separator)
+
+
+def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Block | Document]:
+    """Blocks of whole JSON lines, and the documents of lines that are too long to be held."""
+    line, piece = None, 0
+    for block in found:
+        if block.piece == 1:
+            line, piece = LongLine(segment, block.offset, LONGEST_PIECE), 0
+        if block.piece:
+            end = len(block.data) if block.goes_on else (block.data + b"\n").find(b"\n")
+            for escaped in line.feed(block.data[:end]):
+                piece += 1
+                data, damaged = _valid(segment, escaped, block.offset)
+                text, broken = encode(segment, line.decode(data), block.offset)
+                yield Document(order(segment, block.offset) + piece, text, line.id, piece, damaged or broken)
+            if block.goes_on:
+                continue
+            line.finish()
+            block = Block(block.offset + end, block.data[end:])
+        yield block
 
 
 def order(segment: Segment, place: int) -> int:

@@ -133,6 +133,53 @@ def test_a_long_document_arrives_in_bounded_pieces_and_nothing_is_lost(tmp_path,
     assert "".join(d.text.decode() for d in read([tmp_path / "c.txt"])) == "中" * 5000
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_json_lines_too_long_to_be_held(tmp_path, monkeypatch, suffix, ascii_only):
+    """Escapes, quotes, surrogate pairs and text without spaces, cut everywhere."""
+    texts_in = [
+        "short",
+        'He said: "a\\b" \n' * 300 + "end",
+        "中文😀\t" * 700,
+        "",
+        " ".join(f"w{n}é" for n in range(900)) + "\\",
+    ]
+    records = [{"id": n, "meta": {"a": [1, "}"]}, "text": text, "tail": "x" * 50} for n, text in enumerate(texts_in)]
+    data = "".join(json.dumps(record, ensure_ascii=ascii_only) + "\n" for record in records * 2).encode()
+    compress(tmp_path / f"a.jsonl{suffix}", data)
+    for held, block in ((500, 64), (700, 333), (2000, 100)):
+        monkeypatch.setattr(lines, "LONGEST_JSON_LINE", held)
+        monkeypatch.setattr(lines, "LONGEST_PIECE", 200)
+        monkeypatch.setattr(files, "BLOCK_BYTES", block)
+        monkeypatch.setattr(readers, "_STRIPE_BYTES", 1000)
+        found = sorted(read([tmp_path], id_field="id"), key=lambda document: document.order)
+        whole: dict[int, str] = {}
+        count = 0
+        for document in found:
+            count += document.piece <= 1
+            whole[count] = whole.get(count, "") + document.text.decode()
+            assert len(document.text) <= 800
+            assert document.id == str((count - 1) % 5)
+        assert list(whole.values()) == texts_in * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"other": "' + "x" * 3000 + '", "text": "y"}', "found no field 'text' at the beginning"),
+        ('{"text": "' + "x " * 2000 + "}", "a string doesn't end"),
+        ('{"text": "' + "x " * 2000 + '\\q"}', "isn't JSON"),
+        ("[" + "1, " * 2000 + "1]", "found no object"),
+    ],
+)
+def test_long_lines_that_are_wrong(tmp_path, monkeypatch, line, message):
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    (tmp_path / "a.jsonl").write_text('{"text": "first"}\n' + line + '\n{"text": "last"}\n')
+    with pytest.raises(UserError, match=message):
+        read([tmp_path])
+
+
 def test_encoding_errors_stop_or_are_replaced(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\nb\xffd\n\nmore")
     with pytest.raises(UserError, match="byte 7: found byte 0xff"):

@@ -1,0 +1,111 @@
+"""JSON lines that are too long to be held: their text, piece by piece."""
+
+import json
+import re
+from collections.abc import Iterator
+from json.decoder import scanstring
+
+from pipeline.errors import UserError
+from pipeline.readers.files import Segment
+
+_SPACES = re.compile(r"[ \t\n\r]*")
+_BODY = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a JSON string, up to its quote or what there is
+_UNITS = re.compile(  # what may not be cut: a byte, a surrogate pair, another \uXXXX, an escape of two
+    rb"(?:[^\\]|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))"
+    rb"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*",
+    re.DOTALL,
+)
+_LOOK_BACK = 4096
+
+
+class LongLine:
+    """One JSON object whose line arrives in parts; its text leaves in pieces of at most `longest` bytes (encoded).
+
+    What stands before the text must be in the first part. Raises UserError if it isn't JSON, or the field isn't there.
+    """
+
+    def __init__(self, segment: Segment, offset: int, longest: int):
+        self.where = f"{segment.file.path}: byte {offset}"
+        self.config = segment.file.config
+        self.longest = longest
+        self.id: str | None = None
+        self._held = b""
+        self._place = "before"  # the text's value, "inside" it, or "after"
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take the next part of the line; give the JSON-escaped pieces of text that are complete."""
+        if self._place == "after":
+            return
+        self._held += data
+        if self._place == "before":
+            self._held = self._held[self._find_text() :]
+            self._place = "inside"
+        available = _BODY.match(self._held).end()
+        closed = self._held[available : available + 1] == b'"'
+        start = 0
+        while available - start > self.longest or (closed and start < available):
+            stop = min(start + self.longest, available)
+            if stop < available:
+                stop = start + self._safe_cut(self._held[start : stop + 1], self.longest)
+            yield self._held[start:stop]
+            start = stop
+        self._held = self._held[start:]
+        if closed:
+            self._held, self._place = b"", "after"
+
+    def finish(self) -> None:
+        """The line has ended. Raises UserError if the text hasn't."""
+        if self._place != "after":
+            raise UserError(f"{self.where}: the line isn't JSON (a string doesn't end); mend it")
+
+    def decode(self, piece: bytes) -> str:
+        try:
+            return json.loads(b'"' + piece + b'"')
+        except ValueError as error:
+            raise UserError(f"{self.where}: the line isn't JSON ({error}); mend it") from error
+
+    def _find_text(self) -> int:
+        """Where the text begins, in bytes behind its quote; also finds the id."""
+        text = self._held.decode(errors="replace")
+        decoder = json.JSONDecoder()
+        try:
+            place = _SPACES.match(text).end()
+            if text[place] != "{":
+                raise UserError(f"{self.where}: found no object, expected one with {self.config.text_field!r}")
+            place = _SPACES.match(text, place + 1).end()
+            while True:
+                key, place = scanstring(text, place + 1)
+                place = _SPACES.match(text, place).end() + 1  # behind the colon
+                place = _SPACES.match(text, place).end()
+                if key == self.config.text_field:
+                    break
+                value, place = decoder.raw_decode(text, place)
+                if key == self.config.id_field:
+                    self.id = str(value)
+                place = _SPACES.match(text, place).end() + 1  # behind the comma
+                place = _SPACES.match(text, place).end()
+            if text[place] != '"':
+                raise UserError(f"{self.where}: {key}: found no string")
+        except UserError:
+            raise
+        except (ValueError, IndexError) as error:
+            raise UserError(
+                f"{self.where}: found no field {self.config.text_field!r} at the beginning of a line of more than "
+                f"{len(self._held) >> 20} MB; put it before whatever is longer"
+            ) from error
+        if self.config.id_field is not None and self.id is None:
+            raise UserError(
+                f"{self.where}: found no {self.config.id_field!r} before the text of a long line; put it there"
+            )
+        return len(text[: place + 1].encode())
+
+    def _safe_cut(self, data: bytes, limit: int) -> int:
+        """A place to cut at or before `limit`: behind a space, else between characters and outside of an escape."""
+        if (space := data.rfind(b" ", max(0, limit - _LOOK_BACK), limit)) > 0:
+            return space + 1
+        place = _UNITS.match(data, 0, limit).end()
+        while data[place] & 0xC0 == 0x80:
+            place -= 1
+        if place == 0:
+            raise UserError(f"{self.where}: found an escape that JSON doesn't have; mend it")
+        return place
