@@ -51,11 +51,6 @@ class SpecialTokens:
     def ids(self) -> list[int]:
         return sorted({self.pad, self.unknown, self.classification, self.separator, self.mask})
 
-    @property
-    def structural(self) -> list[int]:
-        """All but the unknown token, which stands for a word and is an ordinary target of prediction."""
-        return sorted({self.pad, self.classification, self.separator, self.mask} - {self.unknown})
-
 
 @dataclass(frozen=True)
 class Manifest:

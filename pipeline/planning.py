@@ -1,6 +1,7 @@
 """Which documents go to which split and shard: ranges of hashes, planned from what stage 1 counted."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from pipeline.tokenizing import PARTITIONS, Report
 MIN_DOCUMENTS = 64  # of a shard: a random segment B comes from another document of the same shard
 _END = 1 << 64
 _PARTITION = _END // PARTITIONS
-_EXACTLY_BELOW = 4096  # documents in a held-out share below which its hashes are counted one by one
+_EXACTLY_BELOW = 4096  # documents: so many of the lowest hashes are looked at one by one
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Range:
     tokens: int
 
 
-def plan_splits(config: PrepareConfig, report: Report, folder) -> tuple[dict[str, tuple[int, int]], list[str]]:
+def plan_splits(config: PrepareConfig, report: Report, folder: Path) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """Hash ranges of the splits, lowest hashes first, and remarks. A share that would be too small is filled up.
 
     Raises UserError for a pair objective on a corpus in which no document has a partner.
@@ -35,10 +36,11 @@ def plan_splits(config: PrepareConfig, report: Report, folder) -> tuple[dict[str
     remarks, splits, low = [], {}, 0
     shares = {"validation": config.split.validation, "test": config.split.test}
     wanted = sum(share > 0 for share in shares.values())
-    lowest = _lowest_hashes(report, folder, max(shares.values()) + 0.02, needed * (wanted + 1))
+    lowest = _lowest_hashes(report, folder, needed * (wanted + 1))
     total = int(report.documents.sum())
-    if len(lowest) == total:  # all of them were read: duplicates are known
-        lowest = np.unique(lowest)
+    complete = len(lowest) == total
+    lowest = np.unique(lowest)
+    if complete:  # duplicates are known
         total = len(lowest)
     if total == 0:
         raise UserError("input: found no text in any document, expected some; look at --source.format and text_field")
@@ -47,8 +49,7 @@ def plan_splits(config: PrepareConfig, report: Report, folder) -> tuple[dict[str
             f"samples.objective: found {total} document, expected at least 2 for {config.samples.objective}: a random "
             "segment B comes from another document; give more documents, or choose full_sentences"
         )
-    lowest = np.unique(lowest)
-    for split, share in shares.items():
+    for number, (split, share) in enumerate(shares.items()):
         high = low
         if share > 0:
             if total < needed * (wanted + 1):
@@ -58,13 +59,16 @@ def plan_splits(config: PrepareConfig, report: Report, folder) -> tuple[dict[str
                 first = int(np.searchsorted(lowest, np.uint64(low)))
                 if first + needed <= len(lowest):  # at least so many
                     high = max(high, int(lowest[first + needed - 1]) + 1)
+                if complete:  # and as many for each split that follows
+                    following = 1 + sum(later > 0 for later in list(shares.values())[number + 1 :])
+                    high = min(high, int(lowest[total - needed * following]))
         splits[split] = (low, high)
         low = high
     splits["train"] = (low, _END)
     return splits, remarks
 
 
-def _lowest_hashes(report: Report, folder, share: float, count: int) -> np.ndarray:
+def _lowest_hashes(report: Report, folder: Path, count: int) -> np.ndarray:
     """The lowest hashes, enough of them to fill small splits; all of a small corpus. With duplicates."""
     through = np.cumsum(report.documents)
     # `count` distinct ones are wanted, and duplicates may stand before them: read a good deal more.

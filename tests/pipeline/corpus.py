@@ -5,8 +5,6 @@ import json
 import random
 from pathlib import Path
 
-import numpy as np
-
 from pipeline.config import PrepareConfig, ShardsConfig, SplitConfig
 from pipeline.tokenizer import ROLES, Tokenizer, wordpiece_backend
 
@@ -78,14 +76,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def rows(samples, masks=None) -> list[list[int]]:
+def rows(samples) -> list[list[int]]:
     """Flat samples as lists of ids."""
     bounds = samples.offsets
     return [samples.input_ids[a:b].tolist() for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-
-
-def chi_square_ok(observed: np.ndarray, expected: float) -> bool:
-    """Whether counts agree with one expectation, within five standard deviations of chi-square's normal limit."""
-    statistic = float(((observed - expected) ** 2 / expected).sum())
-    freedom = len(observed) - 1
-    return abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5

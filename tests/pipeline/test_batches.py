@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline import order
 from pipeline.batches import BatchStream, SampleStream, deal, evaluation_batches, evaluation_steps
 from pipeline.config import MaskingConfig, SamplesConfig
 from pipeline.errors import UserError
@@ -47,6 +48,14 @@ def test_the_samples_of_an_epoch_are_all_samples(data):
     count = -(-reader.num_samples // 24)
     indices = np.concatenate([batch.indices for batch in take(data, count)])
     assert np.array_equal(np.sort(indices[: reader.num_samples]), np.arange(reader.num_samples))
+
+
+def test_the_order_is_a_function_of_block_sizes_seed_and_epoch(data):
+    reader = ShardReader(data)
+    count = 2 * reader.num_samples // 24
+    indices = np.concatenate([batch.indices for batch in take(data, count, seed=5)])
+    epochs = [order.epoch_indices(reader.block_sizes, 5, epoch) for epoch in range(2)]
+    assert np.array_equal(indices, np.concatenate(epochs)[: len(indices)])
 
 
 def test_ranks_share_a_global_batch(data):

@@ -291,6 +291,11 @@ def test_small_corpora(tmp_path):
     some = corpus.write_jsonl(tmp_path / "some.jsonl", corpus.documents(12))
     manifest = prepare(corpus.config(tmp_path, [some], output=str(tmp_path / "some"), split=SplitConfig(0.001, 0.0)))
     assert manifest.splits["validation"].counts["documents"] == 2
+    six = corpus.write_jsonl(tmp_path / "six.jsonl", corpus.documents(6))
+    for share in (0.01, 0.25):
+        output = str(tmp_path / f"six-{share}")
+        manifest = prepare(corpus.config(tmp_path, [six], output=output, split=SplitConfig(share, share)))
+        assert all(split.counts["documents"] >= 2 for split in manifest.splits.values())
     one = corpus.write_jsonl(tmp_path / "one.jsonl", corpus.documents(1) * 3)
     with pytest.raises(UserError, match="found 1 document, expected at least 2"):
         prepare(corpus.config(tmp_path, [one], output=str(tmp_path / "one")))
