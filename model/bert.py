@@ -81,16 +81,8 @@ class BertModel(InFolders, nn.Module):
         tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
             raise ModelError("input_ids, inputs_embeds: expected exactly one of them")
-        if sequence_offsets is not None:
-            if tokens.dim() != 1:
-                raise ModelError(f"input_ids: found shape {tuple(tokens.shape)}, expected (T,) with sequence_offsets")
-            if max_sequence_length is None:
-                max_sequence_length = int(sequence_offsets.diff().max())
-        elif tokens.dim() != 2:
-            raise ModelError(f"input_ids: found shape {tuple(tokens.shape)}, expected (B, S) or sequence_offsets")
-        else:
-            max_sequence_length = tokens.shape[1]
-        check_length(self.config, max_sequence_length)
+        longest = _longest(tokens, sequence_offsets, max_sequence_length)
+        check_length(self.config, longest)
         if position_ids is None:
             position_ids = _position_ids(tokens, sequence_offsets)
 
@@ -110,7 +102,7 @@ class BertModel(InFolders, nn.Module):
         )
         if sequence_offsets is not None:
             layout = concatenated_layout(
-                self.config, kernel, sequence_offsets, max_sequence_length, len(tokens), hidden.dtype,
+                self.config, kernel, sequence_offsets, longest, len(tokens), hidden.dtype,
                 grouped=not output_attentions,
             )  # fmt: skip
         else:
@@ -149,6 +141,17 @@ class BertModel(InFolders, nn.Module):
             bias = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
             bias = bias.masked_fill(~mask.bool(), torch.finfo(hidden.dtype).min)[:, None, None, :]
         return context._replace(cross_states=states.to(hidden.dtype), cross_bias=bias)
+
+
+def _longest(tokens: Tensor, offsets: Tensor | None, max_sequence_length: int | None) -> int:
+    """Tokens of the longest sequence; raises ModelError for a shape that is neither layout."""
+    if offsets is None:
+        if tokens.dim() != 2:
+            raise ModelError(f"input_ids: found shape {tuple(tokens.shape)}, expected (B, S), or sequence_offsets")
+        return tokens.shape[1]
+    if tokens.dim() != 1:
+        raise ModelError(f"input_ids: found shape {tuple(tokens.shape)}, expected (T,) with sequence_offsets")
+    return int(offsets.diff().max()) if max_sequence_length is None else max_sequence_length
 
 
 def _position_ids(tokens: Tensor, offsets: Tensor | None) -> Tensor:
