@@ -33,6 +33,7 @@ class BuildTask:
     weights: list[float]
     preparation: dict
     tokenizer: str
+    fingerprint: str
     folder: str
     output: str
     estimated_tokens: int
@@ -77,7 +78,7 @@ def build(task: BuildTask) -> ShardReport:
     """Run one task, or find that it is complete."""
     if (complete := ShardReport.load(task.report_path)) is not None:
         return complete
-    tokenizer = load_tokenizer(task.tokenizer)
+    tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
     documents, counts = collect(task, tokenizer.dtype)
     preparation = task.preparation
     builder = SampleBuilder(preparation["samples"], task.max_length, tokenizer.special_tokens)

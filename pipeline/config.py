@@ -191,7 +191,7 @@ class SplitConfig:
 class ShardsConfig:
     """The files that are written."""
 
-    target_tokens: int = 1 << 22
+    target_tokens: int = 1 << 21
     """Tokens of text that a shard aims at; from 1024 to 16777216 (a worker holds a shard, 50 bytes a token)."""
     compression: Literal["zstd", "none"] = "zstd"
     """zstd: smaller; none: reading is zero-copy."""

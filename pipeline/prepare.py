@@ -10,6 +10,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from pipeline.readers import plan
 from pipeline.readers.files import InputFile, Segment
 from pipeline.storage import publish_text, readable_errors, remove_leftovers, sha256_of
 from pipeline.tokenizer import Tokenizer, copy_tokenizer
-from pipeline.tokenizing import Report, TokenizeTask, load_tokenizer, tokenize
+from pipeline.tokenizing import Report, TokenizeTask, tokenize
 
 WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
 
@@ -86,14 +87,13 @@ def _run(
         check_disk(expected, work.parent)
         progress.note(f"estimate: {expected}")
     copy_tokenizer(tokenizer, work / "tokenizer", durable=False)  # written anew by each run
-    load_tokenizer.cache_clear()
     with open_executor(config) as executor:
-        report = _tokenize(config, executor, segments, work, progress)
+        report = _tokenize(config, tokenizer, executor, segments, work, progress)
         hashes = _hash_sources(executor, files)
         splits, remarks = plan_splits(config, report, work)
         for remark in remarks:
             progress.note(remark)
-        built = _build(config, executor, report, splits, work, progress)
+        built = _build(config, tokenizer, executor, report, splits, work, progress)
     manifests = [
         _publish(config, tokenizer, files, hashes, report, built[length], length, work) for length in config.lengths
     ]
@@ -185,7 +185,9 @@ def _open_work(output: Path, work: Path, identity: dict) -> None:
             publish_text(identity_file, json.dumps(identity))
 
 
-def _tokenize(config: PrepareConfig, executor, segments, work: Path, progress: Progress) -> Report:
+def _tokenize(
+    config: PrepareConfig, tokenizer: Tokenizer, executor: Executor, segments, work: Path, progress: Progress
+) -> Report:
     splitters = {"lines": "lines", "pairs": "pairs"}
     tasks = [
         TokenizeTask(
@@ -193,6 +195,7 @@ def _tokenize(config: PrepareConfig, executor, segments, work: Path, progress: P
             segments=task,
             splitter=splitters.get(task[0].file.format, config.sentences.splitter),
             tokenizer=str((work / "tokenizer").resolve()),
+            fingerprint=tokenizer.fingerprint,
             folder=str(work.resolve()),
             weights=[source.weight for source in config.all_sources],
         )
@@ -217,7 +220,7 @@ def _tokenize(config: PrepareConfig, executor, segments, work: Path, progress: P
     return whole
 
 
-def _hash_sources(executor, files: list[InputFile]) -> list[str | None]:
+def _hash_sources(executor: Executor, files: list[InputFile]) -> list[str | None]:
     hashes: list[str | None] = [None] * len(files)
     paths = [(number, Path(file.path)) for number, file in enumerate(files) if file.format != "dataset"]
 
@@ -234,7 +237,13 @@ def _hash_source(path: Path) -> str:
 
 
 def _build(
-    config: PrepareConfig, executor, report: Report, splits: dict, work: Path, progress: Progress
+    config: PrepareConfig,
+    tokenizer: Tokenizer,
+    executor: Executor,
+    report: Report,
+    splits: dict,
+    work: Path,
+    progress: Progress,
 ) -> dict[int, dict[str, list[ShardReport]]]:
     """Build every shard of every split and length; reports by length and split, in the order of the shards."""
     tasks, places = [], []
@@ -254,6 +263,7 @@ def _build(
                         weights=[source.weight for source in config.all_sources],
                         preparation=config.preparation(length),
                         tokenizer=str((work / "tokenizer").resolve()),
+                        fingerprint=tokenizer.fingerprint,
                         folder=str(work.resolve()),
                         output=str(length_folder(config, length).resolve()),
                         estimated_tokens=part.tokens,

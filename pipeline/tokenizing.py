@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline import ragged
+from pipeline.errors import UserError
 from pipeline.readers import read
 from pipeline.readers.files import Segment
 from pipeline.records import Document, token_type
@@ -71,6 +72,7 @@ class TokenizeTask:
     segments: list[Segment]
     splitter: str
     tokenizer: str
+    fingerprint: str
     folder: str
     weights: list[float]
 
@@ -95,15 +97,19 @@ def part_schema(vocab_size: int) -> pa.Schema:
 
 
 @lru_cache(maxsize=1)  # one tokenizer a worker, with its table of words
-def load_tokenizer(path: str) -> Tokenizer:
-    return Tokenizer.from_folder(path)
+def load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
+    """The tokenizer of a run. A worker of a cluster outlives runs, so the path alone doesn't name it."""
+    tokenizer = Tokenizer.from_folder(path)
+    if tokenizer.fingerprint != fingerprint:
+        raise UserError(f"{path}: isn't the tokenizer of this run any more; remove the output folder and prepare again")
+    return tokenizer
 
 
 def tokenize(task: TokenizeTask) -> Report:
     """Run one task, or find that it is complete."""
     if (complete := Report.load(task.report_path)) is not None:
         return complete
-    tokenizer = load_tokenizer(task.tokenizer)
+    tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
     report = Report()
     held: list[dict[str, np.ndarray]] = []
     tokens = 0

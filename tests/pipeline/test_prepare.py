@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import random
-import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -408,7 +408,6 @@ except UserError as error:
 @pytest.mark.parametrize("limit", [20_000, 60_000])
 def test_a_failing_write_ends_in_one_line_and_a_rerun_finishes(folder, undisturbed, limit):
     """A limit on the size of files stands for the full disk: writes fail in the middle, in stage 1 or 2."""
-    assert resource.RLIMIT_FSIZE  # this platform has it
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(folder), str(limit)], cwd=root, capture_output=True, text=True
@@ -456,3 +455,16 @@ def test_the_manifest_names_no_place(folder, undisturbed):
 def test_shards_config_bounds():
     with pytest.raises(UserError, match="target_tokens"):
         ShardsConfig(target_tokens=1)
+
+
+def test_a_worker_that_outlives_a_run_does_not_keep_its_tokenizer(tmp_path):
+    """The same output folder, prepared again with another tokenizer, in the same process."""
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(40))
+    config = corpus.config(tmp_path, [path])
+    prepare(config)
+    shutil.rmtree(tmp_path / "data")
+    corpus.tokenizer(lowercase=False).save(tmp_path / "cased")
+    prepare(corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "cased")))
+    alone = corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "cased"), output=str(tmp_path / "alone"))
+    prepare(alone)
+    assert corpus.contents(tmp_path / "alone") == corpus.contents(tmp_path / "data")
