@@ -42,6 +42,7 @@ CONTENDERS = {  # name -> (library, options, environment)
     "cloze bf16": ("cloze", {"bf16": True}, {}),
     "cloze bf16, malloc keeps pages": ("cloze", {"bf16": True}, KEEP_PAGES),
 }  # fmt: skip
+WARMUP_STEPS, WARMUP_SECONDS = 6, 5.0
 SHAPES = {
     "small": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024),
     "base": dict(),
@@ -154,6 +155,12 @@ def worker(name: str, workload: str, device: str, threads: int) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    # Until compilers have compiled and the allocator has seen every batch; the slow need fewer.
+    started = time.perf_counter()
+    for number in range(WARMUP_STEPS):
+        step(batches[number % len(batches)])
+        if number and time.perf_counter() - started > WARMUP_SECONDS:
+            break
     print("ready", flush=True)
     for number, _ in enumerate(sys.stdin):
         if device == "cuda":
@@ -193,7 +200,7 @@ def worker_command(name: str, workload: str, device: str, threads: int) -> list[
 
 
 def measure(
-    workload: str, device: str, threads: int, rounds: int, warmup: int, names: list[str], cpu_time: bool
+    workload: str, device: str, threads: int, rounds: int, names: list[str], cpu_time: bool
 ) -> dict[str, float]:
     """Median seconds of a step for each contender, which take turns."""
     processes = {}
@@ -207,15 +214,14 @@ def measure(
         if process.stdout.readline() != "ready\n":
             raise SystemExit(f"{name}: the process ended with status {process.wait()}")
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(warmup + rounds):
+    for _ in range(rounds):
         for name, process in processes.items():
             process.stdin.write("step\n")
             process.stdin.flush()
             answer = process.stdout.readline()
             if not answer:
                 raise SystemExit(f"{name}: the process ended with status {process.wait()}")
-            if number >= warmup:
-                seconds[name].append(float(answer.split()[cpu_time]))
+            seconds[name].append(float(answer.split()[cpu_time]))
     for process in processes.values():
         process.stdin.close()
         process.wait()
@@ -314,9 +320,7 @@ def report(arguments: argparse.Namespace) -> None:
     print(f"{hardware(device)}, {arguments.threads} threads, bf16 matmul peak {peak / 1e9:.0f} GFLOP/s\n")
     figures = {"hardware": hardware(device), "threads": arguments.threads, "matmul_peak_flops": peak, "workloads": {}}
     for workload in chosen:
-        seconds = measure(
-            workload, device, arguments.threads, rounds, 1 if arguments.quick else 3, names, arguments.cpu_time
-        )
+        seconds = measure(workload, device, arguments.threads, rounds, names, arguments.cpu_time)
         flops, tokens = useful_flops(workload, device)
         default = seconds[names[0]]
         print(f"{workload:<46}{'s a step':>9}{'tokens/s':>11}{'ratio':>8}{'of peak':>9}")
