@@ -57,8 +57,10 @@ def _only_tensors(path: str | Path) -> Iterator[None]:
     """Turn torch's refusal of anything but tensors, plain values and ALLOWED_CLASSES into a UserError."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; mend this, then run the same command again") from error
     except Exception as error:  # torch raises many kinds here; every one means the same to the user
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
@@ -196,9 +198,13 @@ class CheckpointManager:
             publish_text(aside / f"files-rank-{self.environment.rank:05d}.json", json.dumps(mine))
             distributed.barrier()
             if self.environment.is_main:
-                self._publish(aside, final, {**asdict(state), "world_size": self.environment.world_size, **facts})
+                self._publish(aside, final, {
+                    **asdict(state), "world_size": self.environment.world_size,
+                    "skipped_steps": engine.skipped_steps, **facts,  # skipped: fp16 overflows, which Adam never saw
+                })
             distributed.barrier()
         self._good.add(state.step)
+        self._damaged.discard(state.step)
         if self.environment.is_main:
             self._retain()
         return final
@@ -215,7 +221,11 @@ class CheckpointManager:
 
     def _publish(self, aside: Path, final: Path, state: dict) -> None:
         checksums: dict[str, tuple[int, str]] = {}
-        for part in sorted(aside.glob("files-rank-*.json")):
+        parts = sorted(aside.glob("files-rank-*.json"))
+        if len(parts) != self.environment.world_size:
+            raise UserError(f"output: found the files of {len(parts)} processes in {aside}, expected those of "
+                            f"{self.environment.world_size}; --output must be a folder that all machines share")
+        for part in parts:
             checksums.update(json.loads(part.read_text(encoding="utf-8")))
             part.unlink()
         publish_text(aside / STATE, json.dumps(state, indent=1) + "\n")
@@ -278,7 +288,7 @@ class CheckpointManager:
                             f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}")
         engine.checkpoint_engine = DurableCheckpointEngine()
         source = self._universal(step) if self.is_elastic(step) else folder
-        with _kept_hyper_parameters(engine, state["step"]):
+        with _kept_hyper_parameters(engine, state["step"] - state["skipped_steps"]):
             path, _ = engine.load_checkpoint(str(self.folder), tag=source.name)
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
@@ -297,7 +307,7 @@ class CheckpointManager:
 
 
 @contextlib.contextmanager
-def _kept_hyper_parameters(engine, step: int) -> Iterator[None]:
+def _kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
     """Undo what DeepSpeed's loaders do to the optimizer, and prove it.
 
     Its ZeRO-3 universal loader gives every group the hyper-parameters of group 0, and all flat groups one and the
@@ -314,8 +324,8 @@ def _kept_hyper_parameters(engine, step: int) -> Iterator[None]:
         if torch.is_tensor(state.get("step")):
             state["step"] = state["step"].clone()
             steps.append(float(state["step"]))
-    if set(steps) - {float(step)}:
-        raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {step} everywhere")
+    if set(steps) - {float(optimizer_steps)}:
+        raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")
 
 
 def _rng_state(device: torch.device) -> dict:

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from argparse import ArgumentError
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import get_type_hints
 
 import jsonargparse
@@ -80,10 +80,12 @@ def parse(name: str, arguments: list[str]):
     """
     parser = build_parser(name)
     config = _load(COMMANDS[name].config)
-    lists = {field for field, kind in get_type_hints(config).items() if kind == list[str]} - {COMMANDS[name].words}
+    kinds = get_type_hints(config)
+    lists = {field for field, kind in kinds.items() if kind == list[str]} - {COMMANDS[name].words}
+    sections = {field for field, kind in kinds.items() if is_dataclass(kind)}
     try:
-        namespace = parser.instantiate(parser.parse_args(_config_first(_join_lists(arguments, lists))))
-    except (ArgumentError, jsonargparse.ArgumentError) as error:
+        namespace = parser.instantiate(parser.parse_args(_files_first(_join_lists(arguments, lists), sections)))
+    except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
         raise UserError(f"cloze {name}: {_one_line(str(error), parser)}; see cloze {name} --help") from error
     return config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
 
@@ -105,17 +107,17 @@ def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
     return result
 
 
-def _config_first(arguments: list[str]) -> list[str]:
-    """Move every `--config FILE` to the front, so that overrides win whatever the order."""
-    first, rest, words = [], [], iter(arguments)
+def _files_first(arguments: list[str], sections: set[str]) -> list[str]:
+    """Move `--config FILE`, then `--SECTION FILE`, to the front, so that single fields win whatever the order."""
+    whole, files, rest, words = [], [], [], iter(arguments)
     for word in words:
-        if word == "--config":
-            first += [word, *([value] if (value := next(words, None)) is not None else [])]
-        elif word.startswith("--config="):
-            first.append(word)
+        option, equals, value = word.partition("=")
+        if option == "--config" or option[2:] in sections:
+            chosen = whole if option == "--config" else files
+            chosen += [word] if equals else [word, *([value] if (value := next(words, None)) is not None else [])]
         else:
             rest.append(word)
-    return first + rest
+    return whole + files + rest
 
 
 def _one_line(message: str, parser: jsonargparse.ArgumentParser) -> str:

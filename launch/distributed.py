@@ -7,7 +7,7 @@ import datetime
 import torch
 import torch.distributed as dist
 
-from launch.environment import Environment
+from launch.environment import Environment, device_index, device_type
 
 # Long enough for rank 0 to verify or convert a large checkpoint while the others wait.
 TIMEOUT = datetime.timedelta(minutes=30)
@@ -18,8 +18,8 @@ def initialize(environment: Environment) -> torch.device:
 
     One process alone meets itself in memory, so that no port can collide.
     """
-    if torch.cuda.is_available():
-        device = torch.device("cuda", environment.local_rank)
+    if device_type() == "cuda":
+        device = torch.device("cuda", device_index(environment, torch.cuda.device_count()))
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
@@ -43,21 +43,6 @@ def reduce_sum(values: torch.Tensor) -> torch.Tensor:
     """Sum of `values` over all ranks, in place; every rank gets it."""
     dist.all_reduce(values)
     return values
-
-
-def gather(value: float, device: torch.device) -> list[float]:
-    """One number from each rank, in the order of ranks, on every rank."""
-    mine = torch.tensor([value], dtype=torch.float64, device=device)
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)
-    return [float(item) for item in everyone]
-
-
-def any_rank(flag: bool, device: torch.device) -> bool:
-    """True on all ranks if true on any: how a stop is agreed."""
-    value = torch.tensor([int(flag)], device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return bool(value.item())
 
 
 def from_main(value: int, device: torch.device) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 
 import deepspeed
 import torch
 from deepspeed.utils import logger as deepspeed_logger
+from pydantic import ValidationError
 from torch import nn
 
 from launch.config import BatchArithmetic, OptimizerConfig, PretrainConfig
@@ -16,6 +16,16 @@ from pipeline.errors import UserError
 
 # DeepSpeed reports its own progress every step by default; ours is in metrics.py.
 NEVER = 2**31
+
+# Above any gradient norm; a number and not infinity, which JSON does not have.
+NO_CLIPPING = 1e30
+
+# Whole sections of DeepSpeed's that would quietly win over fields of ours.
+OURS_BY = {
+    "bf16": "train.precision", "fp16": "train.precision", "data_types": "train.precision",
+    "torch_autocast": "train.precision", "optimizer": "the section optimizer", "scheduler": "the section schedule",
+    "checkpoint": "the section checkpoint", "tensorboard": "launch/metrics.py",
+}  # fmt: skip
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -37,7 +47,7 @@ def deepspeed_config(config: PretrainConfig, world_size: int, *, load_universal:
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
         # Without partitioning the norm is measured while clipping, so none is a limit that nothing reaches.
-        "gradient_clipping": config.train.gradient_clipping or (0.0 if stage else math.inf),
+        "gradient_clipping": config.train.gradient_clipping or (0.0 if stage else NO_CLIPPING),
         "communication_data_type": "fp32",
         "zero_optimization": {"stage": stage},
         # The optimizer is ours (torch's AdamW); DeepSpeed knows a list of class names only.
@@ -55,6 +65,8 @@ def deepspeed_config(config: PretrainConfig, world_size: int, *, load_universal:
         result["data_types"] = {"grad_accum_dtype": "fp32"}
     if load_universal:
         result["checkpoint"] = {"load_universal": True}
+    for name in OURS_BY.keys() & config.deepspeed.keys():
+        raise UserError(f"deepspeed.{name}: found a setting, expected none: {OURS_BY[name]} decides it")
     return _merge(result, config.deepspeed, "deepspeed")
 
 
@@ -88,10 +100,16 @@ def build_engine(
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=build_optimizer(model, optimizer, learning_rate), config=config
-    )
-    if not engine.zero_optimization() and not engine.fp16_enabled():
+    try:
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=build_optimizer(model, optimizer, learning_rate), config=config
+        )
+    except ValidationError as error:  # of pydantic, with which DeepSpeed reads its configuration
+        found = error.errors()[0]
+        where = ".".join(map(str, found["loc"]))
+        raise UserError(f"deepspeed: found {where} = {found['input']!r}, expected a setting that DeepSpeed knows "
+                        f"({found['msg']}); see its configuration reference") from error
+    if not engine.zero_optimization():
         _keep_gradient_norm(engine)
     return engine
 

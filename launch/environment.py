@@ -25,10 +25,6 @@ class Environment:
     world_size: int = 1
     launcher: str = "single"
     """torchrun, slurm, mpi, or single: one process, started by hand."""
-    scheduler: str = "none"
-    """slurm, kubernetes or none: who may take the machine away."""
-    rendezvous: str | None = None
-    """`host:port` of rank 0; None for a single process, which needs none."""
 
     @property
     def is_main(self) -> bool:
@@ -42,10 +38,6 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         UserError: a launcher's variables are incomplete or contradict each other.
     """
     variables = os.environ if variables is None else variables
-    scheduler = (
-        "slurm" if "SLURM_JOB_ID" in variables else
-        "kubernetes" if "KUBERNETES_SERVICE_HOST" in variables else "none"
-    )
     for launcher, names in LAUNCHERS.items():
         # A plain `python` inside an sbatch script sees SLURM_PROCID too: only srun sets SLURM_STEP_ID with it.
         if names[0] not in variables or (launcher == "slurm" and "SLURM_STEP_ID" not in variables):
@@ -63,14 +55,11 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
                             "less than the world size; check the launcher's command line")
         if launcher == "slurm" and world_size == 1:
             break
-        host = variables.get("MASTER_ADDR")
-        port = variables.get("MASTER_PORT")
-        if world_size > 1 and not (host and port):
+        if world_size > 1 and not (variables.get("MASTER_ADDR") and variables.get("MASTER_PORT")):
             raise UserError(f"{launcher} started {world_size} processes but MASTER_ADDR and MASTER_PORT are not set; "
-                            "export both (see launch/clusters/) or start with torchrun")
-        rendezvous = f"{host}:{port}" if host and port else None
-        return Environment(rank, local_rank, world_size, launcher, scheduler, rendezvous)
-    return Environment(scheduler=scheduler)
+                            "export both or start with torchrun")
+        return Environment(rank, local_rank, world_size, launcher)
+    return Environment()
 
 
 def protect_process() -> None:
@@ -81,6 +70,27 @@ def protect_process() -> None:
     """
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def device_type() -> str:
+    """`cuda` where torch finds a GPU, else `cpu`; DS_ACCELERATOR=cpu keeps everything off the GPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu" else "cpu"
+
+
+def device_index(environment: Environment, num_devices: int) -> int:
+    """The GPU of this process, of those that it sees: its own one, or the one of its local rank.
+
+    Raises:
+        UserError: there are more processes than GPUs on this machine.
+    """
+    if environment.local_rank < num_devices:
+        return environment.local_rank
+    if num_devices == 1 and environment.launcher in ("slurm", "mpi"):
+        return 0  # `srun --gpus-per-task=1` shows each process its own GPU alone
+    raise UserError(f"local rank {environment.local_rank}: found {num_devices} GPUs on this machine, expected one for "
+                    "each process; start fewer processes, or DS_ACCELERATOR=cpu to train on the CPU")
 
 
 def prepare_deepspeed(environment: Environment) -> None:
@@ -94,8 +104,8 @@ def prepare_deepspeed(environment: Environment) -> None:
     os.environ["RANK"] = str(environment.rank)
     os.environ["LOCAL_RANK"] = str(environment.local_rank)
     os.environ["WORLD_SIZE"] = str(environment.world_size)
-    on_gpu = torch.cuda.is_available()
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if on_gpu else "cpu")
+    on_gpu = device_type() == "cuda"
+    os.environ["DS_ACCELERATOR"] = device_type()
     if environment.world_size == 1:
         # DeepSpeed asks for an address even where one process needs none.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -106,7 +116,9 @@ def prepare_deepspeed(environment: Environment) -> None:
         names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
         processes_here = next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()),
                               environment.world_size)
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes_here))
+        # macOS has no affinity to ask for.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // processes_here))
 
 
 def child_variables(**changes: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ class MetricsWriter:
         if path.exists():
             _truncate(path, step)
         self._file = open(path, "a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        self._board = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Append one line and one event a scalar; both are flushed."""
@@ -35,10 +35,6 @@ class MetricsWriter:
         for name, value in scalars.items():
             self._board.add_scalar(name, value, step)
         self._board.flush()
-
-    def text(self, name: str, content: str) -> None:
-        """A text panel in TensorBoard (Markdown)."""
-        self._board.add_text(name, content)
 
     def close(self) -> None:
         self._file.close()

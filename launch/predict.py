@@ -10,7 +10,7 @@ import torch
 from launch import runs
 from launch.config import FillMaskConfig
 from launch.console import Console
-from launch.environment import prepare_deepspeed, read_environment
+from launch.environment import device_type, prepare_deepspeed, read_environment
 from model.bert import BertForPreTraining
 from model.hub import load_pretrained
 from pipeline.errors import UserError
@@ -32,7 +32,7 @@ class Predictor:
     """
 
     def __init__(self, model: BertForPreTraining, tokenizer: Tokenizer) -> None:
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = torch.device(device_type())
         self.model = model.to(self.device).eval()
         self.tokenizer = tokenizer
 
@@ -47,9 +47,8 @@ class Predictor:
         if (folder / runs.CONFIG).exists():
             prepare_deepspeed(read_environment())
             from launch.checkpoint import read_weights
-            from model.config import BertConfig
 
-            config = BertConfig(**runs.read_config(folder)["model"])
+            config = runs.model_config(folder)
             weights, tokenizer_folder = read_weights(folder)[1], folder / runs.TOKENIZER
         else:
             config, weights = load_pretrained(folder)
@@ -69,6 +68,8 @@ class Predictor:
         Raises:
             UserError: there is no [MASK], or the text is longer than the model's positions.
         """
+        if top_k > self.model.config.vocab_size:
+            raise UserError(f"top_k: found {top_k}, expected at most {self.model.config.vocab_size}, the vocabulary")
         ids, blanks = self._encode_with_blanks(text)
         output = self.model(
             torch.tensor(ids, device=self.device), sequence_offsets=torch.tensor([0, len(ids)], dtype=torch.int32,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,10 @@ from pathlib import Path
 from launch import runs
 from launch.config import BatchArithmetic, PretrainConfig
 from launch.console import Console
-from launch.environment import prepare_deepspeed, read_environment
+from launch.environment import Environment, prepare_deepspeed, read_environment
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
-from pipeline.storage import publish_text
 
 EXIT_COMPLETE = 0
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
@@ -90,88 +89,103 @@ def pretrain(config: PretrainConfig) -> int:
     """Run or continue a pretraining; returns the exit status. Called by every process of the run."""
     environment = read_environment()
     prepare_deepspeed(environment)
-    # Imported here: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
+    # Imported here and below: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
     from launch import distributed
+    from launch.engine import deepspeed_config
+
+    console = Console(environment.is_main)
+    deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
+    manifest, model = check_data(Path(config.data), config.model)
+    config = replace(config, model=model)
+    runs.check_folder(config, manifest)
+    with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
+        device = distributed.initialize(environment)
+        trainer = prepare_trainer(config, manifest, environment, device, console)
+        complete = train(config, trainer)
+        distributed.shutdown()
+    console.say(f"complete at step {trainer.state.step}" if complete else
+                f"stopped at step {trainer.state.step} with a checkpoint; the same command continues")
+    return EXIT_COMPLETE if complete else EXIT_REQUEUE
+
+
+def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Environment, device, console: Console):
+    """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     from launch.checkpoint import CheckpointManager
     from launch.engine import build_engine, deepspeed_config
-    from launch.metrics import MetricsWriter
     from launch.objectives import PretrainingObjective
-    from launch.preemption import StopRequest
     from launch.trainer import Trainer
     from model.bert import BertForPreTraining, init_weights
     from model.flops import num_parameters
-    from pipeline.batches import BatchStream, evaluation_batches
-    from pipeline.shards import ShardReader
 
-    console = Console(environment.is_main)
-    data, output = Path(config.data), Path(config.output)
-    deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    manifest, model_config = check_data(data, config.model)
-    config = replace(config, model=model_config)
-    runs.check_folder(config, manifest.hash)
-    reader = ShardReader(data, "train")
-    evaluation = None
-    if manifest.splits["validation"].counts["samples"]:
-        evaluation = partial(
-            evaluation_batches, ShardReader(data, "validation"), micro_batch_size=config.train.micro_batch_size,
-            rank=environment.rank, world_size=environment.world_size, max_samples=config.train.evaluation_samples,
-        )  # fmt: skip
-    else:
-        console.warn(f"{data}: the validation split is empty; nothing is evaluated")
-
-    device = distributed.initialize(environment)
-    checkpoints = CheckpointManager(output / runs.CHECKPOINTS, environment, device,
+    checkpoints = CheckpointManager(Path(config.output) / runs.CHECKPOINTS, environment, device,
                                     keep_last=config.checkpoint.keep_last, warn=console.warn)
     step = find_resume(config, checkpoints)
-    if environment.is_main:
-        runs.describe(config, manifest.hash, data / runs.TOKENIZER)
-
-    model = BertForPreTraining(model_config, attention_kernel=config.train.attention_kernel,
-                               gradient_checkpointing=config.train.gradient_checkpointing)
-    init_weights(model, config.seed)
-    parameters = num_parameters(model)  # before ZeRO-3 empties them
     elastic = step is not None and checkpoints.is_elastic(step)
     if elastic:
         console.say(f"step {step} was saved by another number of processes: converting it")
         checkpoints.convert(step)
+    model = BertForPreTraining(config.model, attention_kernel=config.train.attention_kernel,
+                               gradient_checkpointing=config.train.gradient_checkpointing)
+    init_weights(model, config.seed)
+    parameters = num_parameters(model)  # before ZeRO-3 empties them
     made = deepspeed_config(config, environment.world_size, load_universal=elastic)
-    if environment.is_main:
-        publish_text(output / runs.DEEPSPEED, json.dumps(made, indent=1) + "\n")
     engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
     print_facts(config, manifest, engine, device, console, environment.world_size, parameters)
-
-    metrics = MetricsWriter(output, step or 0) if environment.is_main else None
-    facts = {"zero_stage": config.zero.stage, "manifest_hash": manifest.hash, "config_hash": runs.config_hash(config),
-             "tokenizer_fingerprint": manifest.tokenizer_fingerprint}
     trainer = Trainer(
-        engine=engine, objective=PretrainingObjective(config.train.loss_reduction), evaluation=evaluation,
-        flops=partial(micro_batch_flops, model_config), train=config.train, schedule=config.schedule,
-        checkpoint=config.checkpoint, checkpoints=checkpoints, metrics=metrics, console=console,
-        environment=environment, device=device, seed=config.seed, facts=facts,
+        engine=engine, objective=PretrainingObjective(config.train.loss_reduction),
+        evaluation=evaluation(config, manifest, environment, console), flops=partial(micro_batch_flops, config.model),
+        train=config.train, schedule=config.schedule, checkpoint=config.checkpoint, checkpoints=checkpoints,
+        console=console, environment=environment, device=device, seed=config.seed,
+        facts={"zero_stage": config.zero.stage},
     )  # fmt: skip
     if step is not None:
         trainer.resume(step)
         console.say(f"resumed from step {step} of {config.train.max_steps}")
-    stream = BatchStream(
-        reader, global_batch_size=config.train.global_batch_size, micro_batch_size=config.train.micro_batch_size,
-        rank=environment.rank, world_size=environment.world_size, seed=config.seed,
-        samples_consumed=trainer.state.samples_consumed,
+    if environment.is_main:
+        runs.describe(config, manifest, made)
+    return trainer
+
+
+def evaluation(config: PretrainConfig, manifest: Manifest, environment: Environment, console: Console):
+    """What makes the validation batches of this rank, or None if no document was held out."""
+    from pipeline.batches import evaluation_batches
+    from pipeline.shards import ShardReader
+
+    if not manifest.splits["validation"].counts["samples"]:
+        console.warn(f"{config.data}: the validation split is empty; nothing is evaluated")
+        return None
+    return partial(
+        evaluation_batches, ShardReader(config.data, "validation"), micro_batch_size=config.train.micro_batch_size,
+        rank=environment.rank, world_size=environment.world_size, max_samples=config.train.evaluation_samples,
     )  # fmt: skip
+
+
+def train(config: PretrainConfig, trainer) -> bool:
+    """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
+    from launch.metrics import MetricsWriter
+    from launch.preemption import StopRequest
+    from pipeline.batches import BatchStream
+    from pipeline.shards import ShardReader
+
+    environment, output = trainer.environment, Path(config.output)
+    stream = BatchStream(
+        ShardReader(config.data, "train"), global_batch_size=config.train.global_batch_size,
+        micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
+        seed=config.seed, samples_consumed=trainer.state.samples_consumed,
+    )  # fmt: skip
+    metrics = MetricsWriter(output, trainer.state.step) if environment.is_main else None
     try:
         with StopRequest() as stop:
             if environment.is_main:
                 runs.set_status(output, "running", trainer.state.step)
-            complete = trainer.run(stream, stop)
+            complete = trainer.run(stream, metrics, stop)
     finally:
         stream.close()
         if metrics:
             metrics.close()
     if environment.is_main:
         runs.set_status(output, "complete" if complete else "requeue", trainer.state.step)
-    console.say(f"complete at step {trainer.state.step}" if complete else
-                f"stopped at step {trainer.state.step} with a checkpoint; the same command continues")
-    distributed.shutdown()
-    return EXIT_COMPLETE if complete else EXIT_REQUEUE
+    return complete
 
 
 def find_resume(config: PretrainConfig, checkpoints) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from launch import runs
 from launch.config import QuickstartConfig
 from launch.console import Console, clock
-from launch.environment import child_variables
+from launch.environment import child_variables, device_type
 from launch.metrics import FILE_NAME as METRICS
 from launch.metrics import read_metrics
 from pipeline.errors import UserError
@@ -76,7 +76,7 @@ class Quickstart:
     def pretrain(self, data: str, run: Path) -> None:
         """Train to the half, stop with a signal as a scheduler would, and continue with the same command."""
         command = (
-            "torchrun", "--standalone", "--nproc-per-node", str(self.config.processes), "-m", "launch", "pretrain",
+            "torchrun", "--standalone", "--nproc-per-node", str(self.processes()), "-m", "launch", "pretrain",
             "--config", str(CONFIGS / "pretrain" / "tiny.yaml"), "--data", data, "--output", str(run),
             # A text so small is learned by heart: no dropout, and a rate that only a tiny model stands.
             "--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
@@ -117,6 +117,16 @@ class Quickstart:
         path = run / runs.STATUS
         return json.loads(path.read_text(encoding="utf-8"))["state"] if path.exists() else None
 
+    def processes(self) -> int:
+        """As many as wished, or as there are GPUs."""
+        if device_type() == "cpu":
+            return self.config.processes
+        import torch
+
+        if (num_gpus := torch.cuda.device_count()) < self.config.processes:
+            self.console.say(f"-- {num_gpus} of {self.config.processes} processes: one for each GPU")
+        return min(num_gpus, self.config.processes)
+
     def run(self) -> int:
         self.output.mkdir(parents=True, exist_ok=True)
         corpus = self.corpus()
@@ -131,7 +141,7 @@ class Quickstart:
         self.step("shards", Path(shards, "manifest.json"),
                   "cloze", "prepare", *data, "--tokenizer", vocabulary, "--output", shards, *sizes)
         self.pretrain(shards, Path(run))
-        self.step("export", Path(exported, "model.safetensors"), "cloze", "export", run, "--output", exported)
+        self.step("export", Path(exported, "config.json"), "cloze", "export", run, "--output", exported)
         self.step("blanks", None, "cloze", "predict", "fill-mask", exported, *BLANKS)
         self.console.say(
             f"\nAll done in {clock(time.monotonic() - self.began)}.\n"

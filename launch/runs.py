@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 
 from launch.config import PretrainConfig
+from model.config import BertConfig
 from pipeline.errors import UserError
-from pipeline.storage import publish_text
+from pipeline.manifest import Manifest
+from pipeline.storage import publish_text, readable_errors
 
 CONFIG = "config.yaml"
+DATA = "data.json"
 DEEPSPEED = "deepspeed.json"
 STATUS = "status.json"
 TOKENIZER = "tokenizer"
 CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
 
-# Fields that say where and how, not what: a run may go on with others, and its result is the same.
+# Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
+# other units, as another number of processes does.)
 FREE_FIELDS = {
     "data", "output", "checkpoint", "zero", "train.micro_batch_size", "train.log_every_steps",
     "train.evaluate_every_steps", "train.evaluation_samples", "train.gradient_checkpointing", "train.attention_kernel",
 }  # fmt: skip
+# What the weights are shaped by: no run can go on with another.
+FIXED = ("model.", "tokenizer_fingerprint")
 
 
 def _flatten(values: dict, prefix: str = "") -> dict[str, object]:
@@ -37,73 +46,102 @@ def _flatten(values: dict, prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def identity(config: PretrainConfig) -> dict[str, object]:
-    """The fields that shape a run's result, by dotted name."""
+def _shaping(values: dict) -> dict[str, object]:
+    """Of all fields, by dotted name, those that shape the result."""
     return {
-        name: value for name, value in _flatten(asdict(config)).items()
+        name: value for name, value in _flatten(values).items()
         if name not in FREE_FIELDS and name.split(".")[0] not in FREE_FIELDS
-    }
+    }  # fmt: skip
 
 
-def config_hash(config: PretrainConfig) -> str:
-    """SHA-256 of the fields that shape the result."""
-    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()
+def _data(manifest: Manifest) -> dict[str, str]:
+    """What a run was trained on."""
+    return {"manifest_hash": manifest.hash, "tokenizer_fingerprint": manifest.tokenizer_fingerprint}
 
 
-def read_config(folder: Path) -> dict:
-    """The resolved configuration of a run, as plain values.
-
-    Raises:
-        UserError: the folder holds no run.
-    """
-    path = folder / CONFIG
+def _read(path: Path) -> dict:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{folder}: found no readable {CONFIG}, expected the folder of a run of `cloze pretrain` "
-                        f"({type(error).__name__})") from error
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path.parent}: found no readable {path.name}, expected the folder of a run of `cloze "
+                        f"pretrain` ({type(error).__name__})") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: found no fields, expected the configuration of a run")
+        raise UserError(f"{path}: found no fields, expected those of a run of `cloze pretrain`")
     return content
 
 
-def check_folder(config: PretrainConfig, manifest_hash: str) -> None:
+def model_config(folder: Path) -> BertConfig:
+    """Shape of the model of a run.
+
+    Raises:
+        UserError: the folder holds no run, or one of another version.
+    """
+    try:
+        return BertConfig(**_read(folder / CONFIG)["model"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / CONFIG}: found no model that this version knows ({error}), expected the "
+                        "configuration of a run of `cloze pretrain`") from error
+
+
+def check_folder(config: PretrainConfig, manifest: Manifest) -> None:
     """Refuse a folder that holds something else than an earlier part of this very run.
 
     Raises:
         UserError: names the first field that differs, with both values.
     """
     folder = Path(config.output)
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or (folder.is_dir() and not {path.name for path in folder.iterdir()} - {LOCK}):
         return
-    if not (folder / CONFIG).exists():
+    if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
-    before = read_config(folder)
-    mend = "choose another --output, or accept the change with --checkpoint.accept_changes true"
-    if config.checkpoint.accept_changes:
-        return
-    if before.get("manifest_hash") != manifest_hash:
-        raise UserError(f"output: found {folder} with another run, trained on other shards ({before.get('data')}), "
-                        f"expected {config.data}; {mend}")
-    before = _flatten(before)
-    for name, value in identity(config).items():
-        if before.get(name) != value:
-            raise UserError(f"output: found {folder} with another run, whose {name} is {before.get(name)!r}, expected "
-                            f"{value!r}; {mend}")
+    before = _shaping(_read(folder / CONFIG)) | _read(folder / DATA)
+    now = _shaping(asdict(config)) | _data(manifest)
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) == now.get(name):
+            continue
+        mend = "choose another --output"
+        if not name.startswith(FIXED):
+            if config.checkpoint.accept_changes:
+                continue
+            mend += ", or accept the change with --checkpoint.accept_changes true"
+        raise UserError(f"output: found {folder} with another run, whose {name} is {before.get(name)!r}, expected "
+                        f"{now.get(name)!r}; {mend}")
 
 
-def describe(config: PretrainConfig, manifest_hash: str, tokenizer: Path) -> None:
-    """Write what is needed to understand, repeat and export the run: its configuration and its tokenizer."""
+def describe(config: PretrainConfig, manifest: Manifest, deepspeed: dict) -> None:
+    """Write what is needed to understand, repeat and export the run: its configurations and its tokenizer."""
     folder = Path(config.output)
-    # First, since it is what makes the folder a run's: whatever is missing when a start is cut short, the next adds.
-    publish_text(folder / CONFIG, yaml.safe_dump({**asdict(config), "manifest_hash": manifest_hash}, sort_keys=False))
+    publish_text(folder / DATA, json.dumps(_data(manifest), indent=1) + "\n")
+    # What makes the folder a run's; whatever is missing when a start is cut short, the next one adds.
+    publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
+    publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
     target = folder / TOKENIZER
     if not target.exists():
         aside = folder / (TOKENIZER + ".tmp")
         shutil.rmtree(aside, ignore_errors=True)
-        shutil.copytree(tokenizer, aside)
-        aside.rename(target)
+        with readable_errors(aside):
+            shutil.copytree(manifest.folder / TOKENIZER, aside)
+            aside.rename(target)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the run for one job at a time: a requeued one must not meet the one that it replaces.
+
+    Raises:
+        UserError: another job holds it.
+    """
+    with readable_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / LOCK, "w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"output: found {folder} in use by another job, expected it free; wait for that job or "
+                            "choose another --output") from None
+        yield
 
 
 def set_status(folder: Path, state: str, step: int) -> None:

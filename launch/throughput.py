@@ -9,8 +9,8 @@ import torch
 # Dense 16-bit peaks in FLOP/s from NVIDIA's data sheets, by a part of the device's name; the first match counts.
 PEAK_FLOPS = {
     "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12,
-    "L40S": 362e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
+    "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "V100": 125e12, "T4": 65e12,
+    "RTX 4090": 165e12, "RTX 3090": 71e12,
 }  # fmt: skip
 
 
@@ -21,8 +21,8 @@ def device_name(device: torch.device) -> str:
 
 def peak_flops(device: torch.device) -> float | None:
     """Peak of one device in FLOP/s for 16-bit matrix products, or None if it is not known."""
-    name = device_name(device)
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    name = f" {device_name(device).replace('-', ' ')} "  # whole words: an "RTX A1000" is no "A100"
+    return next((peak for part, peak in PEAK_FLOPS.items() if f" {part} " in name), None)
 
 
 class Throughput:

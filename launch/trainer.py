@@ -58,12 +58,13 @@ class Trainer:
     def __init__(self, *, engine, objective,
                  evaluation: Callable[[], Iterable[dict]] | None, flops: Callable[[dict], float], train: TrainConfig,
                  schedule: ScheduleConfig, checkpoint: CheckpointConfig, checkpoints: CheckpointManager,
-                 metrics: MetricsWriter | None, console: Console, environment: Environment, device: torch.device,
+                 console: Console, environment: Environment, device: torch.device,
                  seed: int, facts: dict) -> None:
         self.engine, self.objective = engine, objective
         self.evaluation, self.flops = evaluation, flops
         self.train, self.schedule, self.checkpoint = train, schedule, checkpoint
-        self.checkpoints, self.metrics, self.console = checkpoints, metrics, console
+        self.checkpoints, self.console = checkpoints, console
+        self.metrics: MetricsWriter | None = None
         self.environment, self.device, self.seed, self.facts = environment, device, seed, facts
         self.state = TrainState()
         self.throughput = Throughput()
@@ -79,12 +80,14 @@ class Trainer:
             self._window += saved["window"].to(self.device)
         self._saved_step = step
 
-    def run(self, stream: Iterator[RankBatch], stop: StopRequest) -> bool:
+    def run(self, stream: Iterator[RankBatch], metrics: MetricsWriter | None, stop: StopRequest) -> bool:
         """Train until train.max_steps; returns False if asked to stop before. A checkpoint is left either way.
 
         Args:
             stream: batches from `state.samples_consumed` on.
+            metrics: rank 0's writer, from `state.step` on; None elsewhere.
         """
+        self.metrics = metrics
         self.engine.train()
         self._evaluate_if_due()
         self.throughput.reset()
@@ -146,17 +149,13 @@ class Trainer:
         self.state = replace(self.state, tokens=self.state.tokens + round(tokens))
         self._window.zero_()
         loss = sums[0] / steps
-        if not math.isfinite(loss):
-            kept = self.checkpoints.steps()
-            raise UserError(
-                f"train.learning_rate: found a loss of {loss} at step {self.state.step}, expected a finite one; lower "
-                "the rate or lengthen the warmup; the newest checkpoint is of "
-                + (f"step {kept[-1]}" if kept else "no step yet")
-            )
+        self._refuse_infinite(loss)
         scalars = {"train/loss": loss}
         scalars |= {f"train/{name}": value for name, value in self.objective.scalars(sums).items()}
         scalars["train/learning_rate"] = self._rate
-        scalars["train/gradient_norm"] = float(self.engine.get_global_grad_norm() or 0.0)
+        norm = float(self.engine.get_global_grad_norm() or 0.0)
+        if math.isfinite(norm):  # an fp16 step that overflowed and was skipped has none
+            scalars["train/gradient_norm"] = norm
         scalars["data/padding_share"] = padding / (tokens + padding)
         scalars["data/tokens"] = self.state.tokens
         scalars["data/samples"] = self.state.samples_consumed
@@ -164,6 +163,15 @@ class Trainer:
         scalars |= self._speed()
         self._write(scalars)
         self.throughput.reset()
+
+    def _refuse_infinite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            kept = self.checkpoints.steps()
+            raise UserError(
+                f"train.learning_rate: found a loss of {loss} at step {self.state.step}, expected a finite one; lower "
+                "the rate or lengthen the warmup; the newest checkpoint is of "
+                + (f"step {kept[-1]}" if kept else "no step yet")
+            )
 
     def _speed(self) -> dict[str, float]:
         mine = self.throughput
@@ -206,5 +214,7 @@ class Trainer:
         if self._saved_step == self.state.step:
             return
         with self._not_training():
+            # A checkpoint of a model that is lost would push out the good ones.
+            self._refuse_infinite(distributed.reduce_sum(self._window[:1].clone()).item())
             self.checkpoints.save(self.engine, self.state, self.facts, {"window": self._window.cpu()})
         self._saved_step = self.state.step

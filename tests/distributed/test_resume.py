@@ -69,6 +69,17 @@ def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage):
     assert [event.value for event in events] == pytest.approx(written, rel=1e-6)
 
 
+def test_killed_before_the_first_checkpoint(data, tmp_path):
+    """It starts again from step 0, and no curve overlaps."""
+    run = tmp_path / "run"
+    command = pretrain_command(data, run, *RUN, "--train.max_steps", "30", "--checkpoint.every_steps", "0")
+    kill_when(start(command), lambda: step_of(run) >= 9)
+    assert "resumed" not in finish(start(command))
+    board = EventAccumulator(str(run))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(3, 31, 3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["1", "3"])
 def test_killed_between_checkpoints_at_the_other_stages(data, undisturbed, tmp_path, stage):

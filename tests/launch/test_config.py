@@ -1,6 +1,5 @@
 """Batch arithmetic, DeepSpeed's configuration, the command line's overrides."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -52,7 +51,7 @@ def test_a_section_of_deepspeeds_own_settings_adds_and_never_contradicts(tmp_pat
 
 def test_no_clipping_still_measures_the_norm():
     config = replace(BASE, train=replace(BASE.train, gradient_clipping=0))
-    assert deepspeed_config(config, 1)["gradient_clipping"] == math.inf
+    assert deepspeed_config(config, 1)["gradient_clipping"] == 1e30
 
 
 def test_overrides_win_over_the_file_whatever_the_order(tmp_path):
@@ -62,6 +61,14 @@ def test_overrides_win_over_the_file_whatever_the_order(tmp_path):
     assert (config.train.max_steps, config.train.learning_rate) == (9, 0.5)
     config = parse("pretrain", [f"--config={tmp_path / 'c.yaml'}", "--data", "d", "--output", "o"])
     assert config.train.max_steps == 7
+
+
+def test_single_fields_win_over_the_file_of_their_section():
+    for order in ((0, 1), (1, 0)):
+        options = [["--model.hidden_size", "64"], ["--model", "configs/model/tiny.yaml"]]
+        arguments = [word for i in order for word in options[i]]
+        model = parse("pretrain", [*arguments, "--data", "d", "--output", "o"]).model
+        assert (model.hidden_size, model.num_hidden_layers) == (64, 2)
 
 
 def test_a_list_may_be_several_words_one_word_or_a_list():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.environment import read_environment
+from launch.environment import Environment, device_index, read_environment
 from pipeline.errors import UserError
 
 ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -16,10 +16,10 @@ def test_one_process_by_hand():
 def test_torchrun_srun_and_mpirun():
     torchrun = read_environment({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", **ADDRESS})
     assert (torchrun.rank, torchrun.local_rank, torchrun.world_size, torchrun.launcher) == (3, 1, 4, "torchrun")
-    assert torchrun.rendezvous == "node1:29500" and not torchrun.is_main
+    assert not torchrun.is_main
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
     srun = read_environment({**slurm, **ADDRESS})
-    assert (srun.rank, srun.launcher, srun.scheduler) == (2, "slurm", "slurm")
+    assert (srun.rank, srun.launcher) == (2, "slurm")
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     assert read_environment({**mpi, **ADDRESS}).launcher == "mpi"
 
@@ -34,7 +34,14 @@ def test_torchrun_inside_a_slurm_job_counts_as_torchrun():
 def test_plain_python_inside_an_sbatch_script_is_one_process():
     variables = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}
     environment = read_environment(variables)
-    assert (environment.world_size, environment.launcher, environment.scheduler) == (1, "single", "slurm")
+    assert (environment.world_size, environment.launcher) == (1, "single")
+
+
+def test_each_process_has_a_gpu_of_its_own():
+    assert device_index(Environment(rank=5, local_rank=1, world_size=8, launcher="torchrun"), 4) == 1
+    assert device_index(Environment(rank=3, local_rank=3, world_size=8, launcher="slurm"), 1) == 0
+    with pytest.raises(UserError, match="found 1 GPUs on this machine"):
+        device_index(Environment(rank=1, local_rank=1, world_size=2, launcher="torchrun"), 1)
 
 
 @pytest.mark.parametrize(

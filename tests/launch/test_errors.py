@@ -6,14 +6,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from launch.checkpoint import ALLOWED_CLASSES, load_pickled
+from launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, _kept_hyper_parameters, load_pickled
 from launch.cli import main
+from launch.environment import Environment
 from pipeline.errors import UserError
-from tests.launching import ROOT, TINY, finish, pretrain_command, start, train
+from tests.launching import ROOT, TINY, curve, finish, pretrain_command, start, step_of, train, weights
 from tests.synthetic import make_shards
 
 
@@ -53,6 +55,8 @@ def error_of(capsys, *arguments) -> str:
         (["--optimizer.betas", "[0.9]"], "optimizer.betas: found [0.9]"),
         (["--zero.stage", "4"], "zero.stage"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--config", sys.executable], "cloze pretrain"),
+        (["--deepspeed", '{"bf16": {"enabled": true}}'], "deepspeed.bf16: found a setting, expected none"),
     ],
 )
 def test_a_wrong_field_names_itself_what_was_found_and_what_was_expected(data, tmp_path, capsys, overrides, expected):
@@ -96,11 +100,17 @@ def test_a_shard_damaged_inside_stops_the_run(data, tmp_path):
 
 def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):
     arguments = ("pretrain", *TINY, "--data", data, "--train.max_steps", "4", "--output")
+    # What shapes the weights cannot change, whatever is accepted; and an attempt leaves the run as it was.
+    before = (finished / "config.yaml").read_text()
+    line = error_of(capsys, *arguments, finished, "--model.hidden_size", "64", "--checkpoint.accept_changes", "true")
+    assert "model.hidden_size is 32, expected 64" in line and (finished / "config.yaml").read_text() == before
     line = error_of(capsys, *arguments, finished, "--train.learning_rate", "1e-4")
     assert "train.learning_rate is 0.003, expected 0.0001" in line and "--checkpoint.accept_changes" in line
     other = make_shards(tmp_path / "other", seed=1)
-    assert "other shards" in error_of(capsys, "pretrain", *TINY, "--data", other, "--train.max_steps", "4",
-                                      "--output", finished)
+    assert "manifest_hash" in error_of(capsys, "pretrain", *TINY, "--data", other, "--train.max_steps", "4",
+                                       "--output", finished)
+    (tmp_path / "file").write_text("")
+    assert "files that are no run" in error_of(capsys, *arguments, tmp_path / "file")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     assert "files that are no run" in error_of(capsys, *arguments, tmp_path / "mine")
@@ -123,6 +133,62 @@ def test_all_checkpoints_damaged_is_no_silent_restart(data, finished, tmp_path):
         (path / "checksums.json").unlink()
     output = train(data, run, "--train.max_steps", "4", "--checkpoint.every_steps", "2", status=2)
     assert "every checkpoint there is damaged" in output.splitlines()[-1]
+
+
+def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "launch", "pretrain", "--config", str(finished / "config.yaml"), "--output",
+         str(tmp_path / "again"), "--checkpoint.resume", "auto"], cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert curve(tmp_path / "again") == curve(finished)
+
+
+def test_two_jobs_do_not_share_a_run(data, tmp_path):
+    first = start(pretrain_command(data, tmp_path / "run", "--train.max_steps", "100000"))
+    while step_of(tmp_path / "run") < 1:
+        assert first.poll() is None
+    output = train(data, tmp_path / "run", "--train.max_steps", "100000", status=2)
+    assert "in use by another job" in output.splitlines()[-1]
+    first.terminate()
+    finish(first, status=75)
+
+
+def test_an_unknown_setting_of_deepspeed(data, tmp_path):
+    output = train(data, tmp_path / "run", "--deepspeed", '{"zero_optimization": {"foo": 1}}', status=2)
+    assert "deepspeed: found foo = 1" in output.splitlines()[-1]
+
+
+def test_a_lost_model_is_not_saved_over_the_good_checkpoints(data, tmp_path):
+    """The loss leaves the finite numbers between two lines of metrics; a checkpoint is due before the next line."""
+    output = train(data, tmp_path / "run", "--train.learning_rate", "1e30", "--schedule.warmup_steps", "3",
+                   "--train.log_every_steps", "50", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "2",
+                   status=2)
+    assert "expected a finite one" in output.splitlines()[-1]
+    steps = CheckpointManager(tmp_path / "run" / "checkpoints", Environment(), torch.device("cpu")).steps()
+    assert steps, "the checkpoints from before are kept"
+    assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run", steps[0]).values())
+
+
+def test_a_resume_after_skipped_fp16_steps_expects_fewer_optimizer_steps():
+    """Adam has seen 997 of 1000 steps; DeepSpeed's ZeRO-3 loader shares one step tensor and mixes up the groups."""
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.AdamW([{"params": parameters[:1], "weight_decay": 0.5}, {"params": parameters[1:]}])
+    engine = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
+
+    def load():
+        shared = torch.tensor(997.0)
+        for parameter, group in zip(parameters, optimizer.param_groups, strict=True):
+            optimizer.state[parameter]["step"] = shared
+            group["weight_decay"] = 0.5
+
+    with _kept_hyper_parameters(engine, 1000 - 3):
+        load()
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.01]
+    first, second = (optimizer.state[parameter]["step"] for parameter in parameters)
+    assert first is not second and first == second == 997
+    with pytest.raises(RuntimeError, match="expected 1000"), _kept_hyper_parameters(engine, 1000):
+        load()
 
 
 def test_fp16_needs_a_gpu(data, tmp_path):
