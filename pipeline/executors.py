@@ -1,6 +1,7 @@
 """Where tasks run: in this process, in spawned processes, or on a Dask cluster; one concurrent.futures interface."""
 
 import ctypes
+import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ProcessPoolExecutor, wait
@@ -52,6 +53,9 @@ def start_worker() -> None:
     keep_memory()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
+    # What tasks need is imported now, while the parent process still plans, and not with the first task.
+    importlib.import_module("pipeline.tokenizing")
+    importlib.import_module("pipeline.building")
 
 
 @contextmanager
@@ -65,6 +69,7 @@ def open_executor(config: PrepareConfig) -> Iterator[Executor]:
     else:
         context = multiprocessing.get_context("spawn")  # a forked `tokenizers` deadlocks (datasets#620, #5094)
         pool = ProcessPoolExecutor(config.workers, mp_context=context, initializer=start_worker)
+        pool.submit(int)  # the first task, even an empty one, starts all processes
         try:
             yield pool
         finally:

@@ -83,11 +83,11 @@ def _run(
     """Both stages, and the manifests."""
     if tokenizer.word_table_reason:
         progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing goes at the library's rate")
-    if (expected := estimate(config, tokenizer, files, segments)) is not None:
-        check_disk(expected, work.parent)
-        progress.note(f"estimate: {expected}")
-    copy_tokenizer(tokenizer, work / "tokenizer", durable=False)  # written anew by each run
-    with open_executor(config) as executor:
+    with open_executor(config) as executor:  # its processes start while this one estimates
+        if (expected := estimate(config, tokenizer, files, segments)) is not None:
+            check_disk(expected, work.parent)
+            progress.note(f"estimate: {expected}")
+        copy_tokenizer(tokenizer, work / "tokenizer", durable=False)  # written anew by each run
         report = _tokenize(config, tokenizer, executor, segments, work, progress)
         hashes = _hash_sources(executor, files)
         splits, remarks = plan_splits(config, report, work)
