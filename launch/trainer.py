@@ -96,7 +96,8 @@ class Trainer:
             stopping = self._advance(stream, stop)
             if self.state.step % self.train.log_every_steps == 0 or self.state.step == self.train.max_steps:
                 self._log()
-            if not stopping:  # there is little time then: what is due is evaluated after the resume
+            # A stop leaves little time: what is due then is evaluated after the resume, if there will be one.
+            if not stopping or self.state.step == self.train.max_steps:
                 self._evaluate_if_due()
             every = self.checkpoint.every_steps
             if every and self.state.step % every == 0:
@@ -214,7 +215,11 @@ class Trainer:
         if self._saved_step == self.state.step:
             return
         with self._not_training():
-            # A checkpoint of a model that is lost would push out the good ones.
-            self._refuse_infinite(distributed.reduce_sum(self._window[:1].clone()).item())
+            # A checkpoint of a model that is lost would push out the good ones. The last gradient tells of weights
+            # that no loss has seen yet; an fp16 step that overflowed was skipped and changed none.
+            seen = distributed.reduce_sum(self._window[:1].clone()).item()
+            if not self.engine.fp16_enabled():
+                seen += float(self.engine.get_global_grad_norm() or 0.0)
+            self._refuse_infinite(seen)
             self.checkpoints.save(self.engine, self.state, self.facts, {"window": self._window.cpu()})
         self._saved_step = self.state.step
