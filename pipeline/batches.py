@@ -228,14 +228,6 @@ class BatchStream:
         )
 
 
-def evaluation_steps(
-    reader: ShardReader, *, micro_batch_size: int, world_size: int, max_samples: int | None = None
-) -> int:
-    """How many micro-batches `evaluation_batches` gives, on every rank."""
-    count = reader.num_samples if max_samples is None else min(max_samples, reader.num_samples)
-    return -(-count // (micro_batch_size * world_size))
-
-
 def evaluation_batches(
     reader: ShardReader,
     *,
