@@ -315,7 +315,9 @@ def _kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
     load_hp_checkpoint_state_from_checkpoint_dir_stage3).
     """
     optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    before = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    # DeepSpeed's FusedAdam counts its steps in the group.
+    before = [{name: value for name, value in group.items() if name not in ("params", "step")}
+              for group in optimizer.param_groups]
     yield
     for group, values in zip(optimizer.param_groups, before, strict=True):
         group.update(values)
@@ -323,6 +325,7 @@ def _kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
     for state in optimizer.state.values():
         if torch.is_tensor(state.get("step")):
             state["step"] = state["step"].clone()
+        if "step" in state:  # Muon's states have none
             steps.append(float(state["step"]))
     if set(steps) - {float(optimizer_steps)}:
         raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")

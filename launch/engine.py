@@ -125,9 +125,9 @@ def _keep_gradient_norm(engine: deepspeed.DeepSpeedEngine) -> None:
 
 
 def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
-    """Set the rate that the next optimizer step uses, in every group."""
+    """Set the rate that the next optimizer step uses, in every group its share."""
     for group in engine.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["lr_scale"]
 
 
 def compute_dtype(engine: deepspeed.DeepSpeedEngine) -> torch.dtype:

@@ -18,12 +18,30 @@ _PREFETCHED_BATCHES = 4
 
 
 @dataclass(frozen=True)
+class BatchWarmup:
+    """Global batches that grow from `initial` in steps of `increment`, as many real tokens apart each (as Megatron-LM's
+    `rampup_batch_size`, which counts samples); from `tokens` tokens on they have their final size.
+    """
+
+    initial: int
+    increment: int
+    tokens: int
+
+    def size(self, tokens: int, final: int) -> int:
+        """Samples of the global batch after `tokens` real tokens."""
+        if tokens >= self.tokens:
+            return final
+        return self.initial + self.increment * ((final - self.initial) // self.increment * tokens // self.tokens)
+
+
+@dataclass(frozen=True)
 class RankBatch:
     """This rank's part of one global batch.
 
     micro_batches: as many as accumulation steps, each what `collate` returns.
     position: samples consumed before this batch. epoch: of the batch's first sample.
-    num_samples: of the global batch. indices (num_samples,): the samples of the global batch, by index.
+    num_samples, global_tokens (real ones): of the global batch, over all ranks. indices (num_samples,): the samples of
+    the global batch, by index.
     num_tokens, num_masked, num_pairs (samples with a next-sentence label), num_padding (tokens that padding each
     micro-batch to its longest sample would add): of this rank's part.
     """
@@ -32,6 +50,7 @@ class RankBatch:
     position: int
     epoch: int
     num_samples: int
+    global_tokens: int
     num_tokens: int
     num_masked: int
     num_pairs: int
@@ -136,8 +155,10 @@ def _join(parts: list[tuple[int, np.ndarray, Samples, Masks]]) -> tuple[np.ndarr
 class BatchStream:
     """Iterator over global batches from `samples_consumed` on; it makes this rank's part of each.
 
-    A global batch holds the same samples for any number of ranks. A thread prefetches; `close` ends it.
-    Raises UserError if global_batch_size isn't a multiple of micro_batch_size × world_size.
+    A global batch holds the same samples for any number of ranks, also while `warmup` lets it grow: every rank reads
+    the whole of it, so that the tokens so far, which decide its size, are known without asking the others.
+    `tokens_consumed`: real tokens before `samples_consumed`. A thread prefetches; `close` ends it.
+    Raises UserError if a batch size isn't a multiple of micro_batch_size × world_size.
     """
 
     def __init__(
@@ -150,18 +171,22 @@ class BatchStream:
         world_size: int,
         seed: int,
         samples_consumed: int = 0,
+        tokens_consumed: int = 0,
+        warmup: BatchWarmup | None = None,
     ):
-        if global_batch_size % (micro_batch_size * world_size):
-            raise UserError(
-                f"global_batch_size: found {global_batch_size}, expected a multiple of micro_batch_size "
-                f"{micro_batch_size} × processes {world_size} = {micro_batch_size * world_size}; change one of them"
-            )
+        at_once = micro_batch_size * world_size
+        for size in [global_batch_size, *([warmup.initial, warmup.increment] if warmup else [])]:
+            if size % at_once:
+                raise UserError(
+                    f"global_batch_size: found {size}, expected a multiple of micro_batch_size "
+                    f"{micro_batch_size} × processes {world_size} = {at_once}; change one of them"
+                )
         self._stream = SampleStream(reader, seed)
-        self._size, self._micro = global_batch_size, micro_batch_size
+        self._size, self._micro, self._warmup = global_batch_size, micro_batch_size, warmup
         self._rank, self._world_size = rank, world_size
         self._queue: queue.Queue = queue.Queue(_PREFETCHED_BATCHES)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._prefetch, args=(samples_consumed,), daemon=True)
+        self._thread = threading.Thread(target=self._prefetch, args=(samples_consumed, tokens_consumed), daemon=True)
         self._thread.start()
 
     def __iter__(self) -> "BatchStream":
@@ -186,12 +211,14 @@ class BatchStream:
                 break
         self._thread.join(timeout=60)
 
-    def _prefetch(self, position: int) -> None:
+    def _prefetch(self, position: int, tokens: int) -> None:
         try:
             while not self._closed.is_set():
-                if not self._put(self._make(position)):
+                size = self._warmup.size(tokens, self._size) if self._warmup else self._size
+                batch = self._make(position, size)
+                if not self._put(batch):
                     return
-                position += self._size
+                position, tokens = position + size, tokens + batch.global_tokens
         except BaseException as error:  # handed to the consumer: a failure of the thread is the job's failure
             self._put(error)
 
@@ -204,8 +231,8 @@ class BatchStream:
                 continue
         return False
 
-    def _make(self, position: int) -> RankBatch:
-        parts = self._stream.read(position, self._size)
+    def _make(self, position: int, size: int) -> RankBatch:
+        parts = self._stream.read(position, size)
         indices, samples, masks = _join(parts)
         whole = Window(samples, masks)
         rows = deal(samples.lengths, self._micro, self._rank, self._world_size)
@@ -219,7 +246,8 @@ class BatchStream:
             micro_batches=micro_batches,
             position=position,
             epoch=parts[0][0],
-            num_samples=self._size,
+            num_samples=size,
+            global_tokens=len(samples.input_ids),
             num_tokens=int(samples.lengths[mine].sum()),
             num_masked=int(np.diff(masks.offsets)[mine].sum()),
             num_pairs=int((samples.next_sentence_label[mine] != NO_LABEL).sum()),

@@ -61,6 +61,17 @@ def test_fp32(data, tmp_path, stage):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["2", "3"])
+@pytest.mark.parametrize("optimizer", [
+    ("--optimizer.bias_correction", "false", "--optimizer.layer_decay", "0.7"),  # eight groups
+    ("--optimizer.implementation", "deepspeed"),
+], ids=["uncorrected", "deepspeed"])  # fmt: skip
+def test_other_optimizers(data, tmp_path, stage, optimizer):
+    two, changed = there_and_back(data, tmp_path, "--zero.stage", stage, *optimizer)
+    assert distance(weights(two), weights(changed)) <= 1e-5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_bf16(data, tmp_path, stage):
     """Within twice of what a fresh run differs between 1 and 2 processes."""

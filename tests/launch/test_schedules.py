@@ -53,6 +53,53 @@ def test_nvidias_polynomial_drops_at_the_end_of_its_warmup():
         assert multiplier(config, steps, steps) == 0
 
 
+def test_the_bert_release_and_its_second_phase_on_one_line():
+    """Its rate is 1 - step / 1M from step 0 on (google-research/bert `optimization.py`); 900k steps and then 100k."""
+    first = ScheduleConfig(name="poly_nvidia", power=1.0, warmup_steps=10_000, final_share=0.1)
+    second = ScheduleConfig(name="poly_nvidia", power=1.0, warmup_steps=0)
+    for step in (0, 1, 9_999, 10_000, 500_000, 899_999):
+        expected = step / 10_000 if step < 10_000 else 1 - step / 1_000_000
+        assert multiplier(first, step, 900_000) == pytest.approx(expected)
+    for step in (900_000, 950_000, 1_000_000):
+        assert 0.1 * multiplier(second, step - 900_000, 100_000) == pytest.approx(1 - step / 1_000_000)
+
+
+def test_wsd_down_by_the_root():
+    """transformers' own, 1 - sqrt."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = optimization.get_wsd_schedule(optimizer, WARMUP, num_decay_steps=27, num_training_steps=STEPS,
+                                              decay_type="1-sqrt")
+    config = ScheduleConfig(name="wsd", warmup_steps=WARMUP, decay_share=0.2, decay_shape="sqrt")
+    for step in range(STEPS):
+        assert multiplier(config, step, STEPS) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12), step
+        optimizer.step()
+        scheduler.step()
+
+
+def test_a_triangle_as_in_cramming():
+    """cramming `schedulers.py`: from a quarter of the peak up to it over three quarters of the budget, then to zero."""
+    config = ScheduleConfig(name="linear", warmup_share=0.75, initial_share=0.25)
+    for at in (0, 100, 1000, 75_000, 80_000, 100_000):
+        x = at / 100_000
+        assert multiplier(config, at, 100_000) == pytest.approx(min(0.25 + x * 0.75 / 0.75, 4 - 4 * x))
+
+
+def test_warmup_by_tokens():
+    config = ScheduleConfig(name="wsd", warmup_tokens=1000)
+    assert [multiplier(config, step, 100, tokens) for step, tokens in ((0, 0), (7, 250), (9, 1000), (50, 9999))] == [
+        0, 0.25, 1, 1]
+    assert multiplier(config, 95, 100, 99999) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "poly_nvidia", "wsd"])
+def test_a_time_budget_ends_with_the_rate_at_zero(name):
+    """24 hours in seconds: 6% of warmup, and nothing is left once the time is used up, also when a step overshoots."""
+    config, day = ScheduleConfig(name=name, warmup_share=0.06), 24 * 3600.0
+    assert multiplier(config, 0.03 * day, day) == pytest.approx(0.5)
+    assert 0 < multiplier(config, 0.999 * day, day) < 0.06
+    assert multiplier(config, day, day) == multiplier(config, day + 5, day) == 0
+
+
 def test_exponential_steps():
     config = ScheduleConfig(name="exponential", warmup_steps=10, factor=0.9, factor_steps=250)
     assert [multiplier(config, step, 1000) for step in (10, 259, 260, 509, 510)] == pytest.approx(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline import order
-from pipeline.batches import BatchStream, SampleStream, deal, evaluation_batches
+from pipeline.batches import BatchStream, BatchWarmup, SampleStream, deal, evaluation_batches
 from pipeline.config import MaskingConfig, SamplesConfig
 from pipeline.errors import UserError
 from pipeline.prepare import prepare
@@ -30,9 +30,10 @@ def data(folder):
     return folder / "data"
 
 
-def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0):
+def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0, tokens=0, warmup=None):
     stream = BatchStream(ShardReader(data), global_batch_size=size, micro_batch_size=micro, rank=rank,
-                         world_size=world_size, seed=seed, samples_consumed=start)  # fmt: skip
+                         world_size=world_size, seed=seed, samples_consumed=start, tokens_consumed=tokens,
+                         warmup=warmup)  # fmt: skip
     try:
         return [next(stream) for _ in range(count)]
     finally:
@@ -79,6 +80,28 @@ def test_lengths_at_a_micro_step_are_alike_over_ranks():
         found = np.concatenate([lengths[rows[rank][step]] for rank in range(4)])
         assert found.max() <= np.sort(lengths)[16 * (step + 1) - 1] and found.min() >= np.sort(lengths)[16 * step]
     assert np.array_equal(np.sort(np.concatenate([np.concatenate(r) for r in rows])), np.arange(64))
+
+
+def test_a_batch_that_grows_by_tokens_is_the_same_for_any_ranks_and_from_any_step(data):
+    warmup = BatchWarmup(initial=8, increment=8, tokens=4000)
+    alone = take(data, 12, size=32, warmup=warmup)
+    sizes = [batch.num_samples for batch in alone]
+    assert sizes == sorted(sizes) and set(sizes) == {8, 16, 24, 32} and sizes[-1] == 32
+    assert [batch.num_samples // 4 for batch in alone] == [len(batch.micro_batches) for batch in alone]
+    before = np.cumsum([0, *(batch.num_tokens for batch in alone)])
+    assert all((size == 32) == (tokens >= 4000) for size, tokens in zip(sizes, before[:-1], strict=True))
+    parts = [take(data, 12, rank, 2, size=32, warmup=warmup) for rank in range(2)]
+    for number, whole in enumerate(alone):
+        assert all(np.array_equal(part[number].indices, whole.indices) for part in parts)
+        assert sum(part[number].num_tokens for part in parts) == whole.num_tokens == whole.global_tokens
+    for number in (1, 3, 5):
+        again = take(data, 12 - number, size=32, warmup=warmup, start=alone[number].position, tokens=before[number])
+        assert all(np.array_equal(a.indices, b.indices) for a, b in zip(alone[number:], again, strict=True))
+
+
+def test_every_size_on_the_way_must_divide(data):
+    with pytest.raises(UserError, match="found 6, expected a multiple of micro_batch_size 4"):
+        take(data, 1, size=32, warmup=BatchWarmup(initial=8, increment=6, tokens=10))
 
 
 def test_resuming_is_a_seek_across_epochs(data):

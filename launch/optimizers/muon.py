@@ -1,0 +1,36 @@
+"""Muon for the encoder's matrices, AdamW for everything else, as one optimizer."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import AdamW, Muon, Optimizer
+
+
+class MuonWithAdamW(Optimizer):
+    """torch's Muon over the groups whose `muon` is true and torch's AdamW over the others.
+
+    Groups and states are this object's, so that rates are set, and states saved and loaded, as with any optimizer; the
+    two inner ones only do the arithmetic. Muon's update is scaled to the size of AdamW's (`match_rms_adamw`, arXiv
+    2502.16982), so that one learning rate and one weight decay serve both.
+    """
+
+    def __init__(self, groups: list[dict], *, lr: float, betas: tuple[float, float], eps: float,
+                 momentum: float) -> None:
+        self.muon = Muon([group for group in groups if group["muon"]], lr=lr, momentum=momentum,
+                         adjust_lr_fn="match_rms_adamw")
+        self.adamw = AdamW([group for group in groups if not group["muon"]], lr=lr, betas=betas, eps=eps, fused=True)
+        super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update every parameter that has a gradient; `closure` as torch.optim defines it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for inner, muon in ((self.muon, True), (self.adamw, False)):
+            # Given anew each time: loading a state makes new groups and states.
+            inner.param_groups = [group for group in self.param_groups if group["muon"] == muon]
+            inner.state = self.state
+            inner.step()
+        return loss

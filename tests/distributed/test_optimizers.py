@@ -1,0 +1,35 @@
+"""Every optimizer in a real run of two processes: killed by SIGKILL and resumed it ends with the same bits."""
+
+import pytest
+
+from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_command, start, step_of, weights
+from tests.synthetic import make_shards
+
+RUN = ("--train.max_steps", "24", "--train.log_every_steps", "3", "--checkpoint.every_steps", "8")
+slow = pytest.mark.slow
+CASES = [
+    pytest.param("MuonWithAdamW", "0", ("--optimizer.name", "muon"), id="muon"),
+    pytest.param("UncorrectedAdamW", "2", ("--optimizer.bias_correction", "false"), id="uncorrected"),
+    pytest.param("UncorrectedAdamW", "3", ("--optimizer.bias_correction", "false"), id="uncorrected-3", marks=slow),
+    pytest.param("Lamb", "0", ("--optimizer.name", "lamb"), id="lamb", marks=slow),
+    pytest.param("StableAdamW", "0", ("--optimizer.name", "stable_adamw"), id="stable_adamw", marks=slow),
+    pytest.param("AdamW", "2", ("--optimizer.layer_decay", "0.8"), id="layer_decay", marks=slow),
+    # Compiles for two minutes where it was never compiled before.
+    pytest.param("DeepSpeedCPUAdam", "2", ("--optimizer.implementation", "deepspeed"), id="deepspeed", marks=slow),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("optimizers"))
+
+
+@pytest.mark.parametrize(("kind", "stage", "overrides"), CASES)
+def test_killed_and_resumed(data, tmp_path, kind, stage, overrides):
+    whole, cut = (pretrain_command(data, tmp_path / name, *RUN, "--zero.stage", stage, *overrides, processes=2)
+                  for name in ("whole", "cut"))
+    assert f"{kind}, ZeRO stage {stage}" in finish(start(whole)), "the table names the live class"
+    kill_when(start(cut), lambda: step_of(tmp_path / "cut") >= 12)
+    assert "resumed from step" in finish(start(cut))
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
