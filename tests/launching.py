@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,11 +37,29 @@ def pretrain_command(data: Path, output: Path, *overrides: str, processes: int =
 
 
 def start(command: list[str]) -> subprocess.Popen:
-    """Start a command as the leader of a process group of its own, so that all of it can be killed."""
+    """Start a command."""
     return subprocess.Popen(
-        command, cwd=ROOT, env=child_variables(PYTHONUNBUFFERED="1"), start_new_session=True, text=True,
+        command, cwd=ROOT, env=child_variables(PYTHONUNBUFFERED="1"), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started; none if it has ended."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def kill_all(process: subprocess.Popen, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a command and to all that it has started: torchrun gives each rank a process group of its own."""
+    found = [process.pid]
+    for pid in found:
+        found += children(pid)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def finish(process: subprocess.Popen, status: int | None = 0) -> str:
@@ -61,14 +81,20 @@ def kill_when(process: subprocess.Popen, reached: Callable[[], bool]) -> None:
         assert process.poll() is None, f"ended before it was killed:\n{process.communicate()[0][-4000:]}"
         assert time.monotonic() < deadline, "the moment to kill did not come in two minutes"
         time.sleep(0.002)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    kill_all(process)
+    output, _ = process.communicate()
+    assert "complete at step" not in output, "outlived its death"
 
 
 def step_of(output: Path) -> int:
-    """The last step that the run has logged."""
-    lines = read_metrics(output) if (output / FILE_NAME).exists() else []
-    return lines[-1]["step"] if lines else -1
+    """The last step that the run has logged; cheap enough to be asked every millisecond."""
+    try:
+        with open(output / FILE_NAME, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            steps = re.findall(rb'^{"step": (\d+),.*}$', file.read(), re.MULTILINE)
+    except FileNotFoundError:
+        return -1
+    return int(steps[-1]) if steps else -1
 
 
 def curve(output: Path) -> list[dict]:
