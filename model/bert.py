@@ -29,6 +29,8 @@ class BertOutput(NamedTuple):
     """What BertModel gives. Hidden vectors come as the inputs do: (T, hidden) or (B, S, hidden)."""
 
     last_hidden_state: Tensor
+    first_hidden_state: Tensor
+    """(B, hidden): of each sequence's first token."""
     pooled_output: Tensor | None
     """(B, hidden); None if the model has no pooler."""
     hidden_states: tuple[Tensor, ...] | None
@@ -68,6 +70,7 @@ class BertModel(InFolders, nn.Module):
         inputs_embeds: Tensor | None = None, head_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None, encoder_attention_mask: Tensor | None = None,
         output_hidden_states: bool = False, output_attentions: bool = False, dropout_seed: int | None = None,
+        read_tokens: Tensor | None = None,
     ) -> BertOutput:  # fmt: skip
         """Encode ids (or `inputs_embeds`, with a last dimension more) in one of two layouts.
 
@@ -75,8 +78,9 @@ class BertModel(InFolders, nn.Module):
         integer `max_sequence_length`. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B, S,
         S). `head_mask`: (heads,) or (layers, heads), multiplies attention probabilities.
         `encoder_hidden_states` (B, S', hidden) with their mask: cross-attention of a decoder. `dropout_seed`:
-        key of all dropout masks in training; None draws one from torch's default generator. Raises ModelError
-        for inputs that do not fit.
+        key of all dropout masks in training; None draws one from torch's default generator. `read_tokens`: (R,)
+        of the concatenated tokens; `last_hidden_state` is then (R, hidden), and the last layer's feed-forward
+        network is spared the tokens that nobody reads. Raises ModelError for inputs that do not fit.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
@@ -110,17 +114,29 @@ class BertModel(InFolders, nn.Module):
         context = self._context(kernel, layout, position_ids, output_attentions)
         if encoder_hidden_states is not None:
             context = self._attend_to(context, encoder_hidden_states, encoder_attention_mask, hidden)
-        encoded = self.encoder(hidden, context, seed, head_mask, output_hidden_states)
-        pooled = None
-        if self.pooler is not None:
-            pooled = self.pooler(first_tokens(encoded.last_hidden_state, sequence_offsets))
+        last, first, encoded = self._encode(
+            hidden, context, seed, head_mask, output_hidden_states, sequence_offsets, read_tokens
+        )
         return BertOutput(
-            encoded.last_hidden_state,
-            pooled,
+            last,
+            first,
+            None if self.pooler is None else self.pooler(first),
             encoded.hidden_states,
             encoded.attentions,
             encoded.cross_attentions,
         )
+
+    def _encode(self, hidden, context, seed, head_mask, output_hidden_states, offsets, read_tokens):
+        """Vectors of the tokens that are read, of the first tokens, and all that the encoder gives."""
+        if read_tokens is None:
+            encoded = self.encoder(hidden, context, seed, head_mask, output_hidden_states)
+            return encoded.last_hidden_state, first_tokens(encoded.last_hidden_state, offsets), encoded
+        if offsets is None or output_hidden_states:
+            raise ModelError("read_tokens: needs concatenated tokens, and no output_hidden_states; leave it out")
+        firsts = offsets[:-1].to(read_tokens.dtype)
+        encoded = self.encoder(hidden, context, seed, head_mask, read=torch.cat((firsts, read_tokens)))
+        first, last = encoded.last_hidden_state.split((len(firsts), len(read_tokens)))
+        return last, first, encoded
 
     def _context(self, kernel: str, layout, position_ids: Tensor, output_attentions: bool) -> Context:
         config = self.config
@@ -238,15 +254,13 @@ class BertForPreTraining(BertPreTrained):
         has no loss.
         `next_sentence_label`: (B,) 0 follows, 1 random, -100 no loss.
         """
-        encoded = self.bert(
-            input_ids, token_type_ids, position_ids, attention_mask, sequence_offsets, max_sequence_length,
-            dropout_seed=dropout_seed, **inputs,
+        encoded, hidden = encode_masked(
+            self.bert, masked_positions, input_ids=input_ids, token_type_ids=token_type_ids,
+            position_ids=position_ids, attention_mask=attention_mask, sequence_offsets=sequence_offsets,
+            max_sequence_length=max_sequence_length, dropout_seed=dropout_seed, **inputs,
         )  # fmt: skip
-        hidden, pooled = encoded.last_hidden_state, encoded.pooled_output
-        if pooled is None:
-            pooled = first_tokens(hidden, sequence_offsets)
-        predicted = self.masked_lm(gather_tokens(hidden, masked_positions), labels)
-        pair_scores = self.next_sentence(pooled)
+        predicted = self.masked_lm(hidden, labels)
+        pair_scores = self.next_sentence(pooled(encoded))
         output = PreTrainingOutput(
             next_sentence_logits=pair_scores,
             hidden_states=encoded.hidden_states,
@@ -268,12 +282,24 @@ class BertForPreTraining(BertPreTrained):
         return output
 
 
-def gather_tokens(hidden: Tensor, positions: Tensor | None) -> Tensor:
-    """Vectors at `positions`: (T, hidden) at (M,), or (B, S, hidden) at (B, P); all of them without
-    positions.
+def pooled(encoded: BertOutput) -> Tensor:
+    """(B, hidden) from the pooler, or the first tokens where the model has none."""
+    return encoded.first_hidden_state if encoded.pooled_output is None else encoded.pooled_output
+
+
+def encode_masked(bert: BertModel, positions: Tensor | None, **inputs) -> tuple[BertOutput, Tensor]:
+    """Encode, and the vectors at the masked positions: (M,) of concatenated tokens, (B, P) of padded ones; of all
+    tokens without positions.
     """
     if positions is None:
-        return hidden
-    if hidden.dim() == 2:
-        return hidden.index_select(0, positions)
-    return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
+        encoded = bert(**inputs)
+        return encoded, encoded.last_hidden_state
+    if inputs.get("sequence_offsets") is None:
+        encoded = bert(**inputs)
+        hidden = encoded.last_hidden_state
+        return encoded, hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
+    if inputs.get("output_hidden_states"):  # the last of which is that of all tokens
+        encoded = bert(**inputs)
+        return encoded, encoded.last_hidden_state.index_select(0, positions)
+    encoded = bert(**inputs, read_tokens=positions)
+    return encoded, encoded.last_hidden_state

@@ -50,9 +50,11 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
 
     def forward(
-        self, hidden: Tensor, context: Context, seed: int | None, head_mask: Tensor | None
+        self, hidden: Tensor, context: Context, seed: int | None, head_mask: Tensor | None, read: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(..., hidden) -> (..., hidden) and, from the eager kernel, the probabilities (B, heads, S, S)."""
+        """(..., hidden) -> (..., hidden), or (R, hidden) of the tokens `read` (R,); from the eager kernel also
+        the probabilities (B, heads, S, S).
+        """
         layout, packed = context.layout, self.qkv(hidden)
         rotary = context.local_rotary if self.local else context.rotary
         if rotary is not None:
@@ -67,9 +69,9 @@ class Attention(nn.Module):
                     for part, group, group_seed in zip(parts, layout.groups, seeds, strict=True)
                 ]
             )
-            return self.output(mixed), None
+            return self.output(_rows(mixed, read)), None
         mixed, probabilities = self._attend(packed, context.kernel, layout, seed, extra)
-        return self.output(mixed), probabilities if context.output_attentions else None
+        return self.output(_rows(mixed, read)), probabilities if context.output_attentions else None
 
     def _attend(
         self, packed: Tensor, kernel: str, layout: Layout, seed: int | None, extra: dict
@@ -86,6 +88,10 @@ class Attention(nn.Module):
         mixed, probabilities = KERNELS[kernel](query, key, value, layout, bias, self.probability, seed, **extra)
         mixed = mixed.flatten(-2)
         return mixed if kernel == "varlen" else layout.unpad(mixed), probabilities
+
+
+def _rows(hidden: Tensor, read: Tensor | None) -> Tensor:
+    return hidden if read is None else hidden.index_select(0, read)
 
 
 class CrossAttention(nn.Module):
@@ -150,17 +156,18 @@ class EncoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, context: Context, keeps: tuple[Tensor | None, ...],
         seeds: tuple[int | None, int | None],
-        head_mask: Tensor | None = None,
+        head_mask: Tensor | None = None, read: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager
         kernel).
 
-        `keeps`: dropout masks of the three sub-layers, in the dtype of `hidden`; `seeds`: of dropout inside
-        the two attentions.
+        `keeps`: dropout masks of the three sub-layers, in the dtype and shape of the result; `seeds`: of
+        dropout inside the two attentions. `read`: (R,) of the concatenated tokens: all are attended to, the
+        rest is computed for these alone, (R, hidden).
         """
         inputs = self.attention_norm(hidden) if self.pre else hidden
-        change, probabilities = self.attention(inputs, context, seeds[0], head_mask)
-        hidden = self._add(hidden, change, keeps[0], self.attention_norm)
+        change, probabilities = self.attention(inputs, context, seeds[0], head_mask, read)
+        hidden = self._add(_rows(hidden, read), change, keeps[0], self.attention_norm)
         cross_probabilities = None
         if context.cross_states is not None:
             inputs = self.cross_attention_norm(hidden) if self.pre else hidden
@@ -203,11 +210,16 @@ class Encoder(nn.Module):
 
     def forward(
         self, hidden: Tensor, context: Context, dropout_seed: int | None, head_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool = False, read: Tensor | None = None,
     ) -> EncoderOutput:  # fmt: skip
-        """Run the layers on (T, hidden) or (B, S, hidden). `head_mask`: (layers, heads)."""
+        """Run the layers on (T, hidden) or (B, S, hidden). `head_mask`: (layers, heads).
+
+        `read`: (R,) tokens whose vectors anybody wants: the last layer goes no further than attention for the
+        others, and the last hidden state is (R, hidden).
+        """
         states, attentions, cross_attentions = [hidden], [], []
         for number, layer in enumerate(self.layers):
+            wanted = read if layer is self.layers[-1] else None
             key = None if dropout_seed is None else DropoutKey(dropout_seed, number + 1)
             mask = None if head_mask is None else head_mask[number]
             if self.checkpoint_every and number % self.checkpoint_every == 0 and torch.is_grad_enabled():
@@ -219,11 +231,12 @@ class Encoder(nn.Module):
                     context,
                     key,
                     mask,
+                    wanted,
                     use_reentrant=False,
                     preserve_rng_state=False,
                 )
             else:
-                outputs = self._run(layer, hidden, context, key, mask)
+                outputs = self._run(layer, hidden, context, key, mask, wanted)
             hidden, probabilities, cross_probabilities = outputs
             if output_hidden_states:
                 states.append(hidden)
@@ -242,14 +255,14 @@ class Encoder(nn.Module):
     def compile_layers(self) -> None:
         """Compile the layers' forward and backward with torch.compile, for any number of tokens. For CUDA.
 
-        The layers share one shape, so one graph serves all. Names of weights stay as they are. On CPU it
-        brings nothing; attention dropout in the sdpa kernel breaks the graph there, and costs a part of the
-        gain.
+        The layers share one shape, so one graph serves all but the last, which computes fewer tokens. Names of
+        weights stay as they are. On CPU it brings nothing; attention dropout in the sdpa kernel breaks the graph
+        there, and costs a part of the gain.
         """
         for layer in self.layers:
             layer.compile(dynamic=True)
 
-    def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, key: DropoutKey | None, head_mask):
+    def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, key: DropoutKey | None, head_mask, read):
         """Draw a layer's masks and call it. Drawn out here, the layer is a pure function that can be
         compiled.
         """
@@ -257,14 +270,15 @@ class Encoder(nn.Module):
         if key is not None:
             probability = self.config.hidden_dropout_prob
             if probability:
+                shape = hidden.shape if read is None else (len(read), hidden.shape[-1])
                 keeps = tuple(
-                    keep_mask(hidden.shape, probability, key.at(place), hidden.device).to(hidden.dtype)
+                    keep_mask(shape, probability, key.at(place), hidden.device).to(hidden.dtype)
                     if place != 1 or context.cross_states is not None else None
                     for place in range(3)
                 )  # fmt: skip
             if self.config.attention_probs_dropout_prob:
                 seeds = (key.at(3), key.at(4))
-        return layer(hidden, context, keeps, seeds, head_mask)
+        return layer(hidden, context, keeps, seeds, head_mask, read)
 
 
 def parse_checkpointing(value: str) -> int:

@@ -42,6 +42,16 @@ def training_flops(
     return 6.0 * encoder_weights(config) * num_tokens + 12.0 * width * seen + 6.0 * num_masked * head
 
 
+def unread_flops(config: BertConfig, num_tokens: int, num_read: int) -> float:
+    """Those of `training_flops` that are not spent: behind its attention the last layer computes only the tokens that
+    are read, the masked ones and the first of each sequence. The published counts, which `training_flops` follows,
+    know nothing of it.
+    """
+    up = 2 if config.gated_feed_forward else 1
+    weights = config.hidden_size**2 + (up + 1) * config.hidden_size * config.intermediate_size
+    return 6.0 * weights * (num_tokens - num_read)
+
+
 def num_parameters(model: nn.Module) -> int:
     """Trainable weights of a model, shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.bert import BertModel, BertPreTrained, PreTrainingOutput, first_tokens, gather_tokens
+from model.bert import BertModel, BertPreTrained, PreTrainingOutput, encode_masked, pooled
 from model.config import BertConfig, HeadConfig, ModelError
 from model.dropout import DropoutKey, draw_seed, dropout
 from model.heads import (
@@ -57,8 +57,8 @@ class BertForMaskedLM(BertPreTrained):
         labels: Tensor | None = None, **inputs,
     ) -> PreTrainingOutput:  # fmt: skip
         """As BertForPreTraining.forward, without next sentences."""
-        encoded = self.bert(input_ids, **inputs)
-        predicted = self.masked_lm(gather_tokens(encoded.last_hidden_state, masked_positions), labels)
+        encoded, hidden = encode_masked(self.bert, masked_positions, input_ids=input_ids, **inputs)
+        predicted = self.masked_lm(hidden, labels)
         output = PreTrainingOutput(hidden_states=encoded.hidden_states, attentions=encoded.attentions)
         if labels is None:
             return output._replace(prediction_logits=predicted)
@@ -77,7 +77,7 @@ class BertForNextSentencePrediction(BertPreTrained):
     ) -> PreTrainingOutput:
         """As BertForPreTraining.forward, without masked tokens."""
         encoded = self.bert(input_ids, **inputs)
-        scores = self.next_sentence(_pooled(encoded, inputs))
+        scores = self.next_sentence(pooled(encoded))
         output = PreTrainingOutput(
             next_sentence_logits=scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
@@ -89,13 +89,6 @@ class BertForNextSentencePrediction(BertPreTrained):
             next_sentence_correct=correct,
             num_pairs=(next_sentence_label != IGNORED).sum(),
         )
-
-
-def _pooled(encoded, inputs: dict) -> Tensor:
-    """(B, hidden) from the pooler, or the first tokens where the model has none."""
-    if encoded.pooled_output is not None:
-        return encoded.pooled_output
-    return first_tokens(encoded.last_hidden_state, inputs.get("sequence_offsets"))
 
 
 class _Classifier(BertPreTrained):
@@ -135,7 +128,7 @@ class BertForSequenceClassification(_Classifier):
         """
         encoded, seed = self._encode(input_ids, inputs)
         if self.head.pooling == "pooler":
-            features = _pooled(encoded, inputs)
+            features = pooled(encoded)
         else:
             features = pool(
                 encoded.last_hidden_state, self.head.pooling, inputs.get("sequence_offsets"),
@@ -205,7 +198,7 @@ class BertForMultipleChoice(_Classifier):
         elif num_choices is None:
             raise ModelError("num_choices: expected with ids that are not (B, choices, S); give it")
         encoded, seed = self._encode(input_ids, inputs)
-        scores = self._classify(_pooled(encoded, inputs), seed).view(-1, num_choices)
+        scores = self._classify(pooled(encoded), seed).view(-1, num_choices)
         output = TaskOutput(scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
         if labels is None:
             return output

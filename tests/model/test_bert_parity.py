@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from model.config import ModelError
 from tests.model.model_batches import (
     TINY,
     assert_equal_gradients,
@@ -261,3 +262,31 @@ def test_compiled_layers_leave_gradients_as_they_are_for_any_number_of_tokens():
         ours, expected = gradients(compiled), gradients(plain)
         for name in expected:
             torch.testing.assert_close(ours[name], expected[name], **TOLERANCE)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("fields", [{}, dict(norm_position="pre"), dict(pooler=False)], ids=["post", "pre", "plain"])
+def test_the_last_layer_computes_what_is_read_and_nothing_else_changes(kernel, fields):
+    """Masked tokens and the first of each sequence; losses and gradients are those of the whole layer."""
+    config = dataclasses.replace(TINY, **fields)
+    flat = concatenate(batch())
+    found = []
+    for whole in (False, True):  # all hidden states are wanted: the last layer computes every token
+        model, rows = pretraining_model(config, attention_kernel=kernel), []
+        model.bert.encoder.layers[-1].feed_forward.register_forward_hook(lambda *a, rows=rows: rows.append(len(a[2])))
+        output = model(**flat, output_hidden_states=whole)
+        output.loss.backward()
+        read = len(flat["masked_positions"]) + len(flat["sequence_offsets"]) - 1
+        assert rows == [len(flat["input_ids"]) if whole else read]
+        found.append((output, {name: each.grad for name, each in model.named_parameters()}))
+    torch.testing.assert_close(found[0][0].mlm_losses, found[1][0].mlm_losses, **TOLERANCE)
+    torch.testing.assert_close(found[0][0].next_sentence_losses, found[1][0].next_sentence_losses, **TOLERANCE)
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(gradient, found[1][1][name], **TOLERANCE)
+
+
+def test_reading_some_tokens_of_padded_inputs_is_refused():
+    padded = batch()
+    inputs = {name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+    with pytest.raises(ModelError, match="read_tokens"):
+        pretraining_model().bert(**inputs, read_tokens=torch.tensor([1]))

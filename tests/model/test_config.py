@@ -8,14 +8,15 @@ import pytest
 import torch
 import transformers
 import yaml
+from torch.utils.flop_counter import FlopCounterMode
 
 from model.bert import BertForPreTraining, init_weights
 from model.config import BertConfig, ModelError
-from model.flops import num_parameters, training_flops
+from model.flops import num_parameters, training_flops, unread_flops
 from model.hub import config_to_huggingface, to_huggingface
 from model.initialization import init_word_embeddings
 from model.tasks import BertForMaskedLM
-from tests.model.model_batches import TINY, batch, concatenate
+from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
 PRESETS = Path(__file__).parents[2] / "configs" / "model"
 
@@ -131,6 +132,21 @@ def test_flops_are_those_of_the_published_comparison():
         assert training_flops(config, [512], 80) / 1e9 == pytest.approx(long, abs=0.1)
     assert training_flops(base, [128, 512], 100) == training_flops(base, [128], 20) + training_flops(base, [512], 80)
     assert training_flops(base, (640, 128**2 + 512**2), 100, summed=True) == training_flops(base, [128, 512], 100)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_flops_are_what_torch_counts_of_a_step(gated):
+    """Matrix products as they are dispatched, the pooler's and the pairs' aside; sequences fill their places."""
+    config = dataclasses.replace(TINY, gated_feed_forward=gated, vocab_padding_multiple=1, pooler=False,
+                                 decoder_bias=False)  # whose gradient is a product too
+    model, padded = pretraining_model(config), batch(config, (48, 48))
+    flat = concatenate(padded)
+    num_tokens, num_masked, num_pairs = len(flat["input_ids"]), len(flat["labels"]), 2
+    with FlopCounterMode(display=False) as counter:
+        model(**flat).loss.backward()
+    expected = training_flops(config, [48, 48], num_masked)
+    expected -= unread_flops(config, num_tokens, num_masked + num_pairs)
+    assert counter.get_total_flops() == expected + 6 * num_pairs * 2 * config.hidden_size
 
 
 def test_initial_weights_are_those_of_the_table():
