@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -119,6 +121,22 @@ def prepare_deepspeed(environment: Environment) -> None:
         # macOS has no affinity to ask for.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // processes_here))
+
+
+# Parameters of glibc's mallopt (malloc.h), and values above the largest tensor of a CPU model.
+_MALLOPT = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 1 << 26}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
+
+
+def keep_freed_pages() -> bool:
+    """Let glibc keep what tensors free, for the next tensors; whether it does.
+
+    By default it gives large blocks back to the kernel, which has to clear them again for the next activation: some 5%
+    of a training step on CPU. Nothing is changed where MALLOC_ variables are set, or under another C library.
+    """
+    if platform.libc_ver()[0] != "glibc" or any(name.startswith("MALLOC_") for name in os.environ):
+        return False
+    library = ctypes.CDLL(None)
+    return all([library.mallopt(parameter, value) for parameter, value in _MALLOPT.items()])
 
 
 def child_variables(**changes: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from launch import runs
 from launch.config import BatchArithmetic, PretrainConfig
 from launch.console import Console
-from launch.environment import Environment, prepare_deepspeed, read_environment
+from launch.environment import Environment, device_type, keep_freed_pages, prepare_deepspeed, read_environment
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
@@ -89,6 +89,8 @@ def pretrain(config: PretrainConfig) -> int:
     """Run or continue a pretraining; returns the exit status. Called by every process of the run."""
     environment = read_environment()
     prepare_deepspeed(environment)
+    if device_type() == "cpu":
+        keep_freed_pages()
     # Imported here and below: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
     from launch import distributed
     from launch.engine import deepspeed_config

@@ -1,5 +1,10 @@
 """Rank and world size from each launcher's variables."""
 
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 
 from launch.environment import Environment, device_index, read_environment
@@ -56,3 +61,28 @@ def test_each_process_has_a_gpu_of_its_own():
 def test_incomplete_variables_are_named(variables, expected):
     with pytest.raises(UserError, match=expected):
         read_environment(variables)
+
+
+PROBE = """
+import resource, sys, torch
+from launch.environment import keep_freed_pages
+print(int(keep_freed_pages()) if sys.argv[1] == "keep" else "-")
+for turn in range(20):
+    if turn == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(12_000_000)  # 48 MB: above what glibc ever keeps by itself
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_freed_pages_are_kept_and_the_users_own_settings_win():
+    def run(mode, **variables):
+        output = subprocess.run([sys.executable, "-c", PROBE, mode], stdout=subprocess.PIPE, text=True, check=True,
+                                env=os.environ | variables).stdout
+        done, faults = output.split()
+        return done, int(faults)
+
+    assert run("keep")[0] == "1" and run("keep")[1] < 1000  # page faults of ten tensors of 11,719 pages each
+    assert run("leave")[1] > 1000
+    assert run("keep", MALLOC_TRIM_THRESHOLD_="1000000")[0] == "0"

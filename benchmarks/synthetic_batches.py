@@ -1,0 +1,102 @@
+"""What the benchmarks of the model share: shapes, batches whose lengths are those of BERT's procedure, models."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+SHAPES = {
+    "small": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024),
+    "base": dict(),
+    "large": dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096),
+}
+
+
+def make_batch(vocab_size: int, length: int, full_share: float, num_sequences: int, seed: int) -> dict:
+    """Padded ids, segments, mask, labels at 15% of the tokens, and pair labels."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    short = torch.rand(num_sequences, generator=generator) >= full_share
+    lengths = torch.where(short, torch.randint(8, length, (num_sequences,), generator=generator), length)
+    lengths = lengths.sort(descending=True).values
+    shape = (num_sequences, length)
+    mask = torch.arange(length) < lengths[:, None]
+    ids = torch.randint(5, vocab_size, shape, generator=generator) * mask
+    masked = (torch.rand(shape, generator=generator) < 0.15) & mask
+    return {
+        "input_ids": ids,
+        "token_type_ids": ((torch.arange(length) >= lengths[:, None] // 2) & mask).long(),
+        "attention_mask": mask.long(),
+        "labels": ids.masked_fill(~masked, -100),
+        "next_sentence_label": torch.randint(0, 2, (num_sequences,), generator=generator),
+    }
+
+
+def concatenate(padded: dict) -> dict:
+    """The same batch as Cloze's pipeline makes it: tokens one after another, positions of the labels."""
+    import torch
+
+    mask = padded["attention_mask"].bool()
+    lengths = mask.sum(1).tolist()
+    labels = padded["labels"][mask]
+    positions = (labels != -100).nonzero()[:, 0]
+    return {
+        "input_ids": padded["input_ids"][mask],
+        "token_type_ids": padded["token_type_ids"][mask],
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]),
+        "sequence_offsets": torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32),
+        "max_sequence_length": max(lengths),
+        "masked_positions": positions,
+        "labels": labels[positions],
+        "next_sentence_label": padded["next_sentence_label"],
+    }
+
+
+def build(library: str, options: dict, shape: str, vocab_size: int, length: int, device: str):
+    """A model in training mode without dropout."""
+    import torch
+
+    sizes = SHAPES[shape] | dict(
+        vocab_size=vocab_size,
+        max_position_embeddings=length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(0)
+    if library == "cloze":
+        from model.bert import BertForPreTraining, init_weights
+        from model.config import BertConfig
+
+        model = BertForPreTraining(
+            BertConfig(**sizes),
+            attention_kernel=options.get("attention", "auto"),
+            gradient_checkpointing=options.get("checkpointing", "none"),
+        )
+        init_weights(model, 0)
+        if options.get("compile"):
+            model.bert.encoder.compile_layers()
+    else:
+        from transformers import BertConfig, BertForPreTraining
+
+        model = BertForPreTraining(BertConfig(**sizes, attn_implementation=options["attention"]))
+        if options.get("compile"):
+            model.compile()
+    return model.train().to(device)
+
+
+def hardware(device: str) -> str:
+    """The name of what this ran on."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
