@@ -21,7 +21,9 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 from launch import distributed
+from launch.engine import base_optimizer
 from launch.environment import Environment
+from launch.saving import BackgroundWriter
 from pipeline.errors import UserError
 from pipeline.storage import publish_text, readable_errors, sha256_of, sync_folder
 
@@ -50,6 +52,16 @@ class TrainState:
     """Real tokens trained on up to the last line of metrics, over all ranks; the rank states hold what came since."""
     evaluated_step: int = -1
     """Step of the last evaluation; -1: none yet."""
+    best_step: int = -1
+    """Step of the best evaluation; -1: none yet."""
+    best_value: float | None = None
+    """Value of evaluation.metric there."""
+    evaluations_since_best: int = 0
+    """Evaluations without a better value."""
+    skipped_steps: int = 0
+    """Steps that changed nothing, since their gradient was infinite or NaN."""
+    skipped_in_a_row: int = 0
+    """Those of them that no good step has followed yet."""
 
 
 @contextlib.contextmanager
@@ -78,26 +90,22 @@ def load_pickled(path: str | Path) -> dict:
 
 
 class DurableCheckpointEngine(CheckpointEngine):
-    """DeepSpeed's files through fsync on the way out and weights_only on the way in; notes what it wrote."""
+    """DeepSpeed's files through a BackgroundWriter on the way out and weights_only on the way in."""
 
     def __init__(self) -> None:
         super().__init__()
         self.name = "cloze"
-        self.written: list[Path] = []
+        self.writer = BackgroundWriter()
 
     def create(self, info) -> None:
-        self.written = []
+        """Nothing to prepare."""
 
     def save(self, state_dict, path: str) -> None:
         partition = state_dict.get("optimizer_state_dict")
         if isinstance(partition, dict) and "partition_count" in partition:
             # BF16_Optimizer, which DeepSpeed takes for bf16 at stage 1, forgets it; its own tools ask for it.
             partition.setdefault("zero_stage", 1)
-        with open(path, "wb") as file:
-            torch.save(state_dict, file)
-            file.flush()
-            os.fsync(file.fileno())
-        self.written.append(Path(path))
+        self.writer.submit(state_dict, Path(path))
 
     def load(self, path: str, map_location=None) -> dict:
         return load_pickled(path)
@@ -129,6 +137,16 @@ def read_state(folder: Path) -> dict:
     return json.loads((folder / STATE).read_text(encoding="utf-8"))
 
 
+@dataclass(frozen=True)
+class _Writing:
+    """A checkpoint on its way to the disk."""
+
+    writer: BackgroundWriter
+    aside: Path
+    state: TrainState
+    facts: dict
+
+
 class CheckpointManager:
     """The checkpoints of one run, `FOLDER/step-00001000/`. Saving and loading are collective."""
 
@@ -141,6 +159,7 @@ class CheckpointManager:
         self.warn = warn
         self._good: set[int] = set()  # steps that verified or were written in this process
         self._damaged: set[int] = set()
+        self._writing: _Writing | None = None
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
@@ -173,41 +192,54 @@ class CheckpointManager:
         step = distributed.from_main(-1 if found is None else found, self.device)
         return None if step < 0 else step
 
-    def save(self, engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor]) -> Path:
-        """Write, verify and publish a checkpoint; it is complete once this returns, on every rank.
+    def save(self, engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor]) -> None:
+        """Copy everything to host memory and begin to write it; `publish` makes a checkpoint of it. Collective.
 
         Args:
             facts: plain values kept in state.json beside the state.
             rank_state: tensors that belong to this rank alone; its random state is added.
 
         Raises:
-            UserError: the disk is full or refuses; nothing half-written carries a checkpoint's name.
+            UserError: the disk has too little room, or what was being written before could not be.
         """
-        final = self._path(state.step)
-        aside = final.with_name(final.name + ".tmp")
+        self.publish()
+        aside = self._path(state.step).with_name(self._path(state.step).name + ".tmp")
         with readable_errors(aside):
             if self.environment.is_main:
                 self._make_room(engine, aside)
             distributed.barrier()
-            writer = DurableCheckpointEngine()
-            engine.checkpoint_engine = writer
+            durable = DurableCheckpointEngine()
+            engine.checkpoint_engine = durable
             engine.save_checkpoint(str(self.folder), tag=aside.name, save_latest=False)
-            writer.save({**rank_state, **_rng_state(self.device)}, str(aside / self._rank_file(self.environment.rank)))
-            # Read back what was written: each rank vouches for its own files.
-            mine = {path.name: (path.stat().st_size, sha256_of(path)) for path in writer.written}
-            publish_text(aside / f"files-rank-{self.environment.rank:05d}.json", json.dumps(mine))
+        durable.save({**rank_state, **_rng_state(self.device)}, str(aside / self._rank_file(self.environment.rank)))
+        self._writing = _Writing(durable.writer, aside, state, {
+            **asdict(state), "world_size": self.environment.world_size, **facts,
+        })
+
+    def written(self) -> bool:
+        """Whether this rank has nothing left to write; it may have failed, which `publish` will say."""
+        return self._writing is None or self._writing.writer.done()
+
+    def publish(self) -> None:
+        """Wait until every rank has written and verified its files, then publish them. Collective.
+
+        Raises:
+            UserError: the disk is full or refuses; nothing half-written carries a checkpoint's name.
+        """
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        with readable_errors(writing.aside):
+            # Each rank vouches for its own files.
+            mine = writing.writer.result(writing.aside)
+            publish_text(writing.aside / f"files-rank-{self.environment.rank:05d}.json", json.dumps(mine))
             distributed.barrier()
+            step = writing.state.step
             if self.environment.is_main:
-                self._publish(aside, final, {
-                    **asdict(state), "world_size": self.environment.world_size,
-                    "skipped_steps": engine.skipped_steps, **facts,  # skipped: fp16 overflows, which Adam never saw
-                })
+                self._publish(writing.aside, self._path(step), writing.facts)
             distributed.barrier()
-        self._good.add(state.step)
-        self._damaged.discard(state.step)
-        if self.environment.is_main:
-            self._retain()
-        return final
+        self._good.add(step)
+        self._damaged.discard(step)
 
     def _make_room(self, engine, aside: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -236,9 +268,16 @@ class CheckpointManager:
         os.replace(aside, final)
         sync_folder(self.folder)
 
-    def _retain(self) -> None:
-        """Remove all but the newest checkpoints and the damaged ones; the newest good one always stays."""
-        kept = {*[step for step in self.steps() if step not in self._damaged][-self.keep_last:], max(self._good)}
+    def retire(self, best: int) -> None:
+        """Remove all but the newest good checkpoints and that of the best evaluation.
+
+        Call it when the newest has proven itself: the weights of a checkpoint may be lost without any loss having seen
+        them yet, and it must not push out the good ones.
+        """
+        if not self.environment.is_main or not self._good:
+            return
+        good = [step for step in self.steps() if step not in self._damaged]
+        kept = {*good[-self.keep_last:], max(self._good), *({best} & set(good))}
         for step in set(self.steps()) - kept:
             # Renamed first: a removal that is cut short must not leave a folder that looks like a checkpoint.
             doomed = self._path(step).with_name(self._path(step).name + ".tmp")
@@ -314,7 +353,7 @@ def _kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
     same `step` tensor, which then advances once for each of them (stage3.py,
     load_hp_checkpoint_state_from_checkpoint_dir_stage3).
     """
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    optimizer = base_optimizer(engine)
     # DeepSpeed's FusedAdam counts its steps in the group.
     before = [{name: value for name, value in group.items() if name not in ("params", "step")}
               for group in optimizer.param_groups]

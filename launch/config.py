@@ -41,14 +41,14 @@ class TrainConfig:
     """tokens: mean over all masked tokens of the global batch; samples: mean over each sample's mean."""
     log_every_steps: int = 10
     """Steps between two lines of metrics."""
-    evaluate_every_steps: int = 500
-    """Steps between two evaluations on the validation split; 0: only before the first and after the last step."""
-    evaluation_samples: int | None = None
-    """Validation samples used, the same ones each time; null: all."""
+    max_skipped_steps: int = 20
+    """Steps in a row whose gradient may be infinite or NaN, each skipped, before the run is given up; at least 1."""
+    stop_before_seconds: float | None = None
+    """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
 
     def __post_init__(self) -> None:
         at_least("train", self, max_steps=1, global_batch_size=1, micro_batch_size=1, gradient_clipping=0,
-                 log_every_steps=1, evaluate_every_steps=0, evaluation_samples=1)
+                 log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0)
         if self.learning_rate <= 0:
             raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
 
@@ -163,6 +163,8 @@ class CheckpointConfig:
     """Steps between two checkpoints; 0: only at the end of the run and when it is stopped."""
     keep_last: int = 2
     """Checkpoints kept, the newest ones, at least 1."""
+    asynchronous: bool = True
+    """Whether training goes on while a checkpoint is written, from a copy in host memory."""
     resume: Literal["auto", "required", "never"] = "auto"
     """auto: go on from the newest good checkpoint, if any; required: fail without one; never: fail with one."""
     accept_changes: bool = False
@@ -170,6 +172,60 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         at_least("checkpoint", self, every_steps=0, keep_last=1)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """When the run is measured on the validation split, and what follows from it."""
+
+    every_steps: int = 500
+    """Steps between two evaluations; 0: only before the first and after the last step."""
+    samples: int | None = None
+    """Validation samples used, the same ones with the same masks each time; null: all."""
+    metric: str = "loss"
+    """Which `validation/...` curve decides what is best: less is better for losses, more for everything else."""
+    keep_best: bool = False
+    """Whether the best evaluation's checkpoint is saved and kept beside the newest ones."""
+    patience: int | None = None
+    """Evaluations in a row without a better value after which the run is complete, at least 1; null: never."""
+    target: float | None = None
+    """Value of the metric at which the run is complete, as MLPerf's masked-LM accuracy of 0.72; null: none."""
+
+    def __post_init__(self) -> None:
+        at_least("evaluation", self, every_steps=0, samples=1, patience=1)
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Whether a value of the metric is better than another."""
+        return value < than if self.metric.endswith(("loss", "perplexity")) else value > than
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """What is watched beside the curves, and how often."""
+
+    inspect_every_steps: int = 100
+    """Steps between two that are looked into: norms of each layer, memory, communication; 0: none."""
+    examples: int = 4
+    """Validation samples whose blanks and guesses are shown at each evaluation; 0: none."""
+    embeddings: bool = False
+    """Whether each evaluation takes a snapshot of the word embeddings for TensorBoard's projector."""
+    profile_steps: list[int] = field(default_factory=list)
+    """First and last of the steps, from 0, that torch.profiler records into RUN/profile; empty: none."""
+    heartbeat_seconds: float = 10.0
+    """Time between two writings of each process's heartbeat file, above 0."""
+    hang_seconds: float = 600.0
+    """Time without progress after which a process says where it stands, with stack traces, above heartbeat_seconds."""
+
+    def __post_init__(self) -> None:
+        at_least("monitor", self, inspect_every_steps=0, examples=0)
+        if self.heartbeat_seconds <= 0:
+            raise UserError(f"monitor.heartbeat_seconds: found {self.heartbeat_seconds}, expected more than 0")
+        if self.hang_seconds <= self.heartbeat_seconds:
+            raise UserError(f"monitor.hang_seconds: found {self.hang_seconds}, expected more than "
+                            f"monitor.heartbeat_seconds = {self.heartbeat_seconds}")
+        steps = self.profile_steps
+        if steps and not (len(steps) == 2 and 0 <= steps[0] <= steps[1]):
+            raise UserError(f"monitor.profile_steps: found {self.profile_steps}, expected the first and the last step")
 
 
 @dataclass(frozen=True)
@@ -200,6 +256,10 @@ class PretrainConfig:
     """Learning rate over the steps."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the run is saved, what is kept and how it goes on."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """When the run is measured on the validation split, and what follows from it."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    """What is watched beside the curves, and how often."""
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     """What is partitioned over the processes."""
     deepspeed: dict[str, Any] = field(default_factory=dict)

@@ -57,25 +57,34 @@ def barrier() -> None:
     dist.barrier()
 
 
-class AgreedFlag:
-    """A flag that all ranks read alike, without making the host wait for the device.
+def gather(values: torch.Tensor) -> torch.Tensor:
+    """`values` (N,) of every rank, (world size, N), on every rank."""
+    rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, values)
+    return torch.stack(rows)
 
-    Its reduction travels with another all-reduce; it is copied to the host in the background and read one step later.
-    """
 
-    def __init__(self, device: torch.device) -> None:
+class HostCopy:
+    """Numbers on their way from the device to the host, which does not wait for them: read one step later."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._host = torch.zeros(1, dtype=torch.float64, pin_memory=self._on_gpu)
+        self._host = torch.zeros(size, dtype=torch.float64, pin_memory=self._on_gpu)
         self._copied = torch.cuda.Event() if self._on_gpu else None
+        self._fresh = False
 
-    def post(self, reduced: torch.Tensor) -> None:
-        """Take the flag's reduced sum: float64 (1,) on the device."""
-        self._host.copy_(reduced, non_blocking=self._on_gpu)
+    def post(self, values: torch.Tensor) -> None:
+        """Send float64 (size,) off."""
+        self._host.copy_(values, non_blocking=self._on_gpu)
         if self._copied is not None:
             self._copied.record()
+        self._fresh = True
 
-    def read(self) -> bool:
-        """Whether any rank had raised the flag when `post` was called last."""
+    def take(self) -> list[float] | None:
+        """What was posted last, or None if that has been taken already."""
+        if not self._fresh:
+            return None
+        self._fresh = False
         if self._copied is not None:
             self._copied.synchronize()
-        return bool(self._host.item() > 0)
+        return self._host.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import deepspeed
 import torch
@@ -110,18 +111,64 @@ def build_engine(
         raise UserError(f"deepspeed: found {where} = {found['input']!r}, expected a setting that DeepSpeed knows "
                         f"({found['msg']}); see its configuration reference") from error
     if not engine.zero_optimization():
-        _keep_gradient_norm(engine)
+        _skip_infinite_steps(engine, device)
     return engine
 
 
-def _keep_gradient_norm(engine: deepspeed.DeepSpeedEngine) -> None:
-    """DeepSpeed's plain optimizer path clips and throws the norm away; ours keeps it where the others do."""
-    parameters = list(engine.module.parameters())
+def _skip_infinite_steps(engine: deepspeed.DeepSpeedEngine, device: torch.device) -> None:
+    """Give stage 0 what DeepSpeed's partitioned optimizers do: keep the gradient norm, skip a step if it is not finite.
+
+    torch's fused optimizers skip on the device, by `found_inf`, so that the host need not wait; others ask the host.
+    """
+    optimizer, parameters = engine.optimizer, list(engine.module.parameters())
+    optimizer.found_inf = torch.zeros((), device=device)
+    step = optimizer.step
 
     def clip() -> None:
         engine._global_grad_norm = nn.utils.clip_grad_norm_(parameters, engine.gradient_clipping())
+        optimizer.found_inf.copy_(~engine._global_grad_norm.isfinite())
+
+    def step_if_finite(*arguments, **options):
+        if not optimizer.found_inf.item():
+            return step(*arguments, **options)
 
     engine.clip_fp32_gradients = clip
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.step = step_if_finite
+
+
+def step_skipped(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
+    """Whether the last step was skipped for an infinite or NaN gradient, alike on all ranks: float64 (1,), 0 or 1."""
+    if engine.zero_optimization():
+        return torch.tensor([float(engine.optimizer.overflow)], dtype=torch.float64, device=engine.device)
+    return engine.optimizer.found_inf.double().reshape(1)
+
+
+def base_optimizer(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:
+    """The optimizer inside DeepSpeed's partitioning one, or the only one."""
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+
+def master_fragments(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name of each parameter with the flat part of its fp32 master that this process updates; views, nothing is copied.
+
+    Where DeepSpeed keeps them: the parameter itself at stage 0, `_hp_mapping` at stages 1 and 2, `grad_position` at 3.
+    """
+    for name, parameter in engine.module.named_parameters():
+        if not engine.zero_optimization():
+            yield name, parameter.detach()
+        elif engine.zero_optimization_stage() < 3:
+            if parameter._hp_mapping is not None:  # else other processes have all of it
+                yield name, parameter._hp_mapping.hp_fragment.detach()
+        else:
+            group, start, length = engine.optimizer.grad_position[engine.optimizer.get_param_id(parameter)]
+            yield name, engine.optimizer.fp32_partitioned_groups_flat[group].detach().narrow(0, start, length)
+
+
+def full_parameter(engine: deepspeed.DeepSpeedEngine, parameter: nn.Parameter) -> torch.Tensor:
+    """A copy of a parameter in fp32 on the host, gathered from all processes where it is partitioned. Collective."""
+    with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_optimization_stage() == 3):
+        return parameter.detach().float().cpu().clone()
 
 
 def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:

@@ -69,7 +69,9 @@ def protect_process() -> None:
 
     - TORCH_FORCE_WEIGHTS_ONLY_LOAD: DeepSpeed hard-codes weights_only=False in its loads; this forbids pickled code.
     - TOKENIZERS_PARALLELISM: threads of `tokenizers` deadlock in forked children (datasets#620).
+    - KINETO_LOG_LEVEL: torch.profiler prints when it starts and stops; above 5 it does not.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -137,6 +139,20 @@ def keep_freed_pages() -> bool:
         return False
     library = ctypes.CDLL(None)
     return all([library.mallopt(parameter, value) for parameter, value in _MALLOPT.items()])
+
+
+def job_end_time() -> float:
+    """When the scheduler ends this job, in seconds since 1970 (Slurm 23.02 and newer say it by themselves).
+
+    Raises:
+        UserError: it has not told.
+    """
+    text = os.environ.get("SLURM_JOB_END_TIME", "")
+    if not text.isdigit():
+        raise UserError(f"train.stop_before_seconds: found SLURM_JOB_END_TIME={text!r} in the environment, expected "
+                        "the end of the job in seconds since 1970; before Slurm 23.02 export it in the job script, as "
+                        "launch/clusters/ does, or leave the field at null")
+    return float(text)
 
 
 def child_variables(**changes: str) -> dict[str, str]:

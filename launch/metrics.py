@@ -1,15 +1,24 @@
-"""Curves: TensorBoard events and metrics.jsonl, the same scalars under the same names."""
+"""Curves, pictures and texts of a run: TensorBoard for people, metrics.jsonl for machines."""
 
 from __future__ import annotations
 
 import json
+import statistics
+from collections import deque
 from pathlib import Path
 
+import torch
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from pipeline.storage import publish_text
 
 FILE_NAME = "metrics.jsonl"
+# A loss is marked that lies this many median deviations above the running median, and this share of it: the first
+# lets pass what is usual in this run, the second what is small in any.
+_SPIKE_DEVIATIONS = 8
+_SPIKE_SHARE = 0.05
+_SPIKE_WINDOW = 40  # lines; the first quarter of it marks nothing
 
 
 class MetricsWriter:
@@ -25,20 +34,60 @@ class MetricsWriter:
         path = folder / FILE_NAME
         if path.exists():
             _truncate(path, step)
+        lines = read_metrics(folder) if path.exists() else []
+        self._losses = deque((line["train/loss"] for line in lines if "train/loss" in line), maxlen=_SPIKE_WINDOW)
         self._file = open(path, "a", encoding="utf-8")
         self._board = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
 
-    def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Append one line and one event a scalar; both are flushed."""
+    def write(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
+        """Append one line and one event a scalar; both are flushed.
+
+        Returns:
+            What was written: with `train/loss_spike`, the loss over its running median, where it is far above it.
+        """
+        if "train/loss" in scalars:
+            loss = scalars["train/loss"]
+            if (ratio := _spike(loss, self._losses)) is not None:
+                scalars = scalars | {"train/loss_spike": ratio}
+            self._losses.append(loss)
         self._file.write(json.dumps({"step": step, **scalars}) + "\n")
         self._file.flush()
         for name, value in scalars.items():
             self._board.add_scalar(name, value, step)
         self._board.flush()
+        return scalars
+
+    def describe(self, config: str, values: dict[str, object]) -> None:
+        """The configuration: whole as a text, and single values for TensorBoard's table of hyper-parameters."""
+        self._board.add_text("config", f"```yaml\n{config}```", 0)
+        known = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
+        # The table shows a run by a curve of it: the one that every run has.
+        for part in hparams(known, {"train/loss": 0.0}):
+            self._board.file_writer.add_summary(part)
+
+    def text(self, name: str, step: int, markdown: str) -> None:
+        """A page of TensorBoard's text panel."""
+        self._board.add_text(name, markdown, step)
+        self._board.flush()
+
+    def embeddings(self, step: int, vectors: torch.Tensor, names: list[str]) -> None:
+        """A snapshot for TensorBoard's projector: vectors (N, hidden), a name each."""
+        self._board.add_embedding(vectors, metadata=names, global_step=step, tag="word_embeddings")
+        self._board.flush()
 
     def close(self) -> None:
         self._file.close()
         self._board.close()
+
+
+def _spike(loss: float, before: deque[float]) -> float | None:
+    """The loss over the median of those before it, if it stands out far above them; else None."""
+    if len(before) < _SPIKE_WINDOW // 4:
+        return None
+    median = statistics.median(before)
+    deviation = statistics.median(abs(value - median) for value in before)
+    above = loss - median
+    return loss / median if above > max(_SPIKE_DEVIATIONS * deviation, _SPIKE_SHARE * median) else None
 
 
 def read_metrics(folder: Path) -> list[dict]:

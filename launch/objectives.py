@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,8 @@ class PretrainingObjective:
             "next_sentence_loss": _mean(s["next_sentence_loss"], s["pairs"]),
             "next_sentence_accuracy": _mean(s["next_sentence_correct"], s["pairs"]),
         }
+        if means["mlm_loss"] is not None:
+            means["mlm_perplexity"] = math.exp(min(means["mlm_loss"], 700.0))  # beyond it no float can hold it
         return {name: value for name, value in means.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted at once, obeyed by all ranks together at a step boundary."""
+"""What asks a run to stop, a signal or the end of the job: noted at once, obeyed by all ranks at a step boundary."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ ONE_REQUEST_SECONDS = 2.0
 
 
 class StopRequest:
-    """Context manager that notes stop signals instead of dying of them; a second one ends the process at once."""
+    """Context manager that notes stop signals instead of dying of them; a second one ends the process at once.
 
-    def __init__(self) -> None:
+    Args:
+        deadline: time.time() from which on a stop is wanted as well; None: never.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
         self.received: signal.Signals | None = None
+        self._deadline = deadline
         self._received_at = 0.0
         self._previous: dict[int, object] = {}
 
@@ -29,6 +34,11 @@ class StopRequest:
     def __exit__(self, *exception) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a signal has come or the deadline has passed."""
+        return self.received is not None or (self._deadline is not None and time.time() >= self._deadline)
 
     def _note(self, number: int, frame) -> None:
         if self.received is None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
+import json
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from launch import runs
 from launch.config import BatchArithmetic, PretrainConfig
 from launch.console import Console
-from launch.environment import Environment, device_type, keep_freed_pages, prepare_deepspeed, read_environment
+from launch.environment import (
+    Environment,
+    device_type,
+    job_end_time,
+    keep_freed_pages,
+    prepare_deepspeed,
+    read_environment,
+)
+from launch.heartbeat import Heartbeat
+from launch.preemption import StopRequest
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
@@ -44,7 +54,7 @@ def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
 def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, console: Console, world_size: int,
                 parameters: int) -> None:
     """The table of derived facts at the start: what follows from the configuration, read off live objects."""
-    from launch.engine import live_precision
+    from launch.engine import base_optimizer, live_precision
     from launch.schedules import warmup_steps
     from launch.throughput import device_name, peak_flops
     from model.flops import training_flops
@@ -63,7 +73,7 @@ def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, cons
         ("steps", f"{config.train.max_steps:,} = {config.train.max_steps / steps_per_epoch:.2f} epochs of "
                   f"{steps_per_epoch:,.1f} steps ({samples:,} samples, {tokens:,} tokens)"),
         ("precision", live_precision(engine)),
-        ("optimizer", f"{type(getattr(engine.optimizer, 'optimizer', engine.optimizer)).__name__}, "
+        ("optimizer", f"{type(base_optimizer(engine)).__name__}, "
                       f"ZeRO stage {engine.zero_optimization_stage()}"),
         ("learning rate", f"{config.train.learning_rate:g} peak, {config.schedule.name}, "
                           f"{warmup_steps(config.schedule, config.train.max_steps)} steps of warmup"),
@@ -100,21 +110,25 @@ def pretrain(config: PretrainConfig) -> int:
     manifest, model = check_data(Path(config.data), config.model)
     config = replace(config, model=model)
     runs.check_folder(config, manifest)
+    deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
         device = distributed.initialize(environment)
-        trainer = prepare_trainer(config, manifest, environment, device, console)
-        complete = train(config, trainer)
+        with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
+            trainer = prepare_trainer(config, manifest, environment, device, console, heartbeat)
+            complete = train(config, trainer, StopRequest(deadline))
         distributed.shutdown()
-    console.say(f"complete at step {trainer.state.step}" if complete else
+    console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
                 f"stopped at step {trainer.state.step} with a checkpoint; the same command continues")
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
-def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Environment, device, console: Console):
+def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Environment, device, console: Console,
+                    heartbeat: Heartbeat):
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     from launch.checkpoint import CheckpointManager
     from launch.engine import build_engine, deepspeed_config
     from launch.objectives import PretrainingObjective
+    from launch.profiling import StepProfiler
     from launch.trainer import Trainer
     from model.bert import BertForPreTraining, init_weights
     from model.flops import num_parameters
@@ -133,11 +147,12 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
     made = deepspeed_config(config, environment.world_size, load_universal=elastic)
     engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
     print_facts(config, manifest, engine, device, console, environment.world_size, parameters)
+    output = Path(config.output)
     trainer = Trainer(
-        engine=engine, objective=PretrainingObjective(config.train.loss_reduction),
-        evaluation=evaluation(config, manifest, environment, console), flops=partial(micro_batch_flops, config.model),
-        train=config.train, schedule=config.schedule, checkpoint=config.checkpoint, checkpoints=checkpoints,
-        console=console, environment=environment, device=device, seed=config.seed,
+        config, engine=engine, objective=PretrainingObjective(config.train.loss_reduction),
+        validation=validation(config, manifest, environment, console), flops=partial(micro_batch_flops, config.model),
+        checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
+        profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
         facts={"zero_stage": config.zero.stage},
     )  # fmt: skip
     if step is not None:
@@ -148,24 +163,31 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
     return trainer
 
 
-def evaluation(config: PretrainConfig, manifest: Manifest, environment: Environment, console: Console):
-    """What makes the validation batches of this rank, or None if no document was held out."""
+def validation(config: PretrainConfig, manifest: Manifest, environment: Environment, console: Console):
+    """What makes the validation batches of this rank, or None if no document was held out.
+
+    Raises:
+        UserError: something is to be decided by a validation that cannot be.
+    """
     from pipeline.batches import evaluation_batches
     from pipeline.shards import ShardReader
 
     if not manifest.splits["validation"].counts["samples"]:
+        for name in ("keep_best", "patience", "target"):
+            if getattr(config.evaluation, name):
+                raise UserError(f"evaluation.{name}: found {getattr(config.evaluation, name)}, expected none: the "
+                                f"validation split of {config.data} is empty; prepare the data with one")
         console.warn(f"{config.data}: the validation split is empty; nothing is evaluated")
         return None
     return partial(
         evaluation_batches, ShardReader(config.data, "validation"), micro_batch_size=config.train.micro_batch_size,
-        rank=environment.rank, world_size=environment.world_size, max_samples=config.train.evaluation_samples,
+        rank=environment.rank, world_size=environment.world_size, max_samples=config.evaluation.samples,
     )  # fmt: skip
 
 
-def train(config: PretrainConfig, trainer) -> bool:
+def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
     from launch.metrics import MetricsWriter
-    from launch.preemption import StopRequest
     from pipeline.batches import BatchStream
     from pipeline.shards import ShardReader
 
@@ -177,17 +199,49 @@ def train(config: PretrainConfig, trainer) -> bool:
     )  # fmt: skip
     metrics = MetricsWriter(output, trainer.state.step) if environment.is_main else None
     try:
-        with StopRequest() as stop:
-            if environment.is_main:
+        with stop:
+            if metrics:
                 runs.set_status(output, "running", trainer.state.step)
+                metrics.describe((output / runs.CONFIG).read_text(encoding="utf-8"), runs.flatten(asdict(config)))
+            if trainer.validation is not None:
+                trainer.show = showing(config, trainer, metrics)
             complete = trainer.run(stream, metrics, stop)
+    except BaseException:
+        if metrics:
+            with suppress(UserError):  # the disk may be full, which is then the error on its way
+                runs.set_status(output, "failed", trainer.state.step)
+        raise
     finally:
         stream.close()
         if metrics:
             metrics.close()
-    if environment.is_main:
+    if metrics:
         runs.set_status(output, "complete" if complete else "requeue", trainer.state.step)
     return complete
+
+
+def showing(config: PretrainConfig, trainer, metrics):
+    """What each evaluation shows beside its numbers: blanks and guesses, word embeddings."""
+    from launch.engine import full_parameter
+    from launch.examples import Examples
+    from pipeline.shards import ShardReader
+    from pipeline.tokenizer import Tokenizer
+
+    reader = ShardReader(config.data, "validation")
+    tokenizer = Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER)
+    count = min(config.monitor.examples, reader.num_samples)
+    examples = count and Examples(trainer.engine, trainer.device, reader, tokenizer, count, metrics)
+
+    def show(step: int) -> None:
+        if examples:
+            examples(step)
+        if config.monitor.embeddings:
+            table = full_parameter(trainer.engine, trainer.engine.module.bert.embeddings.word_embeddings.weight)
+            if metrics:
+                names = [json.dumps(token)[1:-1] or "?" for token in tokenizer.tokens]  # no tabs, no line breaks
+                metrics.embeddings(step, table[:len(names)], names)
+
+    return show
 
 
 def find_resume(config: PretrainConfig, checkpoints) -> int | None:

@@ -81,7 +81,7 @@ class Quickstart:
             # A text so small is learned by heart: no dropout, and a rate that only a tiny model stands.
             "--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
             "--train.learning_rate", "5e-3", "--train.max_steps", str(MAX_STEPS), "--schedule.warmup_steps", "100",
-            "--train.log_every_steps", "100", "--train.evaluate_every_steps", "300",
+            "--train.log_every_steps", "100", "--evaluation.every_steps", "300",
             "--checkpoint.every_steps", "300",
         )  # fmt: skip
         if self._status(run) == "complete":

@@ -25,22 +25,24 @@ STATUS = "status.json"
 TOKENIZER = "tokenizer"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
+HEARTBEATS = "heartbeats"
 
 # Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
 # other units, as another number of processes does.)
 FREE_FIELDS = {
-    "data", "output", "checkpoint", "zero", "train.micro_batch_size", "train.log_every_steps",
-    "train.evaluate_every_steps", "train.evaluation_samples", "train.gradient_checkpointing", "train.attention_kernel",
+    "data", "output", "checkpoint", "evaluation", "monitor", "zero", "train.micro_batch_size", "train.log_every_steps",
+    "train.max_skipped_steps", "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel",
 }  # fmt: skip
 # What the weights are shaped by: no run can go on with another.
 FIXED = ("model.", "tokenizer_fingerprint")
 
 
-def _flatten(values: dict, prefix: str = "") -> dict[str, object]:
+def flatten(values: dict, prefix: str = "") -> dict[str, object]:
+    """Nested fields by their dotted names."""
     flat: dict[str, object] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{name}.")
+            flat |= flatten(value, f"{prefix}{name}.")
         else:
             flat[prefix + name] = value
     return flat
@@ -49,7 +51,7 @@ def _flatten(values: dict, prefix: str = "") -> dict[str, object]:
 def _shaping(values: dict) -> dict[str, object]:
     """Of all fields, by dotted name, those that shape the result."""
     return {
-        name: value for name, value in _flatten(values).items()
+        name: value for name, value in flatten(values).items()
         if name not in FREE_FIELDS and name.split(".")[0] not in FREE_FIELDS
     }  # fmt: skip
 
@@ -90,8 +92,8 @@ def check_folder(config: PretrainConfig, manifest: Manifest) -> None:
         UserError: names the first field that differs, with both values.
     """
     folder = Path(config.output)
-    if not folder.exists() or (folder.is_dir() and not {path.name for path in folder.iterdir()} - {LOCK}):
-        return
+    if not folder.exists() or (folder.is_dir() and not {path.name for path in folder.iterdir()} - {LOCK, HEARTBEATS}):
+        return  # a start that was cut short leaves no more
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
@@ -145,5 +147,5 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def set_status(folder: Path, state: str, step: int) -> None:
-    """state: running, requeue (stopped early with a checkpoint: submit again) or complete. Job templates read it."""
+    """state: running, requeue (stopped early with a checkpoint: submit again), complete, failed. Templates read it."""
     publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 
 import torch
+
+from launch import distributed
 
 # Dense 16-bit peaks in FLOP/s from NVIDIA's data sheets, by a part of the device's name; the first match counts.
 PEAK_FLOPS = {
@@ -25,35 +29,69 @@ def peak_flops(device: torch.device) -> float | None:
     return next((peak for part, peak in PEAK_FLOPS.items() if f" {part} " in name), None)
 
 
+def peak_memory(device: torch.device) -> float:
+    """Bytes of memory that this process has held at most: on a GPU since the last call, elsewhere since its start."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+    # In KiB, but on macOS in bytes (getrusage(2)).
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 class Throughput:
     """Counts what this rank does between two lines of metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.reset()
 
     def reset(self) -> None:
         self._start = time.perf_counter()
         self._data_wait = 0.0
+        self._save_wait = 0.0
         self.tokens = 0
         self.flops = 0.0
 
-    def exclude(self, seconds: float) -> None:
-        """Leave out time that was not training: an evaluation, a checkpoint."""
+    def exclude(self, seconds: float, phase: str) -> None:
+        """Leave out time that was not training: `evaluate` or `save`."""
         self._start += seconds
+        if phase == "save":
+            self._save_wait += seconds
 
     def wait(self, seconds: float) -> None:
         """Time that the step loop waited for data."""
         self._data_wait += seconds
 
-    def add(self, tokens: int, flops: float) -> None:
-        """Real tokens of this rank, and the model FLOPs that they need (model/flops.py)."""
+    def add(self, tokens: int) -> None:
+        """Real tokens of this rank; their model FLOPs (model/flops.py) are added to `flops`."""
         self.tokens += tokens
-        self.flops += flops
 
-    @property
-    def seconds(self) -> float:
-        return max(1e-9, time.perf_counter() - self._start)
+    def scalars(self, steps: int) -> dict[str, float]:
+        """What the curves show of the last `steps` steps, over all ranks. Collective."""
+        seconds = max(1e-9, time.perf_counter() - self._start)
+        measured = torch.tensor([self.tokens, self.flops, seconds, self._data_wait, self._save_wait,
+                                 peak_memory(self._device)], dtype=torch.float64)
+        ranks = distributed.gather(measured.to(self._device)).cpu()
+        tokens, flops, seconds, data_wait, save_wait, memory = ranks.unbind(1)
+        scalars = {
+            "speed/tokens_per_second": float(tokens.sum() / seconds.mean()),
+            "speed/data_wait_share": float((data_wait / seconds).mean()),
+            **_spread("speed/step_seconds", seconds / steps),
+            **_spread("speed/data_wait_seconds", data_wait / steps),
+            "memory/peak_gib": float(memory.max()) / 2**30,
+        }
+        if save_wait.max() > 0:
+            scalars["speed/checkpoint_wait_seconds"] = float(save_wait.max())
+        peak = peak_flops(self._device)
+        if peak:
+            scalars["speed/mfu"] = float(flops.sum() / seconds.mean()) / (peak * len(ranks))
+        return scalars
 
-    @property
-    def data_wait_share(self) -> float:
-        return self._data_wait / self.seconds
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+    """Median over the ranks, and with several the extremes."""
+    if len(values) == 1:
+        return {name: float(values)}
+    return {f"{name}/min": float(values.min()), f"{name}/median": float(values.median()),
+            f"{name}/max": float(values.max())}

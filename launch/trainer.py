@@ -13,19 +13,23 @@ import torch
 
 from launch import distributed
 from launch.checkpoint import CheckpointManager, TrainState
-from launch.config import CheckpointConfig, ScheduleConfig, TrainConfig
 from launch.console import Console
-from launch.engine import set_learning_rate
+from launch.engine import set_learning_rate, step_skipped
 from launch.environment import Environment
+from launch.goals import completion, judged
+from launch.heartbeat import Heartbeat
+from launch.inspection import Inspector
 from launch.metrics import MetricsWriter
 from launch.preemption import StopRequest
+from launch.profiling import StepProfiler
 from launch.schedules import multiplier
-from launch.throughput import Throughput, peak_flops
+from launch.throughput import Throughput
 from pipeline.batches import RankBatch
 from pipeline.errors import UserError
 
-# What the window counts beside the objective's own sums: steps, real tokens, tokens that padding would have added.
-_WINDOW = ("steps", "tokens", "padding")
+# What the window counts beside the objective's own sums: steps that changed the weights, skipped ones, real tokens,
+# tokens that padding would have added.
+_WINDOW = ("steps", "skipped", "tokens", "padding")
 
 
 def dropout_seed(*key: int) -> int:
@@ -48,29 +52,36 @@ class Trainer:
     """Trains one engine on one stream of batches, the same way on one process and on many.
 
     Args:
+        config: with `seed` and the sections train, schedule, checkpoint, evaluation and monitor of launch/config.py.
         engine: DeepSpeed's.
         objective: see launch/objectives.py.
-        evaluation: makes an iterator of micro-batches, as many on every rank; None: no validation data.
+        validation: makes an iterator of micro-batches, as many on every rank; None: no validation data.
         flops: model FLOPs of a micro-batch.
         facts: plain values kept in every checkpoint.
     """
 
-    def __init__(self, *, engine, objective,
-                 evaluation: Callable[[], Iterable[dict]] | None, flops: Callable[[dict], float], train: TrainConfig,
-                 schedule: ScheduleConfig, checkpoint: CheckpointConfig, checkpoints: CheckpointManager,
-                 console: Console, environment: Environment, device: torch.device,
-                 seed: int, facts: dict) -> None:
+    def __init__(self, config, *, engine, objective, validation: Callable[[], Iterable[dict]] | None,
+                 flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
+                 environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
+                 facts: dict) -> None:
+        self.config, self.train = config, config.train
         self.engine, self.objective = engine, objective
-        self.evaluation, self.flops = evaluation, flops
-        self.train, self.schedule, self.checkpoint = train, schedule, checkpoint
+        self.validation, self.flops = validation, flops
         self.checkpoints, self.console = checkpoints, console
+        self.heartbeat, self.profiler = heartbeat, profiler
+        self.environment, self.device, self.facts = environment, device, facts
         self.metrics: MetricsWriter | None = None
-        self.environment, self.device, self.seed, self.facts = environment, device, seed, facts
         self.state = TrainState()
-        self.throughput = Throughput()
+        self.throughput = Throughput(device)
+        self.inspector = Inspector(engine, device, environment.world_size)
+        # Called with the step after each evaluation, on every rank: pictures and texts that a task has to show.
+        self.show: Callable[[int], None] | None = None
         self._window = torch.zeros(len(objective.NAMES) + len(_WINDOW), dtype=torch.float64, device=device)
-        self._stop_agreed = distributed.AgreedFlag(device)
+        self._flags = distributed.HostCopy(3, device)  # wishes to stop, ranks that have written, steps skipped
+        self._stop_agreed = False
         self._rate = 0.0
+        self._batch: RankBatch | None = None  # the last one
+        self._good: tuple[TrainState, torch.Tensor] | None = None  # state and window after the last good step
         self._saved_step: int | None = None
 
     def resume(self, step: int) -> None:
@@ -80,146 +91,214 @@ class Trainer:
             self._window += saved["window"].to(self.device)
         self._saved_step = step
 
+    @property
+    def completion(self) -> str | None:
+        """Why the run needs no further step, or None."""
+        return completion(self.config, self.state)
+
     def run(self, stream: Iterator[RankBatch], metrics: MetricsWriter | None, stop: StopRequest) -> bool:
-        """Train until train.max_steps; returns False if asked to stop before. A checkpoint is left either way.
+        """Train until there is a `completion`; returns False if asked to stop before. A checkpoint is left either way.
 
         Args:
             stream: batches from `state.samples_consumed` on.
             metrics: rank 0's writer, from `state.step` on; None elsewhere.
+
+        Raises:
+            UserError: the gradient was infinite or NaN too often in a row, or a checkpoint could not be written.
         """
         self.metrics = metrics
         self.engine.train()
+        self._good = self.state, self._window.clone()
         self._evaluate_if_due()
         self.throughput.reset()
-        stopping = False
-        while self.state.step < self.train.max_steps and not stopping:
-            stopping = self._advance(stream, stop)
+        while not self.completion and not self._stop_agreed:
+            self.profiler.before(self.state.step)
+            self._advance(stream, stop)
+            self.profiler.after(self.state.step - 1)
             if self.state.step % self.train.log_every_steps == 0 or self.state.step == self.train.max_steps:
                 self._log()
             # A stop leaves little time: what is due then is evaluated after the resume, if there will be one.
-            if not stopping or self.state.step == self.train.max_steps:
-                self._evaluate_if_due()
-            every = self.checkpoint.every_steps
-            if every and self.state.step % every == 0:
+            best = False
+            if not self._stop_agreed or self.state.step == self.train.max_steps:
+                best = self._evaluate_if_due()
+            every = self.config.checkpoint.every_steps
+            if (every and self.state.step % every == 0) or (best and self.config.evaluation.keep_best):
                 self._save()
+        self.profiler.close()
         self._save()
-        return self.state.step == self.train.max_steps
+        with self._not_training("save"):
+            self.checkpoints.publish()
+            if self.completion and not self.state.skipped_in_a_row:
+                self.checkpoints.retire(self.state.best_step)
+        return self.completion is not None
 
-    def _advance(self, stream: Iterator[RankBatch], stop: StopRequest) -> bool:
-        """One optimizer step; True if all ranks have agreed to stop after it."""
+    def _advance(self, stream: Iterator[RankBatch], stop: StopRequest) -> None:
+        """One optimizer step."""
+        self.heartbeat.beat(self.state.step, "data")
         began = time.perf_counter()
         batch = next(stream)
         self.throughput.wait(time.perf_counter() - began)
 
-        counts = torch.tensor([*self.objective.counts(batch), stop.received is not None], dtype=torch.float64)
-        totals = distributed.reduce_sum(counts.to(self.device, non_blocking=True))
-        stop_now = self._stop_agreed.read()
-        self._stop_agreed.post(totals[-1:])
+        self.heartbeat.beat(self.state.step, "collective")
+        counts = [*self.objective.counts(batch), stop.wanted, self.checkpoints.written()]
+        counts = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
+        totals = distributed.reduce_sum(counts)
+        self._settle()
 
-        self._rate = self.train.learning_rate * multiplier(self.schedule, self.state.step, self.train.max_steps)
+        self.heartbeat.beat(self.state.step, "compute")
+        self._rate = self.train.learning_rate * multiplier(self.config.schedule, self.state.step, self.train.max_steps)
         set_learning_rate(self.engine, self._rate)
+        every = self.config.monitor.inspect_every_steps
+        inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
         sums = torch.zeros(len(self.objective.NAMES), dtype=torch.float64, device=self.device)
-        flops = 0.0
         for micro_step, micro_batch in enumerate(batch.micro_batches):
-            flops += self.flops(micro_batch)
-            key = dropout_seed(self.seed, self.state.step, micro_step, self.environment.rank)
-            micro_batch = to_device(micro_batch, self.device)
-            output = self.engine(**micro_batch, dropout_seed=key)
-            loss, part = self.objective(output, micro_batch, totals[:-1])
-            # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum.
-            self.engine.backward(loss * self.environment.world_size, scale_wrt_gas=False)
-            self.engine.step()
-            sums += part
-        own = torch.tensor([1 / self.environment.world_size, batch.num_tokens, batch.num_padding], dtype=torch.float64)
-        self._window += torch.cat([sums, own.to(self.device, non_blocking=True)])
-        self.throughput.add(batch.num_tokens, flops)
+            last = micro_step == len(batch.micro_batches) - 1
+            with self.inspector.watch() if inspect and last else contextlib.nullcontext():
+                sums += self._accumulate(micro_step, micro_batch, totals[:-2])
+
+        skipped = step_skipped(self.engine)
+        self._flags.post(torch.cat([totals[-2:], skipped]))
+        share = 1 / self.environment.world_size
+        own = torch.tensor([batch.num_tokens, batch.num_padding], dtype=torch.float64)
+        # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
+        self._window += torch.cat([
+            torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share,
+            own.to(self.device, non_blocking=True),
+        ])  # fmt: skip
+        self.throughput.add(batch.num_tokens)
+        self._batch = batch
         self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
                              samples_consumed=batch.position + batch.num_samples)
-        return stop_now
+        if inspect:
+            self._settle()
+            self._write(self.inspector.scalars(), progress=False)
 
-    def _evaluate_if_due(self) -> None:
-        step, every = self.state.step, self.train.evaluate_every_steps
+    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums."""
+        self.throughput.flops += self.flops(micro_batch)
+        key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
+        micro_batch = to_device(micro_batch, self.device)
+        output = self.engine(**micro_batch, dropout_seed=key)
+        loss, sums = self.objective(output, micro_batch, totals)
+        # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum.
+        self.engine.backward(loss * self.environment.world_size, scale_wrt_gas=False)
+        self.engine.step()
+        return sums
+
+    def _settle(self) -> None:
+        """Act on what all ranks know of the last step: a wish to stop, a checkpoint that is written, a skip."""
+        flags = self._flags.take()
+        if flags is None:
+            return
+        stop, written, skipped = flags
+        self._stop_agreed |= stop > 0
+        if written == self.environment.world_size:
+            with self._not_training("save"):
+                self.checkpoints.publish()
+        if not skipped:
+            self.state = replace(self.state, skipped_in_a_row=0)
+            self._good = self.state, self._window.clone()
+            return
+        self.state = replace(self.state, skipped_steps=self.state.skipped_steps + 1,
+                             skipped_in_a_row=self.state.skipped_in_a_row + 1)
+        where = (f"step {self.state.step}, on samples {self._batch.position:,} to {self.state.samples_consumed - 1:,} "
+                 f"of the stream (epoch {self.state.epoch})")
+        self.console.warn(f"the gradient of {where} is infinite or NaN; the step changes nothing")
+        if self.engine.fp16_enabled():  # it has changed the loss scale, and may well have been the scale's fault
+            self._good = self.state, self._window.clone()
+        if self.state.skipped_in_a_row >= self.train.max_skipped_steps:
+            self._save()
+            self.checkpoints.publish()
+            kept = ", ".join(map(str, self.checkpoints.steps()))
+            raise UserError(
+                f"train.learning_rate: found {self.state.skipped_in_a_row} steps in a row whose gradient is infinite "
+                f"or NaN, the last being {where}, expected fewer than train.max_skipped_steps = "
+                f"{self.train.max_skipped_steps}; lower the rate, lengthen the warmup or look at the data; checkpoints "
+                f"are there of steps {kept}: remove those that are too late to continue from"
+            )
+
+    def _evaluate_if_due(self) -> bool:
+        """Whether an evaluation was due and was the best so far."""
+        step, every = self.state.step, self.config.evaluation.every_steps
         due = step in (0, self.train.max_steps) or (every and step % every == 0)
-        if due and self.evaluation is not None and self.state.evaluated_step != step:
-            with self._not_training():
-                self._evaluate()
-            self.state = replace(self.state, evaluated_step=step)
+        if not due or self.validation is None or self.state.evaluated_step == step:
+            return False
+        self._settle()
+        with self._not_training("evaluate"):
+            scalars = self._evaluate()
+            self._write(scalars)
+            if self.show is not None:
+                self.show(step)
+        self.state = judged(self.config.evaluation, replace(self.state, evaluated_step=step), scalars)
+        if self._good and self._good[0].step == step:
+            self._good = self.state, self._window.clone()
+        return self.state.best_step == step
 
     def _log(self) -> None:
-        *sums, steps, tokens, padding = distributed.reduce_sum(self._window.clone()).tolist()
+        self._settle()
+        *sums, steps, skipped, tokens, padding = distributed.reduce_sum(self._window.clone()).tolist()
         self.state = replace(self.state, tokens=self.state.tokens + round(tokens))
         self._window.zero_()
-        loss = sums[0] / steps
-        self._refuse_infinite(loss)
-        scalars = {"train/loss": loss}
-        scalars |= {f"train/{name}": value for name, value in self.objective.scalars(sums).items()}
+        if self._good and self._good[0].step == self.state.step:
+            self._good = self.state, self._window.clone()
+        scalars = {}
+        if steps > 0.5:  # whole numbers but for rounding; without a good step there is no loss
+            scalars["train/loss"] = sums[0] / steps
+            scalars |= {f"train/{name}": value for name, value in self.objective.scalars(sums).items()}
         scalars["train/learning_rate"] = self._rate
         norm = float(self.engine.get_global_grad_norm() or 0.0)
-        if math.isfinite(norm):  # an fp16 step that overflowed and was skipped has none
+        if math.isfinite(norm):  # a skipped step has none
             scalars["train/gradient_norm"] = norm
+        scalars["train/skipped_steps"] = self.state.skipped_steps
+        if self.engine.fp16_enabled():
+            scalars["train/loss_scale"] = float(self.engine.loss_scale())
         scalars["data/padding_share"] = padding / (tokens + padding)
         scalars["data/tokens"] = self.state.tokens
         scalars["data/samples"] = self.state.samples_consumed
         scalars["data/epoch"] = self.state.epoch
-        scalars |= self._speed()
+        scalars |= self.throughput.scalars(round(steps + skipped))
         self._write(scalars)
         self.throughput.reset()
 
-    def _refuse_infinite(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            kept = self.checkpoints.steps()
-            raise UserError(
-                f"train.learning_rate: found a loss of {loss} at step {self.state.step}, expected a finite one; lower "
-                "the rate or lengthen the warmup; the newest checkpoint is of "
-                + (f"step {kept[-1]}" if kept else "no step yet")
-            )
-
-    def _speed(self) -> dict[str, float]:
-        mine = self.throughput
-        measured = torch.tensor([mine.tokens, mine.flops, mine.seconds, mine.data_wait_share], dtype=torch.float64)
-        tokens, flops, seconds, wait = distributed.reduce_sum(measured.to(self.device)).tolist()
-        seconds, wait = seconds / self.environment.world_size, wait / self.environment.world_size
-        scalars = {"speed/tokens_per_second": tokens / seconds, "speed/data_wait_share": wait}
-        peak = peak_flops(self.device)
-        if peak:
-            scalars["speed/mfu"] = flops / seconds / (peak * self.environment.world_size)
-        return scalars
-
     @contextlib.contextmanager
-    def _not_training(self) -> Iterator[None]:
+    def _not_training(self, phase: str) -> Iterator[None]:
+        self.heartbeat.beat(self.state.step, phase)
         began = time.perf_counter()
         yield
-        self.throughput.exclude(time.perf_counter() - began)
+        self.throughput.exclude(time.perf_counter() - began, phase)
+        self.heartbeat.beat(self.state.step, "compute")
 
     @torch.no_grad()
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> dict[str, float]:
         self.engine.eval()
         sums = torch.zeros(len(self.objective.NAMES), dtype=torch.float64, device=self.device)
         # The loss of a part needs the whole's counts, which only the end knows: means come from the sums.
         ones = torch.ones(2, dtype=torch.float64, device=self.device)
-        for micro_batch in self.evaluation():
+        for micro_batch in self.validation():
             micro_batch = to_device(micro_batch, self.device)
             sums += self.objective(self.engine(**micro_batch), micro_batch, ones)[1]
+            self.heartbeat.beat(self.state.step, "evaluate")
         self.engine.train()
         means = self.objective.scalars(distributed.reduce_sum(sums).tolist())
         scalars = {"validation/loss": sum(value for name, value in means.items() if name.endswith("_loss"))}
-        scalars |= {f"validation/{name}": value for name, value in means.items()}
-        self._write(scalars)
+        return scalars | {f"validation/{name}": value for name, value in means.items()}
 
-    def _write(self, scalars: dict[str, float]) -> None:
+    def _write(self, scalars: dict[str, float], progress: bool = True) -> None:
         if self.metrics:
-            self.metrics.write(self.state.step, scalars)
-        self.console.progress(self.state.step, self.train.max_steps, scalars)
+            scalars = self.metrics.write(self.state.step, scalars)
+        if progress:
+            self.console.progress(self.state.step, self.train.max_steps, scalars)
 
     def _save(self) -> None:
-        if self._saved_step == self.state.step:
+        """Begin to save the state after the last good step; what was skipped since is tried again from there."""
+        self._settle()
+        state, window = self._good
+        if self._saved_step == state.step:
             return
-        with self._not_training():
-            # A checkpoint of a model that is lost would push out the good ones. The last gradient tells of weights
-            # that no loss has seen yet; an fp16 step that overflowed was skipped and changed none.
-            seen = distributed.reduce_sum(self._window[:1].clone()).item()
-            if not self.engine.fp16_enabled():
-                seen += float(self.engine.get_global_grad_norm() or 0.0)
-            self._refuse_infinite(seen)
-            self.checkpoints.save(self.engine, self.state, self.facts, {"window": self._window.cpu()})
-        self._saved_step = self.state.step
+        with self._not_training("save"):
+            if not self.state.skipped_in_a_row:
+                self.checkpoints.retire(state.best_step)
+            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()})
+            if not self.config.checkpoint.asynchronous:
+                self.checkpoints.publish()
+        self._saved_step = state.step

@@ -25,7 +25,7 @@ TINY = (
     "--model.hidden_size", "32", "--model.num_hidden_layers", "2", "--model.num_attention_heads", "2",
     "--model.intermediate_size", "64", "--model.max_position_embeddings", "32",
     "--train.global_batch_size", "16", "--train.micro_batch_size", "4", "--train.learning_rate", "3e-3",
-    "--train.precision", "fp32", "--train.log_every_steps", "1", "--train.evaluate_every_steps", "0",
+    "--train.precision", "fp32", "--train.log_every_steps", "1", "--evaluation.every_steps", "0",
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def step_of(output: Path) -> int:
 
 def curve(output: Path) -> list[dict]:
     """metrics.jsonl without what depends on the clock."""
-    return [{name: value for name, value in line.items() if not name.startswith("speed/")}
+    return [{name: value for name, value in line.items() if not name.startswith(("speed/", "memory/"))}
             for line in read_metrics(output)]
 
 

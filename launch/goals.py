@@ -1,0 +1,45 @@
+"""When a run has reached what it was told to reach: pure functions of its configuration and its state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from launch.checkpoint import TrainState
+from launch.config import EvaluationConfig
+from pipeline.errors import UserError
+
+
+def judged(config: EvaluationConfig, state: TrainState, scalars: dict[str, float]) -> TrainState:
+    """The state after an evaluation that gave these `validation/...` scalars.
+
+    Raises:
+        UserError: evaluation.metric is none of them.
+    """
+    name = f"validation/{config.metric}"
+    if name not in scalars:
+        known = ", ".join(sorted(key.removeprefix("validation/") for key in scalars))
+        raise UserError(f"evaluation.metric: found {config.metric!r}, expected one of what is measured here: {known}")
+    value = scalars[name]
+    if math.isfinite(value) and (state.best_value is None or config.is_better(value, state.best_value)):
+        return replace(state, best_step=state.evaluated_step, best_value=value, evaluations_since_best=0)
+    return replace(state, evaluations_since_best=state.evaluations_since_best + 1)
+
+
+def completion(config, state: TrainState) -> str | None:
+    """Why a run is complete, or None if it has to go on.
+
+    Args:
+        config: with the sections train and evaluation of launch/config.py.
+    """
+    evaluation = config.evaluation
+    if state.best_value is not None:
+        best = f"{evaluation.metric} is {state.best_value:.4f} at step {state.best_step}"
+        target = evaluation.target
+        if target is not None and (state.best_value == target or evaluation.is_better(state.best_value, target)):
+            return f"{best}: the target of {target} is reached"
+        if evaluation.patience is not None and state.evaluations_since_best >= evaluation.patience:
+            return f"{best}, and not better in {state.evaluations_since_best} evaluations since"
+    if state.step >= config.train.max_steps:
+        return f"all {config.train.max_steps} steps are done"
+    return None

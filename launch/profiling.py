@@ -1,0 +1,46 @@
+"""Traces of single steps by torch.profiler, for TensorBoard's profile plugin and chrome://tracing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+FOLDER = "profile"
+
+
+class StepProfiler:
+    """Records the steps from `steps[0]` to `steps[1]` of one rank into RUN/profile/; does nothing where it is empty."""
+
+    def __init__(self, run: Path, steps: list[int], rank: int, device: torch.device) -> None:
+        self._folder, self._steps, self._rank = run / FOLDER, steps, rank
+        self._activities = [torch.profiler.ProfilerActivity.CPU]
+        if device.type == "cuda":
+            self._activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler: torch.profiler.profile | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._profiler is not None
+
+    def before(self, step: int) -> None:
+        """Call before the optimizer step number `step` (from 0)."""
+        if self._steps and self._steps[0] <= step <= self._steps[1] and not self.running:
+            handler = torch.profiler.tensorboard_trace_handler(
+                str(self._folder), worker_name=f"rank-{self._rank:05d}", use_gzip=True
+            )
+            self._profiler = torch.profiler.profile(
+                activities=self._activities, record_shapes=True, on_trace_ready=handler
+            )
+            self._profiler.start()
+
+    def after(self, step: int) -> None:
+        """Call after it."""
+        if self.running and step >= self._steps[1]:
+            self.close()
+
+    def close(self) -> None:
+        """Write what was recorded, if anything is being recorded."""
+        if self.running:
+            self._profiler.stop()
+            self._profiler = None
