@@ -16,8 +16,8 @@ from launch.config import MonitorConfig
 from launch.environment import Environment
 from launch.runs import HEARTBEATS
 
-# A process in this phase waits for the others; whoever is elsewhere is the one that is waited for.
-WAITING = "collective"
+# Code that a process stands in while it waits for others.
+_COLLECTIVES = ("torch/distributed/", "deepspeed/comm/")
 
 
 class Heartbeat:
@@ -57,7 +57,7 @@ class Heartbeat:
         """This process moves on. Cheap: nothing is written here.
 
         Args:
-            phase: data, collective (waiting for other processes), compute, evaluate, save.
+            phase: data, collective (agreeing on a step), compute, evaluate, save.
         """
         self._now = (step, phase)
         self._moved = time.time()
@@ -73,11 +73,20 @@ class Heartbeat:
         try:
             aside.write_text(json.dumps({
                 "step": step, "phase": phase, "since": self._moved, "time": time.time(),
-                "host": socket.gethostname(), "process": os.getpid(),
+                "waiting": self._is_waiting(), "host": socket.gethostname(), "process": os.getpid(),
             }), encoding="utf-8")  # fmt: skip
             os.replace(aside, self._path(self._environment.rank))
         except OSError as error:
             self._say(f"warning: {aside}: the heartbeat could not be written ({error.strerror})")
+
+    def _is_waiting(self) -> bool:
+        """Whether the main thread stands in a collective; a GPU's collective that it has only queued does not show."""
+        frame = sys._current_frames().get(self._main.ident)
+        while frame is not None:
+            if any(part in frame.f_code.co_filename for part in _COLLECTIVES):
+                return True
+            frame = frame.f_back
+        return False
 
     def _watch(self) -> None:
         while not self._stop.wait(self._config.heartbeat_seconds):
@@ -101,14 +110,15 @@ class Heartbeat:
                 culprits.append(rank)
                 continue
             silent = now - beat["time"]
-            lines.append(f"  rank {rank}: step {beat['step']}, {beat['phase']} for {now - beat['since']:.0f} s "
+            waits = ", waiting for others" if beat["waiting"] else ""
+            lines.append(f"  rank {rank}: step {beat['step']}, {beat['phase']} for {now - beat['since']:.0f} s{waits} "
                          f"({beat['host']}, process {beat['process']})"
                          + (f"; its heartbeat stopped {silent:.0f} s ago" if silent > late else ""))
             if silent > late:
                 culprits.append(rank)
         if not culprits:
             behind = min(beat["step"] for beat in beats.values())
-            culprits = [rank for rank, beat in beats.items() if beat["step"] == behind and beat["phase"] != WAITING]
+            culprits = [rank for rank, beat in beats.items() if beat["step"] == behind and not beat["waiting"]]
         if culprits:
             lines.append(f"waited for: rank {', '.join(map(str, culprits))}")
         frames = sys._current_frames()

@@ -125,6 +125,8 @@ def pretrain(config: PretrainConfig) -> int:
 def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Environment, device, console: Console,
                     heartbeat: Heartbeat):
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
+    import torch
+
     from launch.checkpoint import CheckpointManager
     from launch.engine import build_engine, deepspeed_config
     from launch.objectives import PretrainingObjective
@@ -142,6 +144,7 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
         checkpoints.convert(step)
     model = BertForPreTraining(config.model, attention_kernel=config.train.attention_kernel,
                                gradient_checkpointing=config.train.gradient_checkpointing)
+    torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     init_weights(model, config.seed)
     parameters = num_parameters(model)  # before ZeRO-3 empties them
     made = deepspeed_config(config, environment.world_size, load_universal=elastic)

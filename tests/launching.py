@@ -36,10 +36,10 @@ def pretrain_command(data: Path, output: Path, *overrides: str, processes: int =
             "--data", str(data), "--output", str(output), *overrides]
 
 
-def start(command: list[str]) -> subprocess.Popen:
-    """Start a command."""
+def start(command: list[str], **variables: str) -> subprocess.Popen:
+    """Start a command, with further environment variables."""
     return subprocess.Popen(
-        command, cwd=ROOT, env=child_variables(PYTHONUNBUFFERED="1"), text=True,
+        command, cwd=ROOT, env=child_variables(PYTHONUNBUFFERED="1", **variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -53,7 +53,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill_all(process: subprocess.Popen, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a command and to all that it has started: torchrun gives each rank a process group of its own."""
+    """Send a signal to a command and all that it has started: torchrun gives each rank a process group of its own."""
     found = [process.pid]
     for pid in found:
         found += children(pid)

@@ -165,16 +165,16 @@ def test_an_unknown_setting_of_deepspeed(data, tmp_path):
     assert "deepspeed: found foo = 1" in output.splitlines()[-1]
 
 
-def test_a_lost_model_is_not_saved_over_the_good_checkpoints(data, tmp_path):
-    """The loss leaves the finite numbers between two lines of metrics; a checkpoint is due before the next line."""
+def test_a_lost_model_does_not_push_out_the_good_checkpoints(data, tmp_path):
+    """Weights grow beyond use between two steps, a checkpoint is due before any loss has seen them, one is kept."""
     output = train(data, tmp_path / "run", "--train.learning_rate", "1e30", "--schedule.warmup_steps", "3",
-                   "--train.log_every_steps", "50", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "2",
+                   "--train.log_every_steps", "50", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "1",
                    status=2)
-    assert "expected a finite one" in output.splitlines()[-1]
+    assert "20 steps in a row whose gradient is infinite or NaN" in output.splitlines()[-1]
     steps = CheckpointManager(tmp_path / "run" / "checkpoints", Environment(), torch.device("cpu")).steps()
-    assert steps, "the checkpoints from before are kept"
-    for step in steps:
-        assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run", step).values()), step
+    assert steps == [1, 2]
+    good, lost = (weights(tmp_path / "run", step).values() for step in steps)
+    assert all(value.abs().max() < 10 for value in good) and any(value.abs().max() > 1e20 for value in lost)
 
 
 def test_a_resume_after_skipped_fp16_steps_expects_fewer_optimizer_steps():
@@ -203,12 +203,6 @@ def test_fp16_needs_a_gpu(data, tmp_path):
         pytest.skip("this machine has a GPU")
     output = train(data, tmp_path / "run", "--train.precision", "fp16", "--zero.stage", "1", status=2)
     assert "only GPUs train in fp16" in output.splitlines()[-1]
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path):
-    output = train(data, tmp_path / "run", "--train.learning_rate", "1e30", "--schedule.name", "constant",
-                   "--schedule.warmup_steps", "0", status=2)
-    assert "expected a finite one; lower the rate" in output.splitlines()[-1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")

@@ -1,0 +1,36 @@
+"""A process that stands still is named by the others, with where they wait for it."""
+
+import json
+import os
+import signal
+import time
+
+from launch.runs import HEARTBEATS
+from tests.launching import finish, pretrain_command, start, step_of
+from tests.synthetic import make_shards
+
+
+def beats(run) -> dict[int, dict]:
+    return {rank: json.loads((run / HEARTBEATS / f"rank-{rank:05d}.json").read_text()) for rank in range(2)}
+
+
+def test_a_stopped_process_is_named_and_the_run_goes_on_with_it(tmp_path):
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    process = start(pretrain_command(
+        data, run, "--train.max_steps", "400", "--monitor.heartbeat_seconds", "0.3", "--monitor.hang_seconds", "3",
+        processes=2,
+    ))  # fmt: skip
+    deadline = time.monotonic() + 120
+    while step_of(run) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    stopped = beats(run)[1]["process"]
+    os.kill(stopped, signal.SIGSTOP)
+    time.sleep(8)
+    os.kill(stopped, signal.SIGCONT)
+    output = finish(process)
+    report = output[output.index("rank 0: no progress for"):]
+    assert "its heartbeat stopped" in report.split("rank 1: step")[1].splitlines()[0]
+    assert "waited for: rank 1\n" in report
+    assert "rank 0, thread MainThread:" in report and "_advance" in report, "where the one that waits is"
+    assert {(beat["step"], beat["phase"]) for beat in beats(run).values()} == {(400, "ended")}

@@ -1,0 +1,103 @@
+"""A step whose gradient is infinite or NaN changes nothing, on any rank, at any ZeRO stage."""
+
+import json
+
+import pytest
+import torch
+
+from launch.checkpoint import CheckpointManager
+from launch.environment import Environment
+from model.bert import BertForPreTraining, init_weights
+from model.config import BertConfig
+from pipeline.batches import BatchStream
+from pipeline.shards import ShardReader
+from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_command, start, step_of, weights
+from tests.synthetic import make_shards
+
+RUN = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0", "--schedule.warmup_steps", "0",
+       "--schedule.name", "constant", "--checkpoint.every_steps", "4")  # fmt: skip
+# Six steps of 3e-3, moved by sums in another order: a few 1e-7 each.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("skipping"))
+
+
+def poisoned_command(data, run, rank: int, steps: str, *overrides: str) -> list[str]:
+    """Two processes, of which one has a NaN loss at these steps."""
+    command = pretrain_command(data, run, *RUN, *overrides, processes=2)
+    at = command.index("launch")
+    return [*command[:at], "tests.poisoned", str(rank), steps, *command[at + 1:]]
+
+
+def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tensor]:
+    """AdamW on whole global batches, without DeepSpeed; the skipped ones are only read."""
+    model = BertForPreTraining(BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=32, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
+    ))  # fmt: skip
+    init_weights(model, 42)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, eps=1e-6)
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, micro_batch_size=16, rank=0, world_size=1,
+                         seed=42)
+    for step in range(num_steps):
+        batch = next(stream).micro_batches[0]
+        if step in skipped:
+            continue
+        output = model(**batch)
+        optimizer.zero_grad()
+        (output.mlm_losses.mean() + output.next_sentence_losses.mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    stream.close()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("stage", ["0", "2", *(pytest.param(s, marks=pytest.mark.slow) for s in "13")])
+def test_the_others_steps_are_those_of_a_plain_loop(data, tmp_path, stage):
+    run = tmp_path / "run"
+    output = finish(start(poisoned_command(data, run, 1, "2,3", "--zero.stage", stage, "--train.max_steps", "6",
+                                           "--train.log_every_steps", "2")))  # fmt: skip
+    assert_same_weights(plain_loop(data, 6, {2, 3}), weights(run), TOLERANCE)
+    assert "the gradient of step 3, on samples 32 to 47 of the stream (epoch 0) is infinite or NaN" in output
+    lines = [line for line in curve(run) if "train/skipped_steps" in line]
+    assert [line["train/skipped_steps"] for line in lines] == [0, 2, 2]
+    assert ["train/loss" in line for line in lines] == [True, False, True], "no good step, no loss"
+    assert "NaN" not in (run / "metrics.jsonl").read_text()
+    state = json.loads((run / "checkpoints" / "step-00000006" / "state.json").read_text())
+    assert state["skipped_steps"] == 2
+
+
+def test_killed_between_skipped_steps_and_resumed(data, tmp_path):
+    """Checkpoints fall due at skipped steps: what is saved is the last good step, and the skipped are met again."""
+    overrides = ("--train.max_steps", "40", "--train.log_every_steps", "3", "--zero.stage", "2")
+    whole = tmp_path / "whole"
+    finish(start(poisoned_command(data, whole, 0, "14-17", *overrides)))
+    run = tmp_path / "run"
+    command = poisoned_command(data, run, 0, "14-17", *overrides)
+    kill_when(start(command), lambda: step_of(run) >= 18)
+    assert "resumed from step" in finish(start(command))
+    assert curve(run) == curve(whole)
+    assert_same_weights(weights(run), weights(whole))
+
+
+def test_too_many_in_a_row_end_the_run_with_the_last_good_state(data, tmp_path):
+    run = tmp_path / "run"
+    overrides = ("--train.max_steps", "30", "--train.max_skipped_steps", "5", "--checkpoint.keep_last", "1")
+    output = finish(start(poisoned_command(data, run, 1, "10-29", *overrides)), status=None)
+    (line,) = {line for line in output.splitlines() if line.startswith("error:")}
+    assert "found 5 steps in a row whose gradient is infinite or NaN, the last being step 15, on samples 224 to" in line
+    assert json.loads((run / "status.json").read_text())["state"] == "failed"
+    steps = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
+    assert steps == [4, 8, 10], "the last good state, and none went since no later one had proven itself"
+    # Without the poison the same run goes on from there, and loses nothing by what happened.
+    finish(start(pretrain_command(data, run, *RUN, *overrides, processes=2)))
+    healthy = tmp_path / "healthy"
+    finish(start(pretrain_command(data, healthy, *RUN, *overrides, processes=2)))
+    assert_same_weights(weights(run), weights(healthy))
+    assert curve(run) == curve(healthy)

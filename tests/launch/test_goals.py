@@ -1,0 +1,74 @@
+"""Best checkpoint, early stop, target: by pure functions, and in a real run."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from launch.checkpoint import CheckpointManager, TrainState, read_state
+from launch.config import EvaluationConfig, TrainConfig
+from launch.environment import Environment
+from launch.goals import completion, judged
+from pipeline.errors import UserError
+from tests.launching import curve, train
+from tests.synthetic import make_shards
+
+
+def after(config: EvaluationConfig, *values: float) -> TrainState:
+    state = TrainState()
+    for number, value in enumerate(values, 1):
+        state = judged(config, TrainState(**{**vars(state), "step": number * 10, "evaluated_step": number * 10}),
+                       {f"validation/{config.metric}": value})
+    return state
+
+
+@pytest.mark.parametrize(("metric", "values", "best"), [
+    ("mlm_loss", (5.0, 4.0, 4.5), (20, 4.0, 1)),
+    ("mlm_perplexity", (50.0, 60.0, 55.0), (10, 50.0, 2)),
+    ("mlm_accuracy", (0.1, 0.3, 0.3), (20, 0.3, 1)),
+    ("mlm_loss", (float("nan"), 4.0, float("nan")), (20, 4.0, 1)),
+])  # fmt: skip
+def test_less_is_better_for_losses_and_more_for_the_rest(metric, values, best):
+    state = after(EvaluationConfig(metric=metric), *values)
+    assert (state.best_step, state.best_value, state.evaluations_since_best) == best
+
+
+def reason(config: EvaluationConfig, *values: float) -> str | None:
+    return completion(SimpleNamespace(train=TrainConfig(max_steps=1000), evaluation=config), after(config, *values))
+
+
+def test_a_run_is_complete_by_target_patience_or_steps():
+    accuracy = EvaluationConfig(metric="mlm_accuracy", target=0.72)
+    assert reason(accuracy, 0.1, 0.71) is None
+    assert reason(accuracy, 0.1, 0.72) == "mlm_accuracy is 0.7200 at step 20: the target of 0.72 is reached"
+    loss = EvaluationConfig(metric="loss", target=2.0, patience=2)
+    assert reason(loss, 2.5, 2.4, 2.6) is None
+    assert "not better in 2 evaluations" in reason(loss, 2.5, 2.4, 2.6, 2.7)
+    assert "target of 2.0" in reason(loss, 2.5, 1.9)
+    done = TrainState(step=1000)
+    assert "all 1000 steps" in completion(SimpleNamespace(train=TrainConfig(max_steps=1000), evaluation=loss), done)
+
+
+def test_a_metric_that_is_not_measured():
+    with pytest.raises(UserError, match="found 'accuracy', expected one of .*mlm_accuracy"):
+        judged(EvaluationConfig(metric="accuracy"), TrainState(), {"validation/mlm_accuracy": 0.5})
+
+
+def test_the_best_checkpoint_stays_and_patience_ends_the_run(tmp_path):
+    """A rate that soon does harm: the best evaluation is an early one, which two newest checkpoints do not cover."""
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    arguments = ("--train.max_steps", "200", "--train.learning_rate", "0.05", "--evaluation.every_steps", "3",
+                 "--evaluation.keep_best", "true", "--evaluation.patience", "6", "--evaluation.metric", "mlm_loss",
+                 "--checkpoint.every_steps", "2", "--checkpoint.keep_last", "1")  # fmt: skip
+    output = train(data, run, *arguments, processes=2)
+    assert "not better in 6 evaluations since" in output
+    losses = {line["step"]: line["validation/mlm_loss"] for line in curve(run) if "validation/mlm_loss" in line}
+    best = min(losses, key=losses.get)
+    last = max(losses)
+    assert 0 < best < last and last == best + 18, losses
+    manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"))
+    assert manager.steps() == [best, last]
+    state = read_state(run / "checkpoints" / f"step-{last:08d}")
+    assert (state["best_step"], state["best_value"]) == (best, losses[best])
+    again = train(data, run, *arguments, processes=2)
+    assert f"complete at step {last}" in again and max(line["step"] for line in curve(run)) == last

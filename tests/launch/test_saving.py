@@ -1,0 +1,81 @@
+"""What is written is what was there when saving began, whatever training does meanwhile."""
+
+import threading
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from launch import saving
+from launch.checkpoint import CHECKSUMS, load_pickled
+from launch.saving import BackgroundWriter, host_copy, write_verified
+from pipeline.errors import UserError
+from pipeline.storage import sha256_of
+from tests.launching import train
+from tests.synthetic import make_shards
+
+
+def test_a_copy_shares_nothing_with_the_original_and_keeps_what_it_shares_itself():
+    flat = torch.arange(10.0)
+    model = OrderedDict(weight=flat[2:6].view(2, 2), tied=flat[2:6].view(2, 2), bias=torch.nn.Parameter(flat[7:9]))
+    model._metadata = {"": {"version": 2}}
+    content = {"module": model, "steps": [1, (2, torch.tensor(3))], "name": "x"}
+    copied = host_copy(content)
+    flat.fill_(-1)
+    assert copied["module"]["weight"].tolist() == [[2, 3], [4, 5]] and copied["module"]["bias"].tolist() == [7, 8]
+    copied["module"]["tied"][0, 0] = 9
+    assert copied["module"]["weight"][0, 0] == 9, "one storage, as before"
+    assert isinstance(copied["module"], OrderedDict) and copied["module"]._metadata == model._metadata
+    assert copied["steps"][1][1] == 3 and copied["name"] == "x"
+
+
+def test_weights_that_change_during_the_write_are_not_what_is_saved(tmp_path, monkeypatch):
+    """The writing thread is held at the door until the weights have changed."""
+    changed = threading.Event()
+
+    def write_late(content, path):
+        assert changed.wait(60)
+        return write_verified(content, path)
+
+    monkeypatch.setattr(saving, "write_verified", write_late)
+    weights = {"w": torch.randn(1000), "step": torch.tensor(5.0)}
+    expected = {name: tensor.clone() for name, tensor in weights.items()}
+    writer = BackgroundWriter()
+    writer.submit({"weights": weights}, tmp_path / "a.pt")
+    assert not writer.done()
+    weights["w"].zero_()
+    weights["step"] += 1
+    changed.set()
+    ((name, (size, digest)),) = writer.result(tmp_path).items()
+    assert writer.done() and name == "a.pt"
+    assert (size, digest) == ((tmp_path / "a.pt").stat().st_size, sha256_of(tmp_path / "a.pt"))
+    loaded = load_pickled(tmp_path / "a.pt")["weights"]
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_a_disk_that_gives_back_other_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "sha256_of", lambda path: "0" * 64)
+    with pytest.raises(UserError, match="found other bytes on the disk than were written"):
+        write_verified({"w": torch.ones(3)}, tmp_path / "a.pt")
+
+
+def test_a_write_that_fails_is_told_by_name(tmp_path):
+    writer = BackgroundWriter()
+    writer.submit({"w": torch.ones(3)}, tmp_path / "missing" / "a.pt")
+    with pytest.raises(UserError, match="a.pt: not found"):
+        writer.result(tmp_path)
+
+
+@pytest.mark.parametrize("stage", ["0", pytest.param("3", marks=pytest.mark.slow)])
+def test_checkpoints_in_the_background_have_the_bytes_of_those_in_line(tmp_path, stage):
+    """Two processes, a checkpoint every third step, training going on meanwhile."""
+    data = make_shards(tmp_path / "data")
+    found = []
+    for asynchronous in ("true", "false"):
+        run = tmp_path / asynchronous
+        train(data, run, "--train.max_steps", "12", "--checkpoint.every_steps", "3", "--checkpoint.keep_last", "9",
+              "--checkpoint.asynchronous", asynchronous, "--zero.stage", stage, processes=2)
+        folders = sorted((run / "checkpoints").glob("step-*"))
+        found.append({folder.name: (folder / CHECKSUMS).read_text() for folder in folders})
+    assert list(found[0]) == [f"step-{step:08d}" for step in (3, 6, 9, 12)]
+    assert found[0] == found[1]
