@@ -16,9 +16,9 @@ from pipeline.storage import publish_text
 FILE_NAME = "metrics.jsonl"
 # A loss is marked that lies this many median deviations above the running median, and this share of it: the first
 # lets pass what is usual in this run, the second what is small in any.
-_SPIKE_DEVIATIONS = 8
+_SPIKE_DEVIATIONS = 6
 _SPIKE_SHARE = 0.05
-_SPIKE_WINDOW = 40  # lines; the first quarter of it marks nothing
+_SPIKE_WINDOW = 20  # lines; the first half of it marks nothing
 
 
 class MetricsWriter:
@@ -82,7 +82,7 @@ class MetricsWriter:
 
 def _spike(loss: float, before: deque[float]) -> float | None:
     """The loss over the median of those before it, if it stands out far above them; else None."""
-    if len(before) < _SPIKE_WINDOW // 4:
+    if len(before) < _SPIKE_WINDOW // 2:
         return None
     median = statistics.median(before)
     deviation = statistics.median(abs(value - median) for value in before)

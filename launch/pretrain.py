@@ -239,7 +239,7 @@ def showing(config: PretrainConfig, trainer, metrics):
         if examples:
             examples(step)
         if config.monitor.embeddings:
-            table = full_parameter(trainer.engine, trainer.engine.module.bert.embeddings.word_embeddings.weight)
+            table = full_parameter(trainer.engine, trainer.engine.module.bert.embeddings.word.weight)
             if metrics:
                 names = [json.dumps(token)[1:-1] or "?" for token in tokenizer.tokens]  # no tabs, no line breaks
                 metrics.embeddings(step, table[:len(names)], names)

@@ -1,0 +1,114 @@
+"""What a run shows beside its numbers, and what it marks."""
+
+import gzip
+import json
+import time
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from launch.metrics import MetricsWriter, read_metrics
+from tests.launching import curve, finish, pretrain_command, start, train
+from tests.synthetic import make_shards
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("monitoring"))
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """A run of two processes with everything that can be switched on; ZeRO-3, where nothing is at hand whole."""
+    run = tmp_path_factory.mktemp("watched") / "run"
+    train(data, run, "--train.max_steps", str(STEPS), "--evaluation.every_steps", "6", "--zero.stage", "3",
+          "--monitor.examples", "2", "--monitor.embeddings", "true", "--monitor.inspect_every_steps", "4",
+          "--monitor.profile_steps", "[4, 5]", processes=2)  # fmt: skip
+    return run
+
+
+def test_tensorboard_has_what_metrics_jsonl_has(run):
+    board = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    lines = read_metrics(run)
+    for name in sorted({name for line in lines for name in line} - {"step"}):
+        expected = [(line["step"], line[name]) for line in lines if name in line]
+        found = [(event.step, event.value) for event in board.Scalars(name)]
+        assert [step for step, _ in found] == [step for step, _ in expected], name
+        assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6), name
+
+
+def test_each_evaluation_shows_blanks_and_guesses(run):
+    board = EventAccumulator(str(run), size_guidance={"tensors": 0}).Reload()
+    pages = {event.step: event.tensor_proto.string_val[0].decode() for event in
+             board.Tensors("validation/blanks/text_summary")}  # fmt: skip
+    assert sorted(pages) == [0, 6, 12]
+    for page in pages.values():
+        samples = page.split("\n\n---\n\n")
+        assert len(samples) == 2
+        for sample in samples:
+            blanks = [row for row in sample.splitlines() if row.startswith("| ") and "was" not in row]
+            assert blanks and all(f"**({number})**" in sample for number in range(1, len(blanks) + 1))
+            assert all(row.count("%") == 3 for row in blanks), "three guesses with their chances"
+    assert len(set(pages.values())) == 3, "the guesses change as the model learns"
+
+
+def test_the_configuration_and_the_hyper_parameters_are_there(run):
+    board = EventAccumulator(str(run), size_guidance={"tensors": 0}).Reload()
+    (config,) = board.Tensors("config/text_summary")
+    assert (run / "config.yaml").read_text() in config.tensor_proto.string_val[0].decode()
+    assert "_hparams_/session_start_info" in board.summary_metadata
+    assert b"train.learning_rate" in board.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+
+
+def test_snapshots_of_the_embeddings(run):
+    folders = sorted(path.parent.name for path in run.glob("*/word_embeddings/tensors.tsv") for path in [path.parent])
+    assert folders == ["00000", "00006", "00012"]
+    table = (run / "00012" / "word_embeddings" / "tensors.tsv").read_text().splitlines()
+    assert len(table) == 64 and len(table[0].split("\t")) == 32, "vocabulary x hidden, whole though ZeRO-3 divides it"
+    names = (run / "00012" / "word_embeddings" / "metadata.tsv").read_text().splitlines()
+    assert len(names) == 64 and len(set(names)) == 64
+
+
+def test_a_trace_of_each_process(run):
+    traces = sorted((run / "profile").glob("rank-0000[01].*.pt.trace.json.gz"))
+    assert len(traces) == 2
+    with gzip.open(traces[0], "rt") as file:
+        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    assert any("AdamW.step" in name for name in names)
+
+
+def test_speed_and_memory_of_all_processes(run):
+    line = next(line for line in read_metrics(run) if "train/loss" in line)
+    for name in ("speed/step_seconds", "speed/data_wait_seconds"):
+        assert 0 <= line[f"{name}/min"] <= line[f"{name}/median"] <= line[f"{name}/max"]
+    assert line["memory/peak_gib"] > 0.1
+    shares = [line["speed/communication_share"] for line in read_metrics(run) if "speed/communication_share" in line]
+    assert [line["step"] for line in read_metrics(run) if "gradient_norm/layer_01" in line] == [4, 8, 12]
+    assert len(shares) == 3 and all(0 < share < 1 for share in shares)
+
+
+def test_a_loss_far_above_its_running_median_is_marked(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    falling = [10 * 0.97**step + 0.05 * (-1) ** step for step in range(60)]
+    for step, loss in enumerate(falling, 1):
+        assert "train/loss_spike" not in writer.write(step, {"train/loss": loss}), "a loss that falls is no spike"
+    assert writer.write(61, {"train/loss": 9.0})["train/loss_spike"] > 2
+    writer.close()
+    # A resume goes on with the same median.
+    writer = MetricsWriter(tmp_path, 60)
+    assert "train/loss_spike" in writer.write(61, {"train/loss": 9.0})
+    writer.close()
+
+
+def test_a_job_that_is_about_to_end_stops_with_a_checkpoint(data, tmp_path):
+    """The scheduler's limit is near: one process of two would do, all of them stop at the same step."""
+    command = pretrain_command(data, tmp_path / "run", "--train.max_steps", "100000", "--train.stop_before_seconds",
+                               "3600", processes=1)  # fmt: skip
+    finish(start(command, SLURM_JOB_END_TIME=str(int(time.time()) + 3600 + 25)), status=75)
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "requeue"
+    steps = [line["step"] for line in curve(tmp_path / "run")]
+    assert 0 < steps[-1] < 100000
+    output = finish(start(command), status=2)
+    assert "SLURM_JOB_END_TIME='' in the environment" in output
