@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from deepspeed.checkpoint import ds_to_universal
@@ -383,22 +384,29 @@ def _set_rng_state(state: dict, device: torch.device) -> None:
         torch.cuda.set_rng_state(state["rng_cuda"], device)
 
 
-def read_weights(run: Path, step: int | None = None, warn: Callable[[str], None] = print
+def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
                  ) -> tuple[int, dict[str, torch.Tensor]]:
-    """fp32 weights of a run's checkpoint (the newest good one by default), whole, from any ZeRO stage.
+    """fp32 weights of a run's checkpoint, whole, from any ZeRO stage; and its step.
+
+    Args:
+        step: None: the newest good one; best: that of the best evaluation which the newest good one knows of.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
     """
     manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"), warn=warn)
-    if step is None:
+    wanted = step
+    if not isinstance(step, int):
         step = manager.latest()
-    elif step not in manager.steps() or damage(manager._path(step)):
+        if step is None:
+            raise UserError(f"{run}: found no good checkpoint under checkpoints/, expected a folder that `cloze "
+                            "pretrain` wrote; train first, or give the run's folder")
+        if wanted == "best":
+            step = read_state(manager._path(step))["best_step"]
+    if step not in manager.steps() or (step not in manager._good and damage(manager._path(step))):
         found = ", ".join(map(str, manager.steps())) or "none"
-        raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}")
-    if step is None:
-        raise UserError(f"{run}: found no good checkpoint under checkpoints/, expected a folder that `cloze pretrain` "
-                        "wrote; train first, or give the run's folder")
+        raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}"
+                        + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else ""))
     folder = manager._path(step)
     if read_state(folder)["zero_stage"] == 0:
         return step, load_pickled(folder / "mp_rank_00_model_states.pt")["module"]

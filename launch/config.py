@@ -323,8 +323,8 @@ class ExportConfig:
     """Folder of the run."""
     output: str | None = None
     """Folder to write, which must not exist yet or be empty; null: RUN-hf."""
-    step: int | None = None
-    """Step of the checkpoint; null: the newest good one."""
+    step: int | Literal["best"] | None = None
+    """Step of the checkpoint; best: that of the best evaluation (evaluation.keep_best); null: the newest good one."""
 
 
 @dataclass(frozen=True)

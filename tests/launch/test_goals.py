@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from launch.checkpoint import CheckpointManager, TrainState, read_state
+from launch.checkpoint import CheckpointManager, TrainState, read_state, read_weights
 from launch.config import EvaluationConfig, TrainConfig
 from launch.environment import Environment
 from launch.goals import completion, judged
@@ -70,5 +70,8 @@ def test_the_best_checkpoint_stays_and_patience_ends_the_run(tmp_path):
     assert manager.steps() == [best, last]
     state = read_state(run / "checkpoints" / f"step-{last:08d}")
     assert (state["best_step"], state["best_value"]) == (best, losses[best])
+    best_weights, newest = read_weights(run, "best"), read_weights(run)
+    assert (best_weights[0], newest[0]) == (best, last)
+    assert not torch.equal(best_weights[1]["bert.embeddings.word.weight"], newest[1]["bert.embeddings.word.weight"])
     again = train(data, run, *arguments, processes=2)
     assert f"complete at step {last}" in again and max(line["step"] for line in curve(run)) == last
