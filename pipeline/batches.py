@@ -132,26 +132,6 @@ class SampleStream:
         return self._windows[key]
 
 
-def _join(parts: list[tuple[int, np.ndarray, Samples, Masks]]) -> tuple[np.ndarray, Samples, Masks]:
-    if len(parts) == 1:
-        return parts[0][1:]
-    samples = [part[2] for part in parts]
-    masks = [part[3] for part in parts]
-    joined = Samples(
-        input_ids=np.concatenate([part.input_ids for part in samples]),
-        offsets=ragged.to_offsets(np.concatenate([part.lengths for part in samples])),
-        segment_b_start=np.concatenate([part.segment_b_start for part in samples]),
-        next_sentence_label=np.concatenate([part.next_sentence_label for part in samples]),
-        document=np.concatenate([part.document for part in samples]),
-    )
-    joined_masks = Masks(
-        positions=np.concatenate([part.positions for part in masks]),
-        ids=np.concatenate([part.ids for part in masks]),
-        offsets=ragged.to_offsets(np.concatenate([np.diff(part.offsets) for part in masks])),
-    )
-    return np.concatenate([part[1] for part in parts]), joined, joined_masks
-
-
 class BatchStream:
     """Iterator over global batches from `samples_consumed` on; it makes this rank's part of each.
 
@@ -233,7 +213,8 @@ class BatchStream:
 
     def _make(self, position: int, size: int) -> RankBatch:
         parts = self._stream.read(position, size)
-        indices, samples, masks = _join(parts)
+        epochs, indices, samples, masks = zip(*parts, strict=True)
+        indices, samples, masks = np.concatenate(indices), Samples.joined(samples), Masks.joined(masks)
         whole = Window(samples, masks)
         rows = deal(samples.lengths, self._micro, self._rank, self._world_size)
         micro_batches, padding = [], 0
@@ -245,7 +226,7 @@ class BatchStream:
         return RankBatch(
             micro_batches=micro_batches,
             position=position,
-            epoch=parts[0][0],
+            epoch=epochs[0],
             num_samples=size,
             global_tokens=len(samples.input_ids),
             num_tokens=int(samples.lengths[mine].sum()),

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline import ragged
 from pipeline.manifest import ShardInfo
-from pipeline.masking import Masker, MaskingRules, StreamDraws
+from pipeline.masking import MaskingRules, draw_sets
 from pipeline.samples import Documents, SampleBuilder
 from pipeline.shards import write_shard
 from pipeline.storage import publish_text, publishing, readable_errors
@@ -93,9 +93,8 @@ def build(task: BuildTask) -> ShardReport:
     pair_sets = preparation["samples"]["pair_sets"] if task.split == "train" else 1
     for pair_set in range(pair_sets if len(documents) else 0):
         samples, flow = builder.build(documents, (preparation["seed"], _SAMPLES, task.split, task.number, pair_set))
-        masker = Masker(rules, samples)
         key = _number((preparation["seed"], _MASKS, task.split, task.number, pair_set))
-        masks = [masker.draw(StreamDraws(*key, number)) for number in range(preparation["mask_sets"])]
+        masks = draw_sets(rules, samples, key, preparation["mask_sets"])
         name = f"shard-{task.number:05d}" + (f"-pairs-{pair_set}" if pair_sets > 1 else "")
         report.shards.append(
             write_shard(
@@ -192,8 +191,8 @@ def collect(task: BuildTask, dtype) -> tuple[Documents, dict[str, int]]:
 def _copies(task: BuildTask, source: np.ndarray, hash_rest: np.ndarray) -> np.ndarray:
     """Copies of each document: the whole part of its source's weight, and one more for a share given by its hash."""
     weight = np.array(task.weights)[source.astype(np.int64)]
-    seed = hashlib.blake2b(f"{task.preparation['seed']}/{_COPIES}".encode(), digest_size=8).digest()
-    mixed = hash_rest ^ np.uint64(int.from_bytes(seed, "big"))
+    seed = hashlib.sha256(f"{task.preparation['seed']}/{_COPIES}".encode()).digest()
+    mixed = hash_rest ^ np.uint64(int.from_bytes(seed[:8], "big"))
     return np.floor(weight).astype(np.int64) + (mixed.astype(np.float64) / 2**64 < weight % 1)
 
 

@@ -3,10 +3,15 @@
 import ctypes
 import importlib
 import multiprocessing
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
 
 import pyarrow as pa
 
@@ -27,16 +32,75 @@ _NO_MEMORY = (
 )
 
 
-class InlineExecutor(Executor):
-    """Runs a task when it is submitted."""
+class LocalExecutor(Executor):
+    """`workers` processes: this one, which works while it waits (see `help`), and spawned ones.
+
+    A task goes to a process when that is free, so that none waits behind another; while the others start, this one
+    has begun.
+    """
+
+    def __init__(self, workers: int):
+        self._waiting: deque[tuple[Future, Callable]] = deque()
+        self._free = workers - 1  # spawned processes without a task
+        self._lock = threading.Lock()
+        self._pool = None
+        keep_memory()
+        if workers > 1:
+            context = multiprocessing.get_context("spawn")  # a forked `tokenizers` deadlocks (datasets#620, #5094)
+            self._pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=start_worker)
+            self._pool.submit(int)  # the first task, even an empty one, starts all processes
 
     def submit(self, function: Callable, /, *args, **kwargs) -> Future:
         future: Future = Future()
-        try:
-            future.set_result(function(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
+        self._waiting.append((future, partial(function, *args, **kwargs)))
+        self._feed()
         return future
+
+    def help(self) -> bool:
+        """Run a task that waits, if there is one, in this process."""
+        with self._lock:
+            task = self._next()
+        if task is not None:
+            future, call = task
+            try:
+                future.set_result(call())
+            except Exception as error:
+                future.set_exception(error)
+        return task is not None
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
+
+    def _next(self) -> tuple[Future, Callable] | None:
+        while self._waiting:
+            task = self._waiting.popleft()
+            if task[0].set_running_or_notify_cancel():
+                return task
+        return None
+
+    def _feed(self) -> None:
+        """Give waiting tasks to free processes; the pool's own thread does so when a task has ended."""
+        while True:
+            with self._lock:
+                task = self._next() if self._free else None
+                if task is None:
+                    return
+                self._free -= 1
+            future, call = task
+            try:
+                self._pool.submit(call).add_done_callback(partial(self._ended, future))
+            except RuntimeError as error:  # the pool is broken
+                future.set_exception(error)
+
+    def _ended(self, future: Future, done: Future) -> None:
+        with self._lock:
+            self._free += 1
+        if (error := done.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(done.result())
+        self._feed()
 
 
 def keep_memory() -> None:
@@ -51,6 +115,8 @@ def keep_memory() -> None:
 def start_worker() -> None:
     """Make a worker process use one core: workers are counted in cores."""
     keep_memory()
+    with suppress(OSError):  # where memory runs out, Linux shall end a worker and not the parent, which can tell of it
+        Path("/proc/self/oom_score_adj").write_text("500")
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     # What tasks need is imported now, while the parent process still plans, and not with the first task.
@@ -63,17 +129,12 @@ def open_executor(config: PrepareConfig) -> Iterator[Executor]:
     """The executor that the configuration asks for. Raises UserError if a cluster can't be reached."""
     if config.executor == "dask":
         yield from _dask(config.scheduler)
-    elif config.workers == 1:
-        keep_memory()
-        yield InlineExecutor()
     else:
-        context = multiprocessing.get_context("spawn")  # a forked `tokenizers` deadlocks (datasets#620, #5094)
-        pool = ProcessPoolExecutor(config.workers, mp_context=context, initializer=start_worker)
-        pool.submit(int)  # the first task, even an empty one, starts all processes
+        executor = LocalExecutor(config.workers)
         try:
-            yield pool
+            yield executor
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _dask(address: str) -> Iterator[Executor]:
@@ -91,24 +152,26 @@ def _dask(address: str) -> Iterator[Executor]:
         yield client.get_executor(pure=False)
 
 
-def run_tasks(executor: Executor, function: Callable, tasks: list, on_result: Callable[[int, object], None]) -> None:
-    """Run all tasks; `on_result(place, result)` is called in this process as they end, in any order.
+def run_tasks(
+    executor: Executor, function: Callable, tasks: list, weights: list[int], on_result: Callable[[int, object], None]
+) -> None:
+    """Run all tasks, the heaviest first, so that no long one is left at the end.
 
-    The first failure cancels what hasn't begun and is raised: a worker's failure is the job's failure.
+    `on_result(place, result)` is called in this process as they end, in any order. The first failure cancels what
+    hasn't begun and is raised: a worker's failure is the job's failure.
     """
-    waiting: dict[Future, int] = {}
+    places: dict[Future, int] = {}
+    ended: SimpleQueue[Future] = SimpleQueue()
     try:
-        for place, task in enumerate(tasks):
-            future = executor.submit(function, task)
-            if isinstance(executor, InlineExecutor):  # at its end already
-                on_result(place, future.result())
-            else:
-                waiting[future] = place
-        while waiting:
-            # A short wait, so that ended tasks are told of while others run.
-            done, _ = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
-            for future in done:
-                on_result(waiting.pop(future), future.result())
+        for place in sorted(range(len(tasks)), key=lambda place: -weights[place]):
+            future = executor.submit(function, tasks[place])
+            places[future] = place
+            future.add_done_callback(ended.put)
+        while places:
+            if ended.empty() and isinstance(executor, LocalExecutor) and executor.help():
+                continue
+            future = ended.get()
+            on_result(places.pop(future), future.result())
     except BrokenProcessPool as error:
         raise UserError(_DIED) from error
     except MemoryError as error:
@@ -118,5 +181,5 @@ def run_tasks(executor: Executor, function: Callable, tasks: list, on_result: Ca
             raise UserError(_DIED) from error
         raise
     finally:
-        for future in waiting:
+        for future in places:
             future.cancel()

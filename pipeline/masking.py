@@ -8,7 +8,7 @@ import numpy as np
 from pipeline import ragged
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest, SpecialTokens
-from pipeline.records import Masks, Samples
+from pipeline.records import SAMPLES_PER_BLOCK, Masks, Samples
 from pipeline.tokenizer import Tokenizer
 
 _SELECT, _LENGTH, _REPLACE, _RANDOM_ID = range(4)  # purposes, so that no two decisions share a draw
@@ -105,6 +105,10 @@ class Masker:
             self._drawn_rows = np.repeat(np.arange(len(samples)), drawn)
             self._drawn_starts = self._offsets[self._drawn_rows]
             self._drawn_sizes = self._sizes[self._drawn_rows].astype(np.float32)
+            # How many are chosen of each sample is known, and with it all but which.
+            self._chosen_offsets = ragged.to_offsets(self._wanted)
+            self._chosen_rows = np.repeat(np.arange(len(samples)), self._wanted)
+            self._chosen_starts = samples.offsets[self._chosen_rows]
 
     def draw(self, draws: Draws) -> Masks:
         """One mask set."""
@@ -119,11 +123,13 @@ class Masker:
             taken, spans = self._count_spans(draws)
         chosen = np.flatnonzero(taken)
         flat = self._candidates[chosen]
-        rows = self._rows[chosen]
-        offsets = np.searchsorted(flat, self.samples.offsets)
-        positions = (flat - self.samples.offsets[rows]).astype(np.uint16)
-        ids = self._replace(draws, rows, self.samples.input_ids[flat], None if spans is None else spans[chosen])
-        return Masks(positions, ids, offsets)
+        if strategy == "token" and count:
+            rows, starts, offsets = self._chosen_rows, self._chosen_starts, self._chosen_offsets
+        else:
+            rows = self._rows[chosen]
+            starts, offsets = self.samples.offsets[rows], np.searchsorted(flat, self.samples.offsets)
+        ids = self._replace(draws, rows, flat, None if spans is None else spans[chosen])
+        return Masks((flat - starts).astype(np.uint16), ids, offsets)
 
     def _independent(self, draws: Draws, rows: np.ndarray) -> np.ndarray:
         return draws.uniform(rows, _SELECT) < self.config["rate"]
@@ -138,7 +144,10 @@ class Masker:
             hit = starts + (draws.uniform(rows, _SELECT, turn) * sizes).astype(np.int64)
             number = np.arange(len(rows), dtype=np.int32)
             last[hit] = number
-            collided = np.flatnonzero(taken[hit] | (last[hit] != number))
+            collided = last[hit] != number
+            if turn:
+                collided |= taken[hit]
+            collided = np.flatnonzero(collided)
             taken[hit] = True
             rows, starts, sizes = rows[collided], starts[collided], sizes[collided]
             turn += 1
@@ -211,17 +220,20 @@ class Masker:
             rows = rows[left[rows] > 0]
         return taken, spans + self._rows.astype(np.int64) * max(turn, 1)
 
-    def _replace(self, draws: Draws, rows: np.ndarray, original: np.ndarray, spans: np.ndarray | None) -> np.ndarray:
+    def _replace(self, draws: Draws, rows: np.ndarray, flat: np.ndarray, spans: np.ndarray | None) -> np.ndarray:
         """The mask token, a random token, or the original; for each token, or alike for a span."""
         kind = draws.uniform(rows, _REPLACE)
         if spans is not None:
             _, first, span = np.unique(spans, return_index=True, return_inverse=True)
             kind = kind[first][span]
-        ids = original.copy()
         mask_share, random_share = self.config["mask_share"], self.config["random_share"]
-        ids[kind < mask_share] = self.rules.special_tokens.mask
-        random = np.flatnonzero((kind >= mask_share) & (kind < mask_share + random_share))
-        ids[random] = self._random_ids(draws, rows[random], original[random])
+        ids = np.full(len(flat), self.rules.special_tokens.mask, self.samples.input_ids.dtype)
+        others = np.flatnonzero(kind >= mask_share)
+        original = self.samples.input_ids[flat[others]]
+        ids[others] = original
+        swapped = np.flatnonzero(kind[others] < mask_share + random_share)
+        random = others[swapped]
+        ids[random] = self._random_ids(draws, rows[random], original[swapped])
         return ids
 
     def _random_ids(self, draws: Draws, rows: np.ndarray, original: np.ndarray) -> np.ndarray:
@@ -233,6 +245,17 @@ class Masker:
             return ids[(number * len(ids)).astype(np.int64)]
         chosen = (number * (len(ids) - 1)).astype(np.int64)
         return ids[chosen + (chosen >= np.searchsorted(ids, original))]  # the original is left out
+
+
+def draw_sets(rules: MaskingRules, samples: Samples, key: tuple[int, ...], count: int) -> list[Masks]:
+    """`count` mask sets that depend on `key`; block by block, so that what is worked on stays in the cache."""
+    draws = [StreamDraws(*key, number) for number in range(count)]
+    parts: list[list[Masks]] = [[] for _ in draws]
+    for start in range(0, max(1, len(samples)), SAMPLES_PER_BLOCK):
+        masker = Masker(rules, samples.part(start, min(start + SAMPLES_PER_BLOCK, len(samples))))
+        for drawn, stream in zip(parts, draws, strict=True):
+            drawn.append(masker.draw(stream))
+    return [Masks.joined(drawn) for drawn in parts]
 
 
 class DynamicMasking:

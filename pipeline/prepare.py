@@ -7,6 +7,7 @@ any number of workers. The manifest is written last.
 """
 
 import fcntl
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     output = Path(config.output)
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     files, segments = plan(config)
-    identity = _identity(config, tokenizer, files)
+    identity = _identity(config, tokenizer, files, segments)
     work = output / WORK_FOLDER
     if (complete := _complete(config, identity, output)) is not None:
         progress.note(f"{output} is complete already")
@@ -116,8 +117,11 @@ def _check(config: PrepareConfig) -> None:
         )
 
 
-def _identity(config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile]) -> dict:
-    """What a run is: everything that its bytes depend on. JSON, so that it compares after a round trip."""
+def _identity(
+    config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile], segments: list[list[Segment]]
+) -> dict:
+    """What a run is: all that its bytes and its tasks depend on. JSON, so that it compares after a round trip."""
+    tasks = json.dumps([[[part.file.number, part.start, part.stop] for part in task] for task in segments])
     preparation = config.preparation(config.max_length)
     return json.loads(
         json.dumps(
@@ -127,6 +131,7 @@ def _identity(config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile
                 "tokenizer_fingerprint": tokenizer.fingerprint,
                 "sources": [[file.source, file.name, file.size] for file in files],
                 "changed": [file.changed for file in files],
+                "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),  # other versions may differ
             }
         )
     )
@@ -210,7 +215,7 @@ def _tokenize(
         counts = result.counts
         progress.advance(weights[place], counts.get("documents_read", 0), counts.get("tokens", 0))
 
-    run_tasks(executor, tokenize, tasks, on_result)
+    run_tasks(executor, tokenize, tasks, weights, on_result)
     whole = Report()
     for report in reports:
         whole.add(**report.counts)
@@ -227,7 +232,8 @@ def _hash_sources(executor: Executor, files: list[InputFile]) -> list[str | None
     def on_result(place: int, digest: str) -> None:
         hashes[paths[place][0]] = digest
 
-    run_tasks(executor, _hash_source, [path for _, path in paths], on_result)
+    sizes = [files[number].size for number, _ in paths]
+    run_tasks(executor, _hash_source, [path for _, path in paths], sizes, on_result)
     return hashes
 
 
@@ -270,15 +276,16 @@ def _build(
                     )
                 )
                 places.append((length, split))
-    progress.stage("build", sum(task.estimated_tokens for task in tasks), "tokens")
+    weights = [task.estimated_tokens for task in tasks]
+    progress.stage("build", sum(weights), "tokens")
     results: list[ShardReport | None] = [None] * len(tasks)
 
     def on_result(place: int, result: ShardReport) -> None:
         results[place] = result
         counts = result.counts
-        progress.advance(tasks[place].estimated_tokens, counts["documents"], counts.get("tokens", 0))
+        progress.advance(weights[place], counts["documents"], counts.get("tokens", 0))
 
-    run_tasks(executor, build, tasks, on_result)
+    run_tasks(executor, build, tasks, weights, on_result)
     built = {length: {split: [] for split in SPLITS} for length in config.lengths}
     for (length, split), result in zip(places, results, strict=True):
         built[length][split].append(result)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from pipeline import ragged
+
 SAMPLES_PER_BLOCK = 4096  # rows of a record batch: the unit of reading and of shuffling
 NO_LABEL = -100  # "no next-sentence label" outside the shards, where it is null
 
@@ -73,6 +75,17 @@ class Masks:
     ids: np.ndarray
     offsets: np.ndarray
 
+    @classmethod
+    def joined(cls, parts: "list[Masks]") -> "Masks":
+        """One after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            positions=np.concatenate([part.positions for part in parts]),
+            ids=np.concatenate([part.ids for part in parts]),
+            offsets=ragged.to_offsets(np.concatenate([np.diff(part.offsets) for part in parts])),
+        )
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -95,3 +108,27 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def part(self, start: int, stop: int) -> "Samples":
+        """Samples [start, stop), over the same memory."""
+        offsets = self.offsets[start : stop + 1]
+        return Samples(
+            input_ids=self.input_ids[offsets[0] : offsets[-1]],
+            offsets=offsets - offsets[0],
+            segment_b_start=self.segment_b_start[start:stop],
+            next_sentence_label=self.next_sentence_label[start:stop],
+            document=self.document[start:stop],
+        )
+
+    @classmethod
+    def joined(cls, parts: "list[Samples]") -> "Samples":
+        """One after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            input_ids=np.concatenate([part.input_ids for part in parts]),
+            offsets=ragged.to_offsets(np.concatenate([part.lengths for part in parts])),
+            segment_b_start=np.concatenate([part.segment_b_start for part in parts]),
+            next_sentence_label=np.concatenate([part.next_sentence_label for part in parts]),
+            document=np.concatenate([part.document for part in parts]),
+        )

@@ -72,13 +72,13 @@ class SampleBuilder:
         """BERT's pairs (Devlin et al. 2019; google-research/bert), with what truncation cuts off carried forward."""
         ends = documents.sentence_offsets[1:].tolist()
         bounds = documents.document_offsets.tolist()
-        several = len(set(documents.keys.tolist())) > 1
+        keys = documents.keys.tolist()
+        several = len(set(keys)) > 1
         share = self.config["random_share"]
         segments = Segments([])
         for number in range(len(documents)):
             first, after = bounds[number], bounds[number + 1]
-            place, document_end = documents.sentence_offsets[first], ends[after - 1]
-            place = int(place)
+            place, document_end = int(documents.sentence_offsets[first]), ends[after - 1]
             while place < document_end:
                 target = self._target(self.max_length - 3, draw)
                 sentence = bisect_right(ends, place, first, after)
@@ -91,7 +91,7 @@ class SampleBuilder:
                 else:  # the last sentence stands alone, and only a random one can follow
                     cut = stop
                 if several and (cut == stop or draw() < share):
-                    low, high = self._random_range(documents, number, ends, bounds, target - (cut - place), draw)
+                    low, high = self._random_range(keys, number, ends, bounds, target - (cut - place), draw)
                     segments.rows.append((place, cut, low, high, RANDOM, number))
                     segments.borrowed += high - low
                     place = cut
@@ -106,15 +106,15 @@ class SampleBuilder:
         return 2 + int(draw() * (most - 1)) if draw() < self.config["short_share"] else most
 
     @staticmethod
-    def _random_range(documents: Documents, number: int, ends: list, bounds: list, most: int, draw):
+    def _random_range(keys: list, number: int, ends: list, bounds: list, most: int, draw) -> tuple[int, int]:
         """Tokens of another document, from the beginning of a random sentence of it."""
-        keys = documents.keys
         other = number
         while keys[other] == keys[number]:  # ends: there is another document
-            other = int(draw() * len(documents))
-        sentence = bounds[other] + int(draw() * (bounds[other + 1] - bounds[other]))
-        low = int(documents.sentence_offsets[sentence])
-        return low, min(ends[bounds[other + 1] - 1], low + most)
+            other = int(draw() * len(keys))
+        first, after = bounds[other], bounds[other + 1]
+        sentence = first + int(draw() * (after - first))
+        low = ends[sentence - 1] if sentence else 0
+        return low, min(ends[after - 1], low + most)
 
     def _sentence_order(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
         """ALBERT's pairs (Lan et al. 2020): two neighbouring segments, swapped or not."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pipeline import ragged
+
 # Titles, ranks, months, Latin and bibliographic abbreviations after which English rarely ends a sentence; of at most
 # 8 bytes.
 _ABBREVIATIONS = (
@@ -68,7 +70,7 @@ def by_rules(data: bytes) -> np.ndarray:
     if wide:
         wide_ends = marks[_is_one_of(values, marks, _WIDE_ENDS)]
         boundaries.append(_skip_spaces(values, _skip_closers(values, wide_ends + 3, wide)))
-    found = np.unique(np.concatenate(boundaries)) - _MARGIN
+    found = ragged.union(*boundaries) - _MARGIN
     return found[found < len(data)]
 
 

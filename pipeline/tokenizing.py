@@ -1,6 +1,6 @@
 """Stage 1 of preparing: documents to ids, scattered by the hash of their text.
 
-A task reads some segments of the input and writes files of up to 8 million tokens, documents in the order of their
+A task reads some segments of the input and writes files of some 64 MB, documents in the order of their
 hash, so that stage 2 can take any range of hashes from each. A report, written last, says that a task is complete.
 """
 
@@ -25,10 +25,13 @@ from pipeline.tokenizer import Tokenizer
 
 PARTITIONS = 256  # by the first byte of the hash: what stage 2 plans shards with
 _CHUNK_BYTES = 2 << 20  # of text tokenized at once: the arrays over its bytes stay in the cache
-_PART_TOKENS = 8 << 20  # of a file: bounds memory
+_DOCUMENT_BYTES = 256  # that a document takes in memory beside its text: a chunk of the tiniest ones is bounded too
+_PART_BYTES = 64 << 20  # of a file: bounds memory
+# Of the hash of a piece of a long document: so it lies in the train split, like all of its pieces (no held-out share
+# reaches that far).
 _LAST_BIT = 1 << 63
-
 _WHITE_SPACE = bytes.maketrans(b"\t\r\n\v\f", b"     ")
+_SPACE = 0x20
 
 
 @dataclass
@@ -112,13 +115,13 @@ def tokenize(task: TokenizeTask) -> Report:
     tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
     report = Report()
     held: list[dict[str, np.ndarray]] = []
-    tokens = 0
+    size = 0
     for chunk in _chunks(task, report):
         held.append(_encode(chunk, tokenizer, task, report))
-        tokens += len(held[-1]["tokens"])
-        if tokens >= _PART_TOKENS:
+        size += sum(column.nbytes for column in held[-1].values())
+        if size >= _PART_BYTES:
             _write_part(task, report, held, tokenizer.vocab_size)
-            held, tokens = [], 0
+            held, size = [], 0
     if held:
         _write_part(task, report, held, tokenizer.vocab_size)
     report.save(task.report_path)
@@ -138,7 +141,7 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
                 bytes=len(document.text),
             )
             chunk.append((source, document))
-            size += len(document.text)
+            size += len(document.text) + _DOCUMENT_BYTES
             if size >= _CHUNK_BYTES:
                 yield chunk
                 chunk, size = [], 0
@@ -146,22 +149,25 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
         yield chunk
 
 
-def content_hash(document: Document) -> tuple[int, int]:
-    """128-bit hash of the text with its white space made alike.
+def content_hashes(data: bytes, starts: np.ndarray) -> list[tuple[int, int]]:
+    """128-bit hashes of texts, each with its white space made alike: the first half and the rest.
 
-    A piece of a long document has the highest bit set: it lies in the train split, like all of its pieces (no
-    held-out share reaches that far).
+    starts (N+1,): where they begin in `data`.
     """
-    text = document.text.translate(_WHITE_SPACE)
-    while b"  " in text:
-        text = text.replace(b"  ", b" ")
-    digest = hashlib.blake2b(text.strip(), digest_size=16).digest()
-    high = int.from_bytes(digest[:8], "big")
-    return high | (_LAST_BIT if document.piece else 0), int.from_bytes(digest[8:], "big")
+    values = np.frombuffer(data.translate(_WHITE_SPACE), np.uint8)
+    space = values == _SPACE
+    again = np.flatnonzero(space[1:] & space[:-1]) + 1  # white space behind white space
+    text = np.delete(values, again).tobytes()
+    bounds = (starts - np.searchsorted(again, starts)).tolist()
+    hashes = []
+    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+        digest = hashlib.sha256(text[low:high].strip()).digest()
+        hashes.append((int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")))
+    return hashes
 
 
 def _id_hash(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "replace")).digest()[:8], "big")
 
 
 def _encode(
@@ -171,7 +177,7 @@ def _encode(
     documents = [document for _, document in chunk]
     data = b"".join(part for document in documents for part in (document.text, b"\n"))
     starts = ragged.to_offsets(np.array([len(document.text) + 1 for document in documents], np.int64))
-    cuts = np.union1d(SPLITTERS[task.splitter](data), starts)
+    cuts = ragged.union(SPLITTERS[task.splitter](data), starts)
     tokens, offsets = tokenizer.encode_bytes(data, cuts)
     lengths = np.diff(offsets)
     owner = np.searchsorted(starts, cuts[:-1], side="right") - 1
@@ -181,7 +187,10 @@ def _encode(
     sizes = np.bincount(owner, weights=lengths, minlength=len(documents)).astype(np.int64)
     kept = np.flatnonzero(sizes)
     report.add(documents_empty=len(documents) - len(kept), sentences=len(lengths), tokens=len(tokens))
-    hashes = [content_hash(documents[number]) for number in kept]
+    hashes = content_hashes(data, starts)
+    hashes = [
+        (hashes[number][0] | (_LAST_BIT if documents[number].piece else 0), hashes[number][1]) for number in kept
+    ]
     ids = [
         high if documents[number].id is None else _id_hash(documents[number].id)
         for number, (high, _) in zip(kept, hashes, strict=True)

@@ -8,14 +8,17 @@ from pipeline.readers import columns, lines
 from pipeline.readers.files import InputFile, Segment, find_files
 from pipeline.records import Document
 
-_SEGMENT_BYTES = 32 << 20  # of plain text or Parquet: a few seconds of work, some hundred MB of memory
+# Of plain text or Parquet: small inputs are divided finely, so that workers end together; large ones are not, since
+# every shard is collected from every task's files.
+_SEGMENT_BYTES = (4 << 20, 64 << 20)
+_SEGMENTS = 64
 _TASKS_OF_FEW_FILES = 8  # compressed files can't be entered in the middle: few of them are read in stripes
 _GROUP_BYTES = 1 << 20  # of text: neighbouring small files up to this make one task
 _STRIPE_BYTES = 4 << 20  # compressed size below which a file isn't divided
 
 
 def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
-    """The input files in their order, and the tasks: lists of segments of some 32 MB each.
+    """The input files in their order, and the tasks: lists of segments of 4 to 64 MB each.
 
     Depends on the files alone, never on workers. Raises UserError if an input is missing or empty.
     """
@@ -26,10 +29,12 @@ def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
     if not files:
         raise UserError("input: found none, expected files, folders or globs; name some with --input")
     compressed = sum(file.compression is not None for file in files)
+    least, most = _SEGMENT_BYTES
+    size = min(most, max(least, sum(file.size for file in files if not file.compression) // _SEGMENTS))
     segments = []
     for file in files:
         if file.format in ("parquet", "dataset"):
-            segments += columns.segments(file, _SEGMENT_BYTES)
+            segments += columns.segments(file, size)
         elif file.compression:
             stripes = min(-(-_TASKS_OF_FEW_FILES // compressed), -(-file.size // _STRIPE_BYTES))
             segments += [
@@ -38,12 +43,10 @@ def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
         elif file.format == "file":
             segments.append(Segment(file, 0, 1, weight=file.size))
         else:
-            count = max(1, -(-file.size // _SEGMENT_BYTES))
             segments += [
-                Segment(file, start, min(start + _SEGMENT_BYTES, file.size),
-                        weight=min(_SEGMENT_BYTES, file.size - start))
-                for start in range(0, count * _SEGMENT_BYTES, _SEGMENT_BYTES)
-            ]  # fmt: skip
+                Segment(file, start, min(start + size, file.size), weight=min(size, file.size - start))
+                for start in range(0, max(1, file.size), size)
+            ]
     return files, _group(segments)
 
 

@@ -69,7 +69,7 @@ def test_documents_do_not_depend_on_where_a_file_is_cut(tmp_path_factory, form, 
     (folder / "a.txt.gz").write_bytes(gzip.compress(text.encode() or b" "))
     whole = read([folder / "a.txt"], format=form)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "_SEGMENT_BYTES", segment)
+        patch.setattr(readers, "_SEGMENT_BYTES", (segment, segment))
         patch.setattr(readers, "_STRIPE_BYTES", 8)
         patch.setattr(files, "BLOCK_BYTES", block)
         cut = read([folder / "a.txt"], format=form)

@@ -1,0 +1,224 @@
+"""Kills, lost workers, full disks, other people's folders: clear words, and the same bytes afterwards."""
+
+import errno
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipeline import readers
+from pipeline.errors import UserError
+from pipeline.manifest import Manifest
+from pipeline.prepare import prepare
+from pipeline.tokenizing import tokenize
+from tests.pipeline import corpus
+
+pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
+
+# A script as a user would write one: only a real process can be killed.
+SCRIPT = """
+import sys
+from pathlib import Path
+from pipeline import readers
+from pipeline.prepare import prepare
+from tests.pipeline import corpus
+if __name__ == "__main__":
+    readers._GROUP_BYTES = 1  # a task for each file
+    folder = Path(sys.argv[1])
+    prepare(corpus.config(folder, [folder / "in"], output=str(folder / sys.argv[2]), workers=int(sys.argv[3])))
+"""
+
+
+def start(folder, name: str, workers: int) -> subprocess.Popen:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder), name, str(workers)], cwd=root, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kill_at_any_moment_and_run_again(folder, undisturbed, workers):
+    """Killed when so and so many files exist, again and again, until it is through: the bytes are the same."""
+    name = f"killed-{workers}"
+    work = folder / name / ".work"
+    interrupted = 0
+    for wanted in (3, 8, 14, 20):
+        process = start(folder, name, workers)
+        while process.poll() is None:
+            files = len(list(work.glob("*"))) if work.is_dir() else 0
+            if files >= wanted:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.001)
+        process.wait()
+        interrupted += process.returncode != 0
+        assert (folder / name / "manifest.json").is_file() == (process.returncode == 0)
+    assert interrupted >= 2
+    assert start(folder, name, workers).wait() == 0
+    assert corpus.contents(folder / name) == undisturbed
+
+
+def test_a_killed_worker_ends_the_job_with_one_line(folder, undisturbed, monkeypatch):
+    config = corpus.config(folder, [folder / "in"], output=str(folder / "worker"), workers=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.prepare.tokenize", _die)
+        with pytest.raises(UserError, match="a worker process died.*run the same command again"):
+            prepare(config)
+    prepare(config)
+    assert corpus.contents(folder / "worker") == undisturbed
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_without_memory_ends_the_job_with_one_line(folder, tmp_path, monkeypatch, workers):
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"), workers=workers)
+    monkeypatch.setattr("pipeline.prepare.build", _exhaust)
+    with pytest.raises(UserError, match="too little memory.*fewer --workers"):
+        prepare(config)
+    assert not (tmp_path / "data/manifest.json").exists()
+
+
+def _exhaust(task):
+    raise MemoryError
+
+
+def _die(task):
+    """Kill the process that runs this, unless it is the parent, which works too."""
+    if multiprocessing.parent_process():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tokenize(task)
+
+
+def test_a_complete_run_is_not_repeated_and_another_is_refused(folder, undisturbed):
+    before = (folder / "undisturbed/manifest.json").stat().st_mtime_ns
+    config = corpus.config(folder, [folder / "in"], output=str(folder / "undisturbed"))
+    assert prepare(config).hash == Manifest.load(folder / "undisturbed").hash
+    assert (folder / "undisturbed/manifest.json").stat().st_mtime_ns == before
+    other = corpus.config(folder, [folder / "in"], output=str(folder / "undisturbed"), seed=7)
+    with pytest.raises(UserError, match="preparation.seed.*42, now 7"):
+        prepare(other)
+    with pytest.raises(UserError, match="sources"):
+        prepare(corpus.config(folder, [folder / "in/part-0.jsonl.gz"], output=str(folder / "undisturbed")))
+
+
+def test_an_interrupted_run_of_another_command_is_refused(folder):
+    process = start(folder, "mixed", 1)
+    while not list((folder / "mixed").glob(".work/task-*.json")):
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    with pytest.raises(UserError, match="interrupted run with another preparation.seed"):
+        prepare(corpus.config(folder, [folder / "in"], output=str(folder / "mixed"), seed=9))
+
+
+def test_a_folder_with_other_files_is_refused(folder, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match="other files"):
+        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_processes_on_one_folder(folder, tmp_path):
+    import fcntl
+
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    (tmp_path / "data/.work").mkdir(parents=True)
+    with open(tmp_path / "data/.work/lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process"):
+            prepare(config)
+    prepare(config)
+
+
+def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturbed, tmp_path, monkeypatch):
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.prepare.shutil.rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    assert (tmp_path / "data/.work").is_dir() and (tmp_path / "data/manifest.json").is_file()
+    prepare(config)
+    assert corpus.contents(tmp_path / "data") == undisturbed
+
+
+def test_vanished_and_changed_inputs(folder, tmp_path):
+    inputs = tmp_path / "in"
+    for number in range(2):
+        corpus.write_jsonl(inputs / f"{number}.jsonl", corpus.documents(20, seed=number))
+    config = corpus.config(tmp_path, [inputs])
+
+    files, tasks = readers.plan(config)
+    (inputs / "1.jsonl").unlink()
+    with pytest.raises(UserError, match=r"1\.jsonl: not found"):
+        [list(readers.read(task)) for task in tasks]
+
+
+@pytest.mark.parametrize(("number", "message"), [(errno.EROFS, "read-only"), (errno.EACCES, "permission denied")])
+def test_a_folder_that_may_not_be_written(folder, tmp_path, monkeypatch, number, message):
+    """Simulated: the superuser, as whom tests may run, may write anywhere."""
+
+    def refuse(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(UserError, match=message):
+        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "data")))
+
+
+def test_a_file_in_the_way_of_the_output(folder, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="file"):
+        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "file" / "data")))
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from pipeline import readers
+from pipeline.errors import UserError
+from pipeline.prepare import prepare
+from tests.pipeline import corpus
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+readers._GROUP_BYTES = 1  # a task for each file
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+folder = Path(sys.argv[1])
+try:
+    prepare(corpus.config(folder, [folder / "in"], output=str(folder / "full")))
+except UserError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize("limit", [20_000, 60_000])
+def test_a_failing_write_ends_in_one_line_and_a_rerun_finishes(folder, undisturbed, limit):
+    """A limit on the size of files stands for the full disk: writes fail in the middle, in stage 1 or 2."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(folder), str(limit)], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert len(done.stdout.strip().splitlines()) == 1 and "run the same command again" in done.stdout
+    assert not (folder / "full/manifest.json").exists()
+    assert not list((folder / "full").rglob(".tmp-*"))
+    if limit == 60_000:
+        prepare(corpus.config(folder, [folder / "in"], output=str(folder / "full")))
+        assert corpus.contents(folder / "full") == undisturbed
+
+
+def test_a_worker_that_outlives_a_run_does_not_keep_its_tokenizer(tmp_path):
+    """The same output folder, prepared again with another tokenizer, in the same process."""
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(40))
+    config = corpus.config(tmp_path, [path])
+    prepare(config)
+    shutil.rmtree(tmp_path / "data")
+    corpus.tokenizer(lowercase=False).save(tmp_path / "cased")
+    prepare(corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "cased")))
+    alone = corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "cased"), output=str(tmp_path / "alone"))
+    prepare(alone)
+    assert corpus.contents(tmp_path / "alone") == corpus.contents(tmp_path / "data")

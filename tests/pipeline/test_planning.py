@@ -1,0 +1,76 @@
+"""What is refused before anything is read, and how documents become splits and shards."""
+
+import random
+
+import numpy as np
+import pytest
+
+from pipeline.config import PrepareConfig, SamplesConfig, ShardsConfig, SplitConfig
+from pipeline.errors import UserError
+from pipeline.planning import plan_shards
+from pipeline.prepare import prepare
+from pipeline.tokenizing import PARTITIONS, Report
+from tests.pipeline import corpus
+
+
+def test_small_corpora(tmp_path):
+    two = corpus.write_jsonl(tmp_path / "two.jsonl", corpus.documents(2))
+    manifest = prepare(corpus.config(tmp_path, [two], output=str(tmp_path / "two")))
+    assert not manifest.splits["validation"].shards and manifest.splits["train"].counts["documents"] == 2
+    some = corpus.write_jsonl(tmp_path / "some.jsonl", corpus.documents(12))
+    manifest = prepare(corpus.config(tmp_path, [some], output=str(tmp_path / "some"), split=SplitConfig(0.001, 0.0)))
+    assert manifest.splits["validation"].counts["documents"] == 2
+    six = corpus.write_jsonl(tmp_path / "six.jsonl", corpus.documents(6))
+    for share in (0.01, 0.25):
+        output = str(tmp_path / f"six-{share}")
+        manifest = prepare(corpus.config(tmp_path, [six], output=output, split=SplitConfig(share, share)))
+        assert all(split.counts["documents"] >= 2 for split in manifest.splits.values())
+    one = corpus.write_jsonl(tmp_path / "one.jsonl", corpus.documents(1) * 3)
+    with pytest.raises(UserError, match="found 1 document, expected at least 2"):
+        prepare(corpus.config(tmp_path, [one], output=str(tmp_path / "one")))
+    alone = SamplesConfig(objective="full_sentences")
+    assert (
+        prepare(corpus.config(tmp_path, [one], output=str(tmp_path / "alone"), samples=alone)).counts["documents"] == 1
+    )
+
+
+def test_shards_have_64_documents_and_like_sizes():
+    report = Report()
+    rng = random.Random(0)
+    report.documents += np.array([rng.randint(0, 40) for _ in range(PARTITIONS)])
+    report.tokens += report.documents * 1000
+    end = 1 << 64
+    ranges = plan_shards(report, 0, end, 100_000)
+    assert [r.low for r in ranges] == [0, *(r.high for r in ranges[:-1])] and ranges[-1].high == end
+    assert min(r.tokens for r in ranges) >= 64_000 and max(r.tokens for r in ranges) < 250_000
+    crowded = Report(documents=np.full(PARTITIONS, 4000), tokens=np.full(PARTITIONS, 4_000_000))
+    ranges = plan_shards(crowded, 0, end, 1_000_000)
+    assert max(r.tokens for r in ranges) <= 1_000_000 and len(ranges) >= 4 * PARTITIONS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_length": 4}, "max_length: found 4, expected 8"),
+        ({"workers": 0}, "workers: found 0"),
+        ({"executor": "dask"}, "scheduler"),
+        ({"scheduler": "tcp://x"}, "scheduler"),
+        ({"more_lengths": [128]}, "each length once"),
+        ({"samples": SamplesConfig(objective="given_pairs"), "input": ["x"]}, "pairs, with objective given_pairs"),
+    ],
+)
+def test_configuration_is_checked(changes, message):
+    with pytest.raises(UserError, match=message):
+        PrepareConfig(**{"input": ["x"], "max_length": 128, **changes})
+
+
+def test_missing_fields_are_named(tmp_path):
+    with pytest.raises(UserError, match="--output"):
+        prepare(PrepareConfig(input=["x"], tokenizer="x"))
+    with pytest.raises(UserError, match="--tokenizer"):
+        prepare(PrepareConfig(input=["x"], output=str(tmp_path / "o")))
+
+
+def test_shards_config_bounds():
+    with pytest.raises(UserError, match="target_tokens"):
+        ShardsConfig(target_tokens=1)
