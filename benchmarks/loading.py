@@ -5,7 +5,8 @@
 
 One core: tokens a second of ours (reader, gather, collate to tensors), of `datasets` (the same shards, shuffled, with a
 collator that concatenates), and of mosaicml's `streaming` if it is installed; and the time to a first batch, with the
-files in the page cache and, where the system allows to drop them, cold.
+files in the page cache and, where the system allows to drop them, cold; also with samples of 512 tokens, and with
+thousands of shards.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import platform
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,18 +29,21 @@ from pipeline.collate import collate
 from pipeline.manifest import Manifest, SpecialTokens, SplitInfo
 from pipeline.ragged import to_offsets
 from pipeline.records import Masks, Samples
-from pipeline.shards import ShardReader, Window, write_shard
+from pipeline.shards import ShardReader, write_shard
 
 BATCH = 256
 VOCAB = 30522
 
 
-def make_shards(folder: Path, shards: int, samples: int) -> Path:
-    """Shards of random ids with the lengths and masks of prepared text: what they say doesn't matter to reading."""
+def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, copies: int = 1) -> Path:
+    """Shards of random ids with the lengths and masks of prepared text: what they say doesn't matter to reading.
+
+    copies: names of each file, for a data set that is large and takes little disk.
+    """
     rng = np.random.default_rng(0)
     found = []
     for number in range(shards):
-        lengths = np.where(rng.random(samples) < 0.85, 128, rng.integers(8, 128, samples))
+        lengths = np.where(rng.random(samples) < 0.85, max_length, rng.integers(8, max_length, samples))
         offsets = to_offsets(lengths)
         # ids as skewed as words are
         ids = (VOCAB * rng.random(offsets[-1]) ** 4).astype(np.uint16)
@@ -49,11 +54,15 @@ def make_shards(folder: Path, shards: int, samples: int) -> Path:
         masks = Masks(positions.astype(np.uint16), np.full(len(positions), 4, np.uint16), to_offsets(counts))
         made = Samples(ids, offsets, (lengths // 2).astype(np.uint16), np.zeros(samples, np.int8),
                        np.zeros(samples, np.uint64))  # fmt: skip
-        found.append(write_shard(folder / "train" / f"shard-{number:05d}.arrow", made, [masks] * 2, VOCAB, 0, "zstd"))
+        first = write_shard(folder / "train" / f"shard-{number:05d}.arrow", made, [masks] * 2, VOCAB, 0, "zstd")
+        found.append(first)
+        for copy in range(1, copies):
+            found.append(replace(first, file=f"train/shard-{number:05d}-{copy}.arrow"))
+            os.link(folder / first.file, folder / found[-1].file)
     Manifest(
         tokenizer_fingerprint="", vocab_size=VOCAB, special_tokens=SpecialTokens(0, 1, 2, 3, 4),
         objective="next_sentence",
-        max_length=128, mask_sets=2, pair_sets=1, seed=0, preparation={"masking": {}}, sources=[], counts={},
+        max_length=max_length, mask_sets=2, pair_sets=1, seed=0, preparation={"masking": {}}, sources=[], counts={},
         unigram_entropy=0.0, splits={"train": SplitInfo({}, [], found)},
     ).save(folder)  # fmt: skip
     return folder
@@ -144,24 +153,25 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     seconds = 2.0 if options.quick else 5.0
+    print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+    figures = {}
     with tempfile.TemporaryDirectory() as name:
-        data = (
-            Path(options.data)
-            if options.data
-            else make_shards(Path(name), *((8, 40_000) if not options.quick else (4, 20_000)))
-        )
-        reader = ShardReader(data)
-        print(
-            f"{reader.num_samples:,} samples, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-        )
-        assert isinstance(reader.window(np.array([0]), 0), Window)
-        figures = {"num_samples": reader.num_samples}
-        warm = min(first_batch(data, cold=False) for _ in range(3))
-        figures["first_batch_seconds"] = warm
-        print(f"first batch, files in the page cache: {warm:.3f} s")
-        if hasattr(os, "posix_fadvise"):
-            figures["first_batch_cold_seconds"] = first_batch(data, cold=True)
-            print(f"first batch, cold: {figures['first_batch_cold_seconds']:.3f} s")
+        size = (4, 20_000) if options.quick else (8, 40_000)
+        data = Path(options.data) if options.data else make_shards(Path(name) / "128", *size)
+        measured = {"first_batch": data}
+        if not options.data:
+            measured["first_batch_512"] = make_shards(Path(name) / "512", 8, 5_000, max_length=512)
+            measured["first_batch_many"] = make_shards(Path(name) / "many", 2, 20_000, copies=2_000)
+        for label, folder in measured.items():
+            reader = ShardReader(folder)
+            warm = min(first_batch(folder, cold=False) for _ in range(3))
+            line = f"first batch of {reader.num_samples:,} samples of up to {reader.manifest.max_length} tokens"
+            figures[f"{label}_seconds"] = warm
+            line += f": {warm:.3f} s with the files in the page cache"
+            if hasattr(os, "posix_fadvise"):
+                figures[f"{label}_cold_seconds"] = cold = first_batch(folder, cold=True)
+                line += f", {cold:.3f} s cold"
+            print(line)
         for label, function in (("ours", ours), ("datasets", hugging_face), ("streaming", streaming)):
             try:
                 rate = timed(function(data), seconds)

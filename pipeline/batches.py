@@ -110,7 +110,9 @@ class SampleStream:
     def _plan(self, epoch: int):
         if epoch not in self._plans:
             blocks = self.reader.blocks_of_pair_set(epoch % len(self.epoch_sizes))
-            windows, offsets = order.epoch_windows(self.reader.block_sizes[blocks], self.seed, epoch)
+            windows, offsets = order.epoch_windows(
+                self.reader.block_sizes[blocks], self.reader.manifest.max_length, self.seed, epoch
+            )
             self._plans = {key: plan for key, plan in self._plans.items() if key == epoch - 1}
             self._plans[epoch] = (blocks, windows, offsets)
         return self._plans[epoch]

@@ -1,15 +1,17 @@
-"""Which samples, in which order: pure functions of (block sizes, seed, epoch).
+"""Which samples, in which order: pure functions of (block sizes, longest sample, seed, epoch).
 
-The block sizes come from the manifest, so the order is a function of (manifest, seed, epoch) alone: no rank,
-world size or batch size enters. Blocks (record batches) are permuted, then rows within a window of 64 blocks,
-so that reading stays mostly sequential while neighbours in an epoch come from far apart.
+The first two come from the manifest, so the order is a function of (manifest, seed, epoch) alone: no rank, world size
+or batch size enters. Blocks (record batches) are permuted, then rows within a window of some 16 million tokens, so that
+reading stays mostly sequential while neighbours in an epoch come from far apart.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-BLOCKS_PER_WINDOW = 64  # 64 × 4,096 samples of 128 tokens are some 70 MB of ids: shuffled well, held easily
+# Of a window, if every sample had the greatest length: 32 blocks at 128, 8 at 512. Shuffled well, held easily (some
+# 80 MB), and decoded before a first batch is missed.
+WINDOW_TOKENS = 1 << 24
 _BLOCKS, _ROWS = 1, 2  # purposes that keep the two draws apart
 
 
@@ -40,19 +42,25 @@ def row_order(num_rows: int, seed: int, epoch: int, window: int) -> np.ndarray:
     return _generator(seed, _ROWS, epoch, window).permutation(num_rows)
 
 
-def epoch_windows(block_sizes: np.ndarray, seed: int, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+def epoch_windows(
+    block_sizes: np.ndarray, max_length: int, seed: int, epoch: int
+) -> tuple[list[np.ndarray], np.ndarray]:
     """The epoch's windows: the blocks of each, and the offset of each in the epoch (one more than windows)."""
     order = block_order(len(block_sizes), seed, epoch)
-    windows = [order[i : i + BLOCKS_PER_WINDOW] for i in range(0, len(order), BLOCKS_PER_WINDOW)]
-    sizes = [int(block_sizes[blocks].sum()) for blocks in windows]
-    return windows, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    sizes = block_sizes[order]
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    window = offsets[:-1] // max(1, WINDOW_TOKENS // max_length)
+    cuts = np.flatnonzero(np.diff(window)) + 1
+    return np.split(order, cuts), offsets[[0, *cuts, len(order)]]
 
 
-def epoch_indices(block_sizes: np.ndarray, seed: int, epoch: int, start: int = 0, stop: int | None = None):
+def epoch_indices(
+    block_sizes: np.ndarray, max_length: int, seed: int, epoch: int, start: int = 0, stop: int | None = None
+) -> np.ndarray:
     """Sample indices at places [start, stop) of an epoch, int64; by default all of them, which is a permutation."""
     block_sizes = np.asarray(block_sizes, np.int64)
     first = np.concatenate([[0], np.cumsum(block_sizes)])
-    windows, offsets = epoch_windows(block_sizes, seed, epoch)
+    windows, offsets = epoch_windows(block_sizes, max_length, seed, epoch)
     stop = int(offsets[-1]) if stop is None else stop
     parts = [np.empty(0, np.int64)]
     for window, blocks in enumerate(windows):

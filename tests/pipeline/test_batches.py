@@ -56,7 +56,7 @@ def test_the_order_is_a_function_of_block_sizes_seed_and_epoch(data):
     reader = ShardReader(data)
     count = 2 * reader.num_samples // 24
     indices = np.concatenate([batch.indices for batch in take(data, count, seed=5)])
-    epochs = [order.epoch_indices(reader.block_sizes, 5, epoch) for epoch in range(2)]
+    epochs = [order.epoch_indices(reader.block_sizes, reader.manifest.max_length, 5, epoch) for epoch in range(2)]
     assert np.array_equal(indices, np.concatenate(epochs)[: len(indices)])
 
 
