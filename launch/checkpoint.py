@@ -50,7 +50,9 @@ class TrainState:
     epoch: int = 0
     """Epoch of the last sample."""
     tokens: int = 0
-    """Real tokens trained on up to the last line of metrics, over all ranks; the rank states hold what came since."""
+    """Real tokens trained on, over all ranks."""
+    seconds: float = 0.0
+    """Time used before the last step, by rank 0's clock, of the parts of the run that this state came from."""
     evaluated_step: int = -1
     """Step of the last evaluation; -1: none yet."""
     best_step: int = -1

@@ -57,11 +57,13 @@ class Console:
                 table.add_row(*row)
             self._rich.print(table)
 
-    def progress(self, step: int, max_steps: int, scalars: dict[str, float]) -> None:
-        """One line: step, what the scalars say, time left."""
+    def progress(self, step: int, max_steps: int, scalars: dict[str, float], seconds_left: float | None = None) -> None:
+        """One line: step, what the scalars say, time left, which is estimated unless it is known."""
         parts = [f"{label} {form.format(scalars[name])}" for name, label, form in _COLUMNS if name in scalars]
         now = time.monotonic()
-        if self._began is None:
+        if seconds_left is not None:
+            parts.append(f"{clock(max(0.0, seconds_left))} left")
+        elif self._began is None:
             self._began = (now, step)
         elif step > self._began[1]:
             left = (now - self._began[0]) / (step - self._began[1]) * (max_steps - step)

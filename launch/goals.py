@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from launch.checkpoint import TrainState
-from launch.config import EvaluationConfig
+from launch.config import EvaluationConfig, TrainConfig
 from pipeline.errors import UserError
 
 
@@ -40,6 +40,13 @@ def completion(config, state: TrainState) -> str | None:
             return f"{best}: the target of {target} is reached"
         if evaluation.patience is not None and state.evaluations_since_best >= evaluation.patience:
             return f"{best}, and not better in {state.evaluations_since_best} evaluations since"
-    if state.step >= config.train.max_steps:
-        return f"all {config.train.max_steps} steps are done"
+    return ending(config.train, state)
+
+
+def ending(train: TrainConfig, state: TrainState) -> str | None:
+    """Why a run is at its end, whatever came of it, or None."""
+    if train.budget_seconds is not None and state.seconds >= train.budget_seconds:
+        return f"the time budget of {train.time_budget_hours:g} hours is used up"
+    if state.step >= train.max_steps:
+        return f"all {train.max_steps} steps are done"
     return None

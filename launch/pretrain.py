@@ -55,7 +55,7 @@ def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, cons
                 parameters: int) -> None:
     """The table of derived facts at the start: what follows from the configuration, read off live objects."""
     from launch.engine import base_optimizer, live_precision
-    from launch.schedules import warmup_steps
+    from launch.schedules import describe
     from launch.throughput import device_name, peak_flops
     from model.flops import training_flops
 
@@ -65,18 +65,18 @@ def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, cons
     squares = sum(length * length * number for length, number in enumerate(histogram))
     per_token = training_flops(config.model, (tokens, squares), counts["masked"], summed=True) / tokens
     steps_per_epoch = samples / config.train.global_batch_size
+    at_most = "" if config.train.time_budget_hours is None else "at most "
     peak = peak_flops(device)
     console.facts(f"cloze pretrain -> {config.output}", [
         ("parameters", f"{parameters:,}"),
         ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
         ("batch", str(BatchArithmetic.of(config.train, world_size))),
-        ("steps", f"{config.train.max_steps:,} = {config.train.max_steps / steps_per_epoch:.2f} epochs of "
+        ("steps", f"{at_most}{config.train.max_steps:,} = {config.train.max_steps / steps_per_epoch:.2f} epochs of "
                   f"{steps_per_epoch:,.1f} steps ({samples:,} samples, {tokens:,} tokens)"),
         ("precision", live_precision(engine)),
         ("optimizer", f"{type(base_optimizer(engine)).__name__}, "
                       f"ZeRO stage {engine.zero_optimization_stage()}"),
-        ("learning rate", f"{config.train.learning_rate:g} peak, {config.schedule.name}, "
-                          f"{warmup_steps(config.schedule, config.train.max_steps)} steps of warmup"),
+        ("learning rate", f"{config.train.learning_rate:g} peak, {describe(config.schedule, config.train)}"),
         ("attention kernel", live_kernel(engine, device)),
         ("device", f"{world_size} x {device_name(device)}" + (f", {peak / 1e12:.0f} TFLOP/s peak" if peak else "")),
         ("MLM loss to beat", f"{manifest.unigram_entropy:.3f}, the unigram entropy of the training tokens"),
@@ -191,14 +191,16 @@ def validation(config: PretrainConfig, manifest: Manifest, environment: Environm
 def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
     from launch.metrics import MetricsWriter
-    from pipeline.batches import BatchStream
+    from pipeline.batches import BatchStream, BatchWarmup
     from pipeline.shards import ShardReader
 
+    growing = config.train.initial_global_batch_size
     environment, output = trainer.environment, Path(config.output)
     stream = BatchStream(
         ShardReader(config.data, "train"), global_batch_size=config.train.global_batch_size,
         micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
-        seed=config.seed, samples_consumed=trainer.state.samples_consumed,
+        seed=config.seed, samples_consumed=trainer.state.samples_consumed, tokens_consumed=trainer.state.tokens,
+        warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
     )  # fmt: skip
     metrics = MetricsWriter(output, trainer.state.step) if environment.is_main else None
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from launch.config import ScheduleConfig
+from launch.config import ScheduleConfig, TrainConfig
 
 
 def warmup_steps(config: ScheduleConfig, end: float) -> int:
@@ -64,3 +64,15 @@ def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -
 
 def _rise(config: ScheduleConfig, share: float) -> float:
     return config.initial_share + (1 - config.initial_share) * share
+
+
+def describe(config: ScheduleConfig, train: TrainConfig) -> str:
+    """Shape, length and warmup in words."""
+    if config.warmup_tokens is not None:
+        warmup = f"{config.warmup_tokens:,} tokens"
+    elif train.budget_seconds is not None:
+        warmup = f"{config.warmup_share:.1%} of the time"
+    else:
+        warmup = f"{warmup_steps(config, train.max_steps)} steps"
+    length = "" if train.time_budget_hours is None else f" over {train.time_budget_hours:g} hours"
+    return f"{config.name}{length}, {warmup} of warmup"

@@ -16,7 +16,7 @@ from launch.checkpoint import CheckpointManager, TrainState
 from launch.console import Console
 from launch.engine import set_learning_rate, step_skipped
 from launch.environment import Environment
-from launch.goals import completion, judged
+from launch.goals import completion, ending, judged
 from launch.heartbeat import Heartbeat
 from launch.inspection import Inspector
 from launch.metrics import MetricsWriter
@@ -77,8 +77,11 @@ class Trainer:
         # Called with the step after each evaluation, on every rank: pictures and texts that a task has to show.
         self.show: Callable[[int], None] | None = None
         self._window = torch.zeros(len(objective.NAMES) + len(_WINDOW), dtype=torch.float64, device=device)
-        self._flags = distributed.HostCopy(3, device)  # wishes to stop, ranks that have written, steps skipped
+        # Wishes to stop, ranks that have written, seconds by rank 0's clock; steps skipped.
+        self._flags = distributed.HostCopy(4, device)
         self._stop_agreed = False
+        self._began = 0.0  # when the clock would have been started without interruption
+        self._seconds = 0.0  # by rank 0's clock, as all ranks know them
         self._rate = 0.0
         self._batch: RankBatch | None = None  # the last one
         self._good: tuple[TrainState, torch.Tensor] | None = None  # state and window after the last good step
@@ -90,6 +93,7 @@ class Trainer:
         for saved in rank_states:
             self._window += saved["window"].to(self.device)
         self._saved_step = step
+        self._seconds = self.state.seconds
 
     @property
     def completion(self) -> str | None:
@@ -108,6 +112,7 @@ class Trainer:
         """
         self.metrics = metrics
         self.engine.train()
+        self._began = time.monotonic() - self.state.seconds
         self._good = self.state, self._window.clone()
         self._evaluate_if_due()
         self.throughput.reset()
@@ -115,11 +120,12 @@ class Trainer:
             self.profiler.before(self.state.step)
             self._advance(stream, stop)
             self.profiler.after(self.state.step - 1)
-            if self.state.step % self.train.log_every_steps == 0 or self.state.step == self.train.max_steps:
+            ended = ending(self.train, self.state) is not None
+            if self.state.step % self.train.log_every_steps == 0 or ended:
                 self._log()
             # A stop leaves little time: what is due then is evaluated after the resume, if there will be one.
             best = False
-            if not self._stop_agreed or self.state.step == self.train.max_steps:
+            if not self._stop_agreed or ended:
                 best = self._evaluate_if_due()
             every = self.config.checkpoint.every_steps
             if (every and self.state.step % every == 0) or (best and self.config.evaluation.keep_best):
@@ -140,24 +146,24 @@ class Trainer:
         self.throughput.wait(time.perf_counter() - began)
 
         self.heartbeat.beat(self.state.step, "collective")
-        counts = [*self.objective.counts(batch), stop.wanted, self.checkpoints.written()]
+        seconds = time.monotonic() - self._began if self.environment.is_main else 0.0
+        counts = [*self.objective.counts(batch), stop.wanted, self.checkpoints.written(), seconds]
         counts = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
         totals = distributed.reduce_sum(counts)
         self._settle()
 
         self.heartbeat.beat(self.state.step, "compute")
-        self._rate = self.train.learning_rate * multiplier(self.config.schedule, self.state.step, self.train.max_steps)
-        set_learning_rate(self.engine, self._rate)
+        self._set_rate()
         every = self.config.monitor.inspect_every_steps
         inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
         sums = torch.zeros(len(self.objective.NAMES), dtype=torch.float64, device=self.device)
         for micro_step, micro_batch in enumerate(batch.micro_batches):
             last = micro_step == len(batch.micro_batches) - 1
             with self.inspector.watch() if inspect and last else contextlib.nullcontext():
-                sums += self._accumulate(micro_step, micro_batch, totals[:-2])
+                sums += self._accumulate(micro_step, micro_batch, totals[:-3], last)
 
         skipped = step_skipped(self.engine)
-        self._flags.post(torch.cat([totals[-2:], skipped]))
+        self._flags.post(torch.cat([totals[-3:], skipped]))
         share = 1 / self.environment.world_size
         own = torch.tensor([batch.num_tokens, batch.num_padding], dtype=torch.float64)
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
@@ -168,13 +174,29 @@ class Trainer:
         self.throughput.add(batch.num_tokens)
         self._batch = batch
         self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
-                             samples_consumed=batch.position + batch.num_samples)
+                             samples_consumed=batch.position + batch.num_samples,
+                             tokens=self.state.tokens + batch.global_tokens)
         if inspect:
             self._settle()
             self._write(self.inspector.scalars(), progress=False)
 
-    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
+    def _set_rate(self) -> None:
+        """Set the learning rate of the step, by its number or by the time used; the state then says how much that is.
+
+        A run with a time budget ends after the step that has seen it used up, so that its last rate is the schedule's
+        last one.
+        """
+        at, end = self.state.step, self.train.max_steps
+        if self.train.budget_seconds is not None:
+            at, end = self._seconds, self.train.budget_seconds
+        self._rate = self.train.learning_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
+        set_learning_rate(self.engine, self._rate)
+        self.state = replace(self.state, seconds=self._seconds)
+
+    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor, last: bool) -> torch.Tensor:
         """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums."""
+        # Not counted by DeepSpeed, since a growing batch has more and more micro-batches.
+        self.engine.set_gradient_accumulation_boundary(last)
         self.throughput.flops += self.flops(micro_batch)
         key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
         micro_batch = to_device(micro_batch, self.device)
@@ -190,7 +212,7 @@ class Trainer:
         flags = self._flags.take()
         if flags is None:
             return
-        stop, written, skipped = flags
+        stop, written, self._seconds, skipped = flags
         self._stop_agreed |= stop > 0
         if written == self.environment.world_size:
             with self._not_training("save"):
@@ -220,7 +242,7 @@ class Trainer:
     def _evaluate_if_due(self) -> bool:
         """Whether an evaluation was due and was the best so far."""
         step, every = self.state.step, self.config.evaluation.every_steps
-        due = step in (0, self.train.max_steps) or (every and step % every == 0)
+        due = step == 0 or ending(self.train, self.state) or (every and step % every == 0)
         if not due or self.validation is None or self.state.evaluated_step == step:
             return False
         self._settle()
@@ -237,7 +259,6 @@ class Trainer:
     def _log(self) -> None:
         self._settle()
         *sums, steps, skipped, tokens, padding = distributed.reduce_sum(self._window.clone()).tolist()
-        self.state = replace(self.state, tokens=self.state.tokens + round(tokens))
         self._window.zero_()
         if self._good and self._good[0].step == self.state.step:
             self._good = self.state, self._window.clone()
@@ -287,7 +308,9 @@ class Trainer:
         if self.metrics:
             scalars = self.metrics.write(self.state.step, scalars)
         if progress:
-            self.console.progress(self.state.step, self.train.max_steps, scalars)
+            budget = self.train.budget_seconds
+            self.console.progress(self.state.step, self.train.max_steps, scalars,
+                                  None if budget is None else budget - self.state.seconds)
 
     def _save(self) -> None:
         """Begin to save the state after the last good step; what was skipped since is tried again from there."""

@@ -1,0 +1,59 @@
+"""Global batches that grow with the tokens: the same for any number of processes, and exact through a resume."""
+
+import pytest
+
+from tests.launching import (
+    assert_same_weights,
+    curve,
+    finish,
+    kill_when,
+    pretrain_command,
+    start,
+    step_of,
+    train,
+    weights,
+)
+from tests.synthetic import make_shards
+
+RUN = ("--train.max_steps", "30", "--checkpoint.every_steps", "4", "--train.initial_global_batch_size", "8",
+       "--train.global_batch_size", "32", "--train.batch_warmup_tokens", "5000", "--schedule.warmup_tokens", "2000",
+       "--schedule.name", "wsd")  # fmt: skip
+NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("growing"))
+
+
+def samples(run) -> list[int]:
+    """Samples of each step."""
+    counted = [0, *(line["data/samples"] for line in curve(run) if "data/samples" in line)]
+    return [after - before for before, after in zip(counted, counted[1:], strict=False)]
+
+
+@pytest.mark.parametrize("stage", ["0", pytest.param("3", marks=pytest.mark.slow)])
+def test_one_process_and_two_see_the_same_batches(data, tmp_path, stage):
+    for processes, micro in ((1, 8), (2, 4)):
+        output = train(data, tmp_path / str(processes), *RUN, *NO_DROPOUT, "--train.micro_batch_size", str(micro),
+                       "--zero.stage", stage, processes=processes)
+        assert "grows from 8 by 8 over the first 5,000 tokens" in " ".join(output.replace("│", " ").split())
+    sizes = samples(tmp_path / "1")
+    assert sizes == samples(tmp_path / "2") and sizes == sorted(sizes) and set(sizes) == {8, 16, 24, 32}
+    for left, right in zip(curve(tmp_path / "1"), curve(tmp_path / "2"), strict=True):
+        for name in ("train/loss", "train/learning_rate", "data/tokens"):
+            assert left.get(name) == pytest.approx(right.get(name), abs=2e-5), (left["step"], name)
+    assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 1e-4)
+
+
+@pytest.mark.parametrize("stage", ["2", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "013")])
+def test_killed_while_the_batch_grows(data, tmp_path, stage):
+    whole, cut = (pretrain_command(data, tmp_path / name, *RUN, "--zero.stage", stage, processes=2)
+                  for name in ("whole", "cut"))
+    finish(start(whole))
+    grown = next(step for step, size in enumerate(samples(tmp_path / "whole")) if size == 32)
+    assert grown > 12, "the kill comes before the batch has its full size"
+    kill_when(start(cut), lambda: step_of(tmp_path / "cut") >= 10)
+    assert "resumed from step" in finish(start(cut))
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))

@@ -1,0 +1,55 @@
+"""A run by the clock: it ends when the time is used up, with the rate at zero; a resume goes on with the time used."""
+
+import json
+import time
+
+import pytest
+
+from tests.launching import curve, finish, kill_when, pretrain_command, start, train
+from tests.synthetic import make_shards
+
+# Six seconds, in steps of some milliseconds.
+RUN = ("--train.max_steps", "1000000", "--train.time_budget_hours", str(6 / 3600), "--schedule.warmup_share", "0.5",
+       "--checkpoint.every_steps", "25", "--schedule.initial_share", "0.25")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("clock"))
+
+
+def state_of(run) -> dict:
+    """state.json of the newest checkpoint."""
+    newest = max((run / "checkpoints").glob("step-*[0-9]"), default=None)
+    return json.loads((newest / "state.json").read_text()) if newest else {"seconds": 0}
+
+
+def test_two_processes_end_together_with_the_rate_at_zero_and_a_checkpoint(data, tmp_path):
+    run = tmp_path / "run"
+    output = train(data, run, *RUN, processes=2)
+    assert "the time budget of 0.00166667 hours is used up" in output
+    assert "linear over 0.00166667 hours, 50.0% of the time of warmup" in output
+    rates = [line["train/learning_rate"] for line in curve(run) if "train/learning_rate" in line]
+    peak = rates.index(max(rates))
+    assert rates[0] == pytest.approx(0.25 * 3e-3) and max(rates) <= 3e-3
+    assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert rates[-1] == 0, "the last step has seen the budget used up"
+    state = state_of(run)
+    assert state["step"] == len(rates) and state["seconds"] >= 6
+    assert json.loads((run / "status.json").read_text()) == {"state": "complete", "step": state["step"]}
+    assert train(data, run, *RUN, processes=2).count("complete at step") == 1, "nothing is left to do"
+
+
+def test_a_resume_goes_on_with_the_time_that_was_used(data, tmp_path):
+    run = tmp_path / "run"
+    command = pretrain_command(data, run, *RUN, "--checkpoint.every_steps", "1")
+    kill_when(start(command), lambda: state_of(run)["seconds"] > 0.5)
+    time.sleep(7)  # longer than the budget, and not counted: the clock stands while the run does not train
+    step, used = (state_of(run)[name] for name in ("step", "seconds"))
+    assert 0 < used < 6
+    assert f"resumed from step {step} " in finish(start(command))
+    rates = {line["step"]: line["train/learning_rate"] for line in curve(run) if "train/learning_rate" in line}
+    share = used / 6
+    expected = 0.25 + 0.75 * share / 0.5 if share < 0.5 else 2 - 2 * share
+    assert rates[step + 1] == pytest.approx(3e-3 * expected), "the rate of the time that the checkpoint holds"
+    assert rates[max(rates)] == 0 and state_of(run)["seconds"] >= 6
