@@ -39,6 +39,8 @@ COMMANDS = {
     "verify": Command("check every shard against its hash", "launch.data_commands:verify",
                       "pipeline.config:VerifyConfig"),
     "pretrain": Command("train a model on shards", "launch.pretrain:pretrain", "launch.config:PretrainConfig"),
+    "deepspeed-config": Command("print what DeepSpeed would be given", "launch.pretrain:print_deepspeed_config",
+                                "launch.config:DeepSpeedConfig"),
     "export": Command("write a Hugging Face folder", "launch.export:export", "launch.config:ExportConfig"),
     "predict fill-mask": Command("fill the blanks of a text", "launch.predict:fill_mask",
                                  "launch.config:FillMaskConfig", words="text"),
@@ -63,7 +65,7 @@ def build_parser(name: str) -> jsonargparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--config", action="config", help="YAML file of the fields below; options override it.")
     # data and output of a run are flags; what a command looks at stands without one: `cloze inspect FOLDER`.
-    positional = name not in {"pretrain", "vocab", "prepare"}
+    positional = name not in {"pretrain", "deepspeed-config", "vocab", "prepare"}
     parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True,
                                skip={command.words} if command.words else None)
     if command.words:

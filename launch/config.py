@@ -37,8 +37,9 @@ class TrainConfig:
     """Samples in one forward and backward pass of one process."""
     learning_rate: float = 1e-4
     """Peak learning rate, above 0; the schedule multiplies it."""
-    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU."""
+    precision: Literal["bf16", "fp16", "fp32", "autocast"] = "bf16"
+    """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU; autocast:
+    bf16 products over fp32 weights, at any zero.stage."""
     gradient_clipping: float = 1.0
     """Largest global gradient norm; 0: none."""
     gradient_checkpointing: str = "none"
@@ -268,6 +269,38 @@ class ZeroConfig:
 
     stage: Literal[0, 1, 2, 3] = 0
     """0: nothing; 1: optimizer states; 2: and gradients; 3: and parameters."""
+    offload_optimizer: bool = False
+    """Whether optimizer states and master weights live in host memory, where the step is then made (stages 2, 3);
+    optimizer.implementation deepspeed has the faster kernel for it."""
+    offload_parameters: bool = False
+    """Whether parameters live in host memory until a layer needs them (stage 3)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("offload_optimizer", 2), ("offload_parameters", 3)):
+            if getattr(self, name) and self.stage < least:
+                raise UserError(f"zero.{name}: found true at zero.stage {self.stage}, expected stage {least}"
+                                + (" or 3" if least < 3 else "") + f"; add --zero.stage {least}")
+
+
+@dataclass(frozen=True)
+class LossScaleConfig:
+    """What fp16 losses are multiplied by so that small gradients stay above zero: halved when a gradient overflows."""
+
+    initial_power: int = 16
+    """Exponent of two of the first scale, 0 to 32."""
+    window: int = 1000
+    """Steps without an overflow after which the scale is doubled, at least 1."""
+    hysteresis: int = 2
+    """Overflows, in a row or not, before the scale is halved, at least 1."""
+    minimum: float = 1.0
+    """Least scale, above 0."""
+
+    def __post_init__(self) -> None:
+        at_least("loss_scale", self, initial_power=0, window=1, hysteresis=1)
+        if self.initial_power > 32:
+            raise UserError(f"loss_scale.initial_power: found {self.initial_power}, expected 0 to 32")
+        if self.minimum <= 0:
+            raise UserError(f"loss_scale.minimum: found {self.minimum}, expected more than 0")
 
 
 @dataclass(frozen=True)
@@ -296,6 +329,8 @@ class PretrainConfig:
     """What is watched beside the curves, and how often."""
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     """What is partitioned over the processes."""
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    """Scale of the loss in fp16."""
     deepspeed: dict[str, Any] = field(default_factory=dict)
     """Further settings of DeepSpeed, by its own names; one that contradicts what the fields above make is refused."""
 
@@ -320,6 +355,22 @@ class PretrainConfig:
         elif warmup is not None and warmup > self.train.max_steps:
             raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
                             f"{self.train.max_steps}")
+
+
+@dataclass(frozen=True)
+class DeepSpeedConfig(PretrainConfig):
+    """What DeepSpeed would be given for a pretraining run."""
+
+    data: str = ""
+    """Not read."""
+    output: str = ""
+    """Not read."""
+    processes: int = 1
+    """Processes of the run, at least 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("deepspeed-config", self, processes=1)
 
 
 @dataclass(frozen=True)

@@ -55,14 +55,22 @@ def deepspeed_config(config: PretrainConfig, world_size: int, *, load_universal:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": NEVER,
     }
-    if precision == "bf16" and stage == 0:
-        result["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+    if config.zero.offload_optimizer:
+        result["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        result["zero_force_ds_cpu_optimizer"] = config.optimizer.implementation == "deepspeed"
+    if config.zero.offload_parameters:
+        result["zero_optimization"]["offload_param"] = {"device": "cpu"}
+    if precision == "autocast" or (precision == "bf16" and stage == 0):
+        # What it names as safe in lower precision is which gradients it would send in it: none.
+        result["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     elif precision == "bf16":
         result["bf16"] = {"enabled": True}
         result["data_types"] = {"grad_accum_dtype": "fp32"}
     elif precision == "fp16":
-        # Dynamic loss scale from 2^16, doubled after 1,000 good steps: DeepSpeed's own defaults, written out.
-        result["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000}
+        scale = config.loss_scale
+        result["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": scale.initial_power,
+                          "loss_scale_window": scale.window, "hysteresis": scale.hysteresis,
+                          "min_loss_scale": scale.minimum}
         result["data_types"] = {"grad_accum_dtype": "fp32"}
     if load_universal:
         result["checkpoint"] = {"load_universal": True}
@@ -99,12 +107,14 @@ def build_engine(
     deepspeed_logger.setLevel(logging.ERROR)
     # On CPU it would compile a C++ kernel at every start, which only its inference code uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    offloads = "offload_optimizer" in config["zero_optimization"]
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     try:
         engine, *_ = deepspeed.initialize(
-            model=model, optimizer=build_optimizer(model, optimizer, learning_rate), config=config
-        )
+            model=model, config=config,
+            optimizer=build_optimizer(model, optimizer, learning_rate, states_on_cpu=offloads),
+        )  # fmt: skip
     except ValidationError as error:  # of pydantic, with which DeepSpeed reads its configuration
         found = error.errors()[0]
         where = ".".join(map(str, found["loc"]))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from launch import runs
-from launch.config import BatchArithmetic, PretrainConfig
+from launch.config import BatchArithmetic, DeepSpeedConfig, PretrainConfig
 from launch.console import Console
 from launch.environment import (
     Environment,
@@ -120,6 +120,14 @@ def pretrain(config: PretrainConfig) -> int:
     console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
                 f"stopped at step {trainer.state.step} with a checkpoint; the same command continues")
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
+
+
+def print_deepspeed_config(config: DeepSpeedConfig) -> None:
+    """Print, as JSON, what a run of so many processes would give to DeepSpeed; nothing is started."""
+    prepare_deepspeed(read_environment())
+    from launch.engine import deepspeed_config
+
+    print(json.dumps(deepspeed_config(config, config.processes), indent=1))
 
 
 def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Environment, device, console: Console,

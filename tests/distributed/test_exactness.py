@@ -78,7 +78,7 @@ def test_mean_per_sample_takes_the_step_of_a_plain_loop(data, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "autocast"])
 def test_every_stage_trains_alike_and_evaluation_counts_each_sample_once(data, tmp_path, precision):
     """5 steps at every ZeRO stage on 2 processes, 24 validation samples in micro-batches of 5: a rest, and a filler."""
     losses = []

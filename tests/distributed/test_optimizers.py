@@ -1,4 +1,4 @@
-"""Every optimizer in a real run of two processes: killed by SIGKILL and resumed it ends with the same bits."""
+"""Every optimizer, and every place of its states, in a real run of two processes: after a SIGKILL the same bits."""
 
 import pytest
 
@@ -14,8 +14,13 @@ CASES = [
     pytest.param("Lamb", "0", ("--optimizer.name", "lamb"), id="lamb", marks=slow),
     pytest.param("StableAdamW", "0", ("--optimizer.name", "stable_adamw"), id="stable_adamw", marks=slow),
     pytest.param("AdamW", "2", ("--optimizer.layer_decay", "0.8"), id="layer_decay", marks=slow),
+    pytest.param("AdamW", "2", ("--zero.offload_optimizer", "true"), id="offload"),
+    pytest.param("AdamW", "3", ("--zero.offload_optimizer", "true", "--zero.offload_parameters", "true"),
+                 id="offload-3", marks=slow),
+    pytest.param("AdamW", "2", ("--train.precision", "autocast"), id="autocast", marks=slow),
     # Compiles for two minutes where it was never compiled before.
-    pytest.param("DeepSpeedCPUAdam", "2", ("--optimizer.implementation", "deepspeed"), id="deepspeed", marks=slow),
+    pytest.param("DeepSpeedCPUAdam", "3", ("--optimizer.implementation", "deepspeed", "--zero.offload_optimizer",
+                                           "true"), id="deepspeed", marks=slow),
 ]
 
 
