@@ -63,6 +63,8 @@ class TrainState:
     """Evaluations without a better value."""
     skipped_steps: int = 0
     """Steps that changed nothing, since their gradient was infinite or NaN."""
+    inherited_steps: int = 0
+    """Steps that the optimizer had made in the run that this one took its moments from."""
     skipped_in_a_row: int = 0
     """Those of them that no good step has followed yet."""
 
@@ -148,6 +150,11 @@ class _Writing:
     aside: Path
     state: TrainState
     facts: dict
+
+
+def optimizer_steps(state: dict) -> int:
+    """Steps that an optimizer has made, of a state.json."""
+    return state["inherited_steps"] + state["step"] - state["skipped_steps"]
 
 
 class CheckpointManager:
@@ -330,7 +337,7 @@ class CheckpointManager:
                             f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}")
         engine.checkpoint_engine = DurableCheckpointEngine()
         source = self._universal(step) if self.is_elastic(step) else folder
-        with _kept_hyper_parameters(engine, state["step"] - state["skipped_steps"]):
+        with _kept_hyper_parameters(engine, optimizer_steps(state)):
             path, _ = engine.load_checkpoint(str(self.folder), tag=source.name)
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "

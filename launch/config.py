@@ -313,6 +313,12 @@ class PretrainConfig:
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
     seed: int = 42
     """Seed of initial weights, order of samples and dropout, 0 or more."""
+    init_from: str | None = None
+    """Folder of a run, or of a Hugging Face BERT, whose weights this run starts from; null: drawn ones."""
+    init_optimizer: bool = False
+    """Whether the optimizer's moments are taken from that run too."""
+    init_positions: Literal["same", "extend"] = "same"
+    """What to do if the model has more learned positions than init_from. same: refuse; extend: draw the others."""
     model: BertConfig = field(default_factory=BertConfig)
     """Shape of the model; a file of configs/model/ or single fields."""
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -335,6 +341,8 @@ class PretrainConfig:
     """Further settings of DeepSpeed, by its own names; one that contradicts what the fields above make is refused."""
 
     def __post_init__(self) -> None:
+        if self.init_optimizer and self.init_from is None:
+            raise UserError("init_optimizer: found true without init_from, expected the run whose moments to take")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
         if self.train.precision == "fp16" and self.zero.stage == 0:

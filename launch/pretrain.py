@@ -138,6 +138,7 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
     from launch.checkpoint import CheckpointManager
     from launch.engine import build_engine, deepspeed_config
     from launch.objectives import PretrainingObjective
+    from launch.phases import Start
     from launch.profiling import StepProfiler
     from launch.trainer import Trainer
     from model.bert import BertForPreTraining, init_weights
@@ -154,8 +155,9 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
                                gradient_checkpointing=config.train.gradient_checkpointing)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     init_weights(model, config.seed)
+    start = Start(config, manifest, model, checkpoints, console) if step is None and config.init_from else None
     parameters = num_parameters(model)  # before ZeRO-3 empties them
-    made = deepspeed_config(config, environment.world_size, load_universal=elastic)
+    made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
     engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
     print_facts(config, manifest, engine, device, console, environment.world_size, parameters)
     output = Path(config.output)
@@ -166,6 +168,8 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
         profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
         facts={"zero_stage": config.zero.stage},
     )  # fmt: skip
+    if start:
+        start.finish(trainer, console)
     if step is not None:
         trainer.resume(step)
         console.say(f"resumed from step {step} of {config.train.max_steps}")

@@ -85,6 +85,11 @@ def model_config(folder: Path) -> BertConfig:
                         "configuration of a run of `cloze pretrain`") from error
 
 
+def fields_of(folder: Path) -> dict[str, object]:
+    """The resolved configuration of a run, by dotted names. Raises UserError if the folder holds none."""
+    return flatten(_read(folder / CONFIG))
+
+
 def check_folder(config: PretrainConfig, manifest: Manifest) -> None:
     """Refuse a folder that holds something else than an earlier part of this very run.
 

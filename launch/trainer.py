@@ -95,6 +95,11 @@ class Trainer:
         self._saved_step = step
         self._seconds = self.state.seconds
 
+    def inherit(self, checkpoints: CheckpointManager, step: int) -> None:
+        """Take weights and moments of another run's checkpoint; everything else begins at 0."""
+        before, _ = checkpoints.load(self.engine, step)
+        self.state = TrainState(inherited_steps=before.inherited_steps + before.step - before.skipped_steps)
+
     @property
     def completion(self) -> str | None:
         """Why the run needs no further step, or None."""

@@ -1,0 +1,163 @@
+"""A run that starts from another: other length, other rate, weights with or without moments; in real processes."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from tests.launching import (
+    ROOT,
+    assert_same_weights,
+    curve,
+    finish,
+    kill_when,
+    pretrain_command,
+    start,
+    step_of,
+    train,
+    weights,
+)
+from tests.synthetic import make_shards
+
+NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
+# One step whose rate is 0: the weights after it are those before it.
+STILL = ("--train.max_steps", "1", "--schedule.warmup_steps", "1")
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("short"), max_length=16)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("long"), max_length=32)
+
+
+@pytest.fixture(scope="module")
+def first(short, tmp_path_factory):
+    """Phase 1: 12 steps at length 16, two processes, ZeRO 2."""
+    run = tmp_path_factory.mktemp("phases") / "first"
+    train(short, run, "--train.max_steps", "12", "--zero.stage", "2", processes=2)
+    return run
+
+
+def table(output: str) -> dict[str, str]:
+    """The table of what was taken: its rows by their name."""
+    lines = output.split("init_from: what this run starts with")[1].splitlines()[1:]
+    rows, name = {}, ""
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        if line.startswith("└"):
+            break
+        if len(cells) == 2:
+            name = cells[0] or name
+            rows[name] = f"{rows.get(name, '')} {cells[1]}".strip()
+    return rows
+
+
+def test_weights_are_taken_and_everything_else_begins_at_0(long, first, tmp_path):
+    run = tmp_path / "second"
+    output = train(long, run, *STILL, "--init_from", str(first), "--train.learning_rate", "0.5", processes=2)
+    rows = table(output)
+    assert "step 12 of" in rows["weights"] and rows["drawn anew"] == "nothing"
+    assert rows["moments"] == "none: they start at 0"
+    assert_same_weights(weights(first), weights(run))
+    assert curve(run)[-1]["data/samples"] == 16
+
+
+@pytest.mark.parametrize("stage", ["2", pytest.param("0", marks=pytest.mark.slow)])
+def test_a_killed_second_phase_resumes_and_does_not_look_back(short, long, first, tmp_path, stage):
+    """With the moments; the first phase is gone when the second resumes, and its end is that of an undisturbed one."""
+    source = tmp_path / "first"
+    if stage == "2":
+        shutil.copytree(first, source)
+    else:
+        train(short, source, "--train.max_steps", "12", "--zero.stage", stage, processes=2)
+    arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", stage, "--init_from",
+                 str(source), "--init_optimizer", "true", "--train.learning_rate", "1e-3")
+    whole, cut = (pretrain_command(long, tmp_path / name, *arguments, processes=2) for name in ("whole", "cut"))
+    assert table(finish(start(whole)))["moments"] == "taken, of 12 steps"
+    kill_when(start(cut), lambda: step_of(tmp_path / "cut") >= 12)
+    shutil.rmtree(source)
+    output = finish(start(cut))
+    assert "resumed from step" in output and "init_from:" not in output
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+@pytest.mark.parametrize("stage", ["0", pytest.param("3", marks=pytest.mark.slow)])
+def test_moments_go_on_as_if_there_were_one_run(tmp_path, stage):
+    """One batch is all the data, so that two runs of 4 steps see what one of 8 sees; the second has another size."""
+    data = make_shards(tmp_path / "data", train=16, validation=4, mask_sets=1)
+    fixed = (*NO_DROPOUT, "--schedule.name", "constant", "--schedule.warmup_steps", "0", "--zero.stage", stage)
+    train(data, tmp_path / "one", *fixed, "--train.max_steps", "8")
+    train(data, tmp_path / "first", *fixed, "--train.max_steps", "4", processes=2)
+    apart = []
+    for moments in ("true", "false"):
+        run = tmp_path / moments
+        train(data, run, *fixed, "--train.max_steps", "4", "--init_from", str(tmp_path / "first"), "--init_optimizer",
+              moments)
+        left, right = weights(tmp_path / "one"), weights(run)
+        apart.append(max((left[name] - right[name]).abs().max().item() for name in left))
+    assert apart[0] <= 2e-5 and apart[1] > 1e-3
+
+
+@pytest.mark.slow
+def test_longer_positions_are_refused_or_extended_by_name(short, long, tmp_path):
+    train(short, tmp_path / "first", *STILL, "--model.max_position_embeddings", "16")
+    arguments = (*STILL, "--init_from", str(tmp_path / "first"), "--model.max_position_embeddings", "32")
+    output = train(long, tmp_path / "second", *arguments, status=2)
+    assert "found 32, expected 16, those that init_from" in output.splitlines()[-1]
+    assert table(train(long, tmp_path / "second", *arguments, "--init_positions", "extend"))["positions"] == (
+        "0 to 15 taken, 16 to 31 drawn")
+    before, after = (weights(tmp_path / name)["bert.embeddings.position.weight"] for name in ("first", "second"))
+    assert torch.equal(before, after[:16]) and after[16:].std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
+    """Written by transformers, with a masked-LM head and no other; its evaluation is that of transformers."""
+    config = transformers.BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                                     intermediate_size=64, max_position_embeddings=32)
+    torch.manual_seed(1)
+    theirs = transformers.BertForMaskedLM(config)
+    folder = tmp_path / "bert"
+    theirs.save_pretrained(folder)
+    for path in (long / "tokenizer").iterdir():
+        shutil.copy(path, folder)
+    output = train(long, tmp_path / "run", *STILL, "--init_from", str(folder))
+    rows = table(output)
+    assert set(rows["drawn anew"].split(", ")) == {
+        "bert.pooler.dense.weight", "bert.pooler.dense.bias", "next_sentence.classifier.weight",
+        "next_sentence.classifier.bias"}
+    result = subprocess.run([sys.executable, "-m", "launch", "export", str(tmp_path / "run"), "--output",
+                             str(tmp_path / "back")], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back").state_dict()
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(back[name], value), name
+
+    # And what does not fit says so, in one line.
+    for overrides, expected in (
+        (("--init_optimizer", "true"), "a Hugging Face folder without optimizer states"),
+        (("--model.hidden_act", "relu"), "model.hidden_act: found 'relu', expected 'gelu', that of init_from"),
+    ):
+        output = train(long, tmp_path / "other", *STILL, "--init_from", str(folder), *overrides, status=2)
+        line = output.splitlines()[-1]
+        assert line.startswith("error: ") and expected in line
+
+
+def test_what_does_not_fit_the_first_phase_is_refused(long, first, tmp_path):
+    foreign = make_shards(tmp_path / "foreign", vocab_size=80)
+    for data, source, overrides, expected in (
+        (foreign, first, (), "prepare them with --tokenizer"),
+        (long, tmp_path, (), "found neither config.yaml nor config.json"),
+        (long, first, ("--init_optimizer", "true"), "zero.stage: found 0, expected 2, that of init_from"),
+        (long, first, ("--init_optimizer", "true", "--zero.stage", "2", "--optimizer.bias_correction", "false",
+                       "--optimizer.layer_decay", "0.5"), "optimizer.layer_decay: found 0.5, expected 1.0"),
+    ):
+        output = train(data, tmp_path / "run", *STILL, "--init_from", str(source), *overrides, status=2)
+        assert output.splitlines()[-1].startswith("error: ") and expected in output.splitlines()[-1]
