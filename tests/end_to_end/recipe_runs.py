@@ -1,0 +1,79 @@
+"""Run recipes at reduced size, all in this one process, and print what each live engine was: a line of JSON a recipe.
+
+    python -m tests.end_to_end.recipe_runs OUTPUT PAIRS SINGLE RECIPE.yaml ...
+
+PAIRS and SINGLE: prepared folders with and without next-sentence labels.
+"""
+
+import contextlib
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from launch.cli import parse
+from launch.environment import prepare_deepspeed, protect_process, read_environment
+
+
+def reduced(config, data: str, output: Path):
+    """Two steps of a narrow and shallow model on small batches; everything else stays the recipe's."""
+    model = replace(config.model, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    grows = config.train.initial_global_batch_size is not None
+    train = replace(
+        config.train, max_steps=2, micro_batch_size=4, global_batch_size=16, log_every_steps=1,
+        initial_global_batch_size=8 if grows else None, batch_increment=None,
+        batch_warmup_tokens=100 if grows else 0,
+    )  # fmt: skip
+    schedule = replace(config.schedule, warmup_steps=config.schedule.warmup_steps and 1,
+                       warmup_tokens=config.schedule.warmup_tokens and 100)
+    source = config.init_from and str(output / Path(config.init_from).name)  # a phase 1 that ran before
+    return replace(config, data=data, output=str(output / Path(config.output).name), model=model, train=train,
+                   schedule=schedule, init_from=source)
+
+
+def facts_of(engine) -> dict:
+    """What the engine is and holds, read off its objects."""
+    from launch.engine import base_optimizer, compute_dtype
+
+    optimizer = base_optimizer(engine)
+    kept = ("name", "lr", "betas", "eps", "weight_decay", "bias_correction", "min_ratio", "max_ratio",
+            "adapt_undecayed")  # fmt: skip
+    return {
+        "optimizer": type(optimizer).__name__, "stage": engine.zero_optimization_stage(),
+        "clipping": engine.gradient_clipping(), "products": str(compute_dtype(engine)),
+        "parameters": sorted({str(p.dtype) for p in engine.module.parameters()}),
+        "groups": [{name: group[name] for name in kept if name in group} for group in optimizer.param_groups],
+    }  # fmt: skip
+
+
+def main() -> None:
+    protect_process()
+    prepare_deepspeed(read_environment())
+    from launch import distributed
+    from launch import engine as engine_module
+    from launch import pretrain as pretrain_module
+
+    # DeepSpeed keeps the process group that it saw first: all runs share one.
+    device = distributed.initialize(read_environment())
+    distributed.initialize, distributed.shutdown = (lambda environment: device), (lambda: None)
+    output, pairs, single = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    engines = []
+    build = engine_module.build_engine
+    engine_module.build_engine = lambda *arguments: engines.append(build(*arguments)) or engines[-1]
+    for path in sys.argv[4:]:
+        whole = parse("pretrain", ["--config", path, "--data", "d", "--output", str(output / Path(path).stem)])
+        data = single if not whole.model.pooler else pairs
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            status = pretrain_module.pretrain(reduced(whole, data, output))
+        print(json.dumps({
+            "recipe": path, "status": status, "printed": printed.getvalue(), **facts_of(engines[-1]),
+            "config": yaml.safe_load((output / Path(path).stem / "config.yaml").read_text()),
+        }), flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

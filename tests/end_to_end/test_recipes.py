@@ -1,0 +1,105 @@
+"""Every recipe of configs/pretrain builds and takes two optimizer steps in a real engine, at reduced size."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from launch.cli import parse
+from launch.config import BatchArithmetic
+from launch.environment import child_variables
+from launch.metrics import read_metrics
+from tests.launching import ROOT
+from tests.synthetic import make_shards
+
+# Samples in a step as published, and numbers of GPUs for which nothing else need be changed.
+RECIPES = {
+    "bert-base-phase1": (256, [1, 4, 16]), "bert-base-phase2": (256, [1, 8, 64]),
+    "bert-large-phase1": (256, [1, 4, 16]), "bert-large-phase2": (256, [1, 8, 64]),
+    "nvidia-lamb-large-phase1": (65536, [1, 64, 1024]), "nvidia-lamb-large-phase2": (32768, [1, 64, 4096]),
+    "deepspeed-lamb-large-phase1": (65536, [1, 1024]), "deepspeed-lamb-large-phase2": (32768, [1, 1024]),
+    "academic-24h": (4096, [1, 8, 128]), "mosaicbert-base": (4096, [1, 8, 32]), "crammed-24h": (8192, [1, 2, 4]),
+    "roberta-base": (8192, [1, 8, 512]), "modernbert-base": (4608, [1, 3, 8, 48]), "mlperf-large": (512, [1, 8, 64]),
+}  # fmt: skip
+EXPECTED = {  # class, clipping, constants, peak rate
+    "bert-base-phase1": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-4),
+    "bert-base-phase2": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-5),
+    "bert-large-phase1": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-4),
+    "bert-large-phase2": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-5),
+    "nvidia-lamb-large-phase1": ("Lamb", 1.0, {"bias_correction": True, "adapt_undecayed": False}, 6e-3),
+    "nvidia-lamb-large-phase2": ("Lamb", 1.0, {"bias_correction": True, "adapt_undecayed": False}, 4e-3),
+    "deepspeed-lamb-large-phase1": ("Lamb", 1.0, {"bias_correction": False, "min_ratio": .01, "max_ratio": .3}, 11e-3),
+    "deepspeed-lamb-large-phase2": ("Lamb", 1.0, {"bias_correction": False, "min_ratio": .01, "max_ratio": .3}, 2e-3),
+    "academic-24h": ("AdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 1e-3),
+    "mosaicbert-base": ("AdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 5e-4),
+    "crammed-24h": ("AdamW", 0.5, {"betas": (0.9, 0.98), "eps": 1e-12}, 1e-3),
+    "roberta-base": ("AdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 6e-4),
+    "modernbert-base": ("StableAdamW", 1.0, {"betas": (0.9, 0.98), "eps": 1e-6}, 8e-4),
+    "mlperf-large": ("Lamb", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 4e-4),
+}  # fmt: skip
+NOT_PUBLISHED = {"tiny", "small"}  # for trying things out; the quick start and the tests run them
+
+
+def recipe_files() -> list[str]:
+    return sorted(path.stem for path in (ROOT / "configs/pretrain").glob("*.yaml") if path.stem not in NOT_PUBLISHED)
+
+
+def test_every_file_is_known_here():
+    assert recipe_files() == sorted(RECIPES) == sorted(EXPECTED)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_another_number_of_gpus_keeps_the_global_batch(name):
+    path = ROOT / f"configs/pretrain/{name}.yaml"
+    config = parse("pretrain", ["--config", str(path), "--data", "d", "--output", "o"])
+    size, gpus = RECIPES[name]
+    for number in gpus:
+        batch = BatchArithmetic.of(config.train, number)
+        assert batch.global_batch_size == size
+        assert str(batch).startswith(f"{size} = {batch.micro_batch_size} micro x "), batch
+    comment = path.read_text().split("model:")[0]
+    assert "Published" in comment and "configs/prepare/" in comment, "the result and the data stand in the file"
+    assert (ROOT / ("configs/prepare/" + comment.split("configs/prepare/")[1].split(".yaml")[0] + ".yaml")).exists()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Facts about the reduced runs, by recipe, and the folder that holds them."""
+    folder = tmp_path_factory.mktemp("recipes")
+    pairs = make_shards(folder / "pairs")
+    single = make_shards(folder / "single", pairs=False)
+    files = [f"configs/pretrain/{name}.yaml" for name in recipe_files()]
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.end_to_end.recipe_runs", str(folder), str(pairs), str(single), *files],
+        cwd=ROOT, env=child_variables(), capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-4000:]
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    return folder, {line["recipe"].split("/")[-1][:-5]: line for line in lines}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_steps_in_a_real_engine(runs, name):
+    folder, facts = runs
+    kind, clipping, constants, rate = EXPECTED[name]
+    run = facts[name]
+    assert run["status"] == 0 and run["optimizer"] == kind and run["clipping"] == clipping
+    decay, rest = run["groups"]
+    for key, value in constants.items():
+        assert decay[key] == (list(value) if isinstance(value, tuple) else value), key
+    assert decay["weight_decay"] == run["config"]["optimizer"]["weight_decay"] > 0 and rest["weight_decay"] == 0
+    assert run["config"]["train"]["learning_rate"] == rate
+
+    # The table says what the engine is, and the batch.
+    printed = " ".join(run["printed"].replace("│", " ").split())
+    products, stored = run["products"], run["parameters"]
+    assert products == "torch.bfloat16" and stored == ["torch.float32"], "bf16 at stage 0 is autocast"
+    assert "precision bf16 products, fp32 parameters" in printed
+    assert f"optimizer {kind}, ZeRO stage {run['stage']}" in printed
+    assert "batch 16 = 4 micro x 4 accumulation x 1 process" in printed
+
+    lines = [line for line in read_metrics(folder / name) if "train/loss" in line]
+    assert [line["step"] for line in lines] == [1, 2] and all(line["train/loss"] > 0 for line in lines)
+    if "phase2" in name:
+        assert "taken, of 2 steps" in printed and "phase1" in printed
