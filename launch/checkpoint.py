@@ -52,7 +52,7 @@ class TrainState:
     tokens: int = 0
     """Real tokens trained on, over all ranks."""
     seconds: float = 0.0
-    """Time used before the last step, by rank 0's clock, of the parts of the run that this state came from."""
+    """With a time budget, what was used of it before the last step, by rank 0's clock; 0 without."""
     evaluated_step: int = -1
     """Step of the last evaluation; -1: none yet."""
     best_step: int = -1

@@ -194,9 +194,9 @@ class Trainer:
         at, end = self.state.step, self.train.max_steps
         if self.train.budget_seconds is not None:
             at, end = self._seconds, self.train.budget_seconds
+            self.state = replace(self.state, seconds=self._seconds)
         self._rate = self.train.learning_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
         set_learning_rate(self.engine, self._rate)
-        self.state = replace(self.state, seconds=self._seconds)
 
     def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor, last: bool) -> torch.Tensor:
         """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums."""

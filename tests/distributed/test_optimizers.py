@@ -9,7 +9,7 @@ RUN = ("--train.max_steps", "24", "--train.log_every_steps", "3", "--checkpoint.
 slow = pytest.mark.slow
 CASES = [
     pytest.param("MuonWithAdamW", "0", ("--optimizer.name", "muon"), id="muon"),
-    pytest.param("UncorrectedAdamW", "2", ("--optimizer.bias_correction", "false"), id="uncorrected"),
+    pytest.param("UncorrectedAdamW", "2", ("--optimizer.bias_correction", "false"), id="uncorrected", marks=slow),
     pytest.param("UncorrectedAdamW", "3", ("--optimizer.bias_correction", "false"), id="uncorrected-3", marks=slow),
     pytest.param("Lamb", "0", ("--optimizer.name", "lamb"), id="lamb", marks=slow),
     pytest.param("StableAdamW", "0", ("--optimizer.name", "stable_adamw"), id="stable_adamw", marks=slow),

@@ -89,7 +89,8 @@ def test_a_killed_second_phase_resumes_and_does_not_look_back(short, long, first
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
-@pytest.mark.parametrize("stage", ["0", pytest.param("3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["0", "3"])
 def test_moments_go_on_as_if_there_were_one_run(tmp_path, stage):
     """One batch is all the data, so that two runs of 4 steps see what one of 8 sees; the second has another size."""
     data = make_shards(tmp_path / "data", train=16, validation=4, mask_sets=1)

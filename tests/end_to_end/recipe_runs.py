@@ -31,7 +31,7 @@ def reduced(config, data: str, output: Path):
                        warmup_tokens=config.schedule.warmup_tokens and 100)
     source = config.init_from and str(output / Path(config.init_from).name)  # a phase 1 that ran before
     return replace(config, data=data, output=str(output / Path(config.output).name), model=model, train=train,
-                   schedule=schedule, init_from=source)
+                   schedule=schedule, init_from=source, evaluation=replace(config.evaluation, samples=4))
 
 
 def facts_of(engine) -> dict:

@@ -72,7 +72,7 @@ def runs(tmp_path_factory):
     files = [f"configs/pretrain/{name}.yaml" for name in recipe_files()]
     result = subprocess.run(
         [sys.executable, "-m", "tests.end_to_end.recipe_runs", str(folder), str(pairs), str(single), *files],
-        cwd=ROOT, env=child_variables(), capture_output=True, text=True, timeout=400,
+        cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-4000:]
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
