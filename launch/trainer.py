@@ -164,8 +164,10 @@ class Trainer:
         sums = torch.zeros(len(self.objective.NAMES), dtype=torch.float64, device=self.device)
         for micro_step, micro_batch in enumerate(batch.micro_batches):
             last = micro_step == len(batch.micro_batches) - 1
+            # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
+            self.engine.set_gradient_accumulation_boundary(last)
             with self.inspector.watch() if inspect and last else contextlib.nullcontext():
-                sums += self._accumulate(micro_step, micro_batch, totals[:-3], last)
+                sums += self._accumulate(micro_step, micro_batch, totals[:-3])
 
         skipped = step_skipped(self.engine)
         self._flags.post(torch.cat([totals[-3:], skipped]))
@@ -198,10 +200,8 @@ class Trainer:
         self._rate = self.train.learning_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
         set_learning_rate(self.engine, self._rate)
 
-    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor, last: bool) -> torch.Tensor:
+    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
         """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums."""
-        # Not counted by DeepSpeed, since a growing batch has more and more micro-batches.
-        self.engine.set_gradient_accumulation_boundary(last)
         self.throughput.flops += self.flops(micro_batch)
         key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
         micro_batch = to_device(micro_batch, self.device)
