@@ -30,7 +30,7 @@ def completion(config, state: TrainState) -> str | None:
     """Why a run is complete, or None if it has to go on.
 
     Args:
-        config: with the sections train and evaluation of launch/config.py.
+        config: with the sections train and evaluation of launch/config/.
     """
     evaluation = config.evaluation
     if state.best_value is not None:

@@ -52,7 +52,7 @@ class Trainer:
     """Trains one engine on one stream of batches, the same way on one process and on many.
 
     Args:
-        config: with `seed` and the sections train, schedule, checkpoint, evaluation and monitor of launch/config.py.
+        config: with `seed` and the sections train, schedule, checkpoint, evaluation and monitor of launch/config/.
         engine: DeepSpeed's.
         objective: see launch/objectives.py.
         validation: makes an iterator of micro-batches, as many on every rank; None: no validation data.

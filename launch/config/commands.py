@@ -1,0 +1,51 @@
+"""What the smaller commands are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launch.config.checks import at_least
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Turn a run's newest good checkpoint into a Hugging Face folder."""
+
+    run: str
+    """Folder of the run."""
+    output: str | None = None
+    """Folder to write, which must not exist yet or be empty; null: RUN-hf."""
+    step: int | Literal[best] | None = None
+    """Step of the checkpoint; best: that of the best evaluation (evaluation.keep_best); null: the newest good one."""
+
+
+@dataclass(frozen=True)
+class FillMaskConfig:
+    """Fill the blanks of a text."""
+
+    model: str
+    """A Hugging Face folder of a BERT, or the folder of a Cloze run."""
+    text: list[str] = field(default_factory=list)
+    """Texts with one or more [MASK]."""
+    top_k: int = 5
+    """Guesses printed for each blank, at least 1."""
+
+    def __post_init__(self) -> None:
+        at_least("predict", self, top_k=1)
+        if not self.text:
+            raise UserError('text: found none, expected a text with a blank, such as "The capital of [MASK] is Paris."')
+
+
+@dataclass(frozen=True)
+class QuickstartConfig:
+    """The whole chain on a small text: vocabulary, shards, pretraining, stop and resume, export, blanks."""
+
+    output: str = "runs/quickstart"
+    """Folder for everything that is made; steps whose result is there already are not repeated."""
+    processes: int = 2
+    """Training processes, at least 1."""
+
+    def __post_init__(self) -> None:
+        at_least("quickstart", self, processes=1)

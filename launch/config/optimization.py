@@ -1,0 +1,132 @@
+"""How gradients move the weights, and how far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launch.config.checks import at_least
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How gradients move the weights; the defaults are the constants of the BERT release."""
+
+    name: Literal["adamw", "lamb", "muon", "stable_adamw"] = "adamw"
+    """adamw; lamb, for batches of tens of thousands; muon for the encoder's matrices with adamw for the rest;
+    stable_adamw: each tensor's update clipped. All but adamw look at whole tensors and need zero.stage 0."""
+    implementation: Literal["torch", "deepspeed"] = "torch"
+    """Whose kernels: torch's fused ones, or for adamw DeepSpeed's, which a compiler builds at the first start."""
+    bias_correction: bool = True
+    """Whether moments are divided by 1 - beta^t (adamw, lamb); the BERT release does not."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Decay of the first and of the second moment, both 0 <= beta < 1."""
+    eps: float = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay of matrices; biases and norms never decay."""
+    decay_embeddings: bool = True
+    """Whether embeddings decay too (they do in the BERT release)."""
+    layer_decay: float = 1.0
+    """Learning rate of each layer as a share of that of the layer above, above 0 and at most 1; for fine-tuning."""
+    momentum: float = 0.95
+    """Muon's momentum, 0 <= momentum < 1 (muon)."""
+    trust_ratio_bounds: list[float] | None = None
+    """Least and greatest ratio by which a tensor's update is scaled; null: unbounded (lamb)."""
+    adapt_undecayed: bool = True
+    """Whether what does not decay (biases, norms) is scaled too; NVIDIA's implementation does not (lamb)."""
+
+    def __post_init__(self) -> None:
+        at_least("optimizer", self, eps=0, weight_decay=0)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optimizer.betas: found {self.betas}, expected two numbers, both 0 <= beta < 1")
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"optimizer.layer_decay: found {self.layer_decay}, expected above 0 and at most 1")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"optimizer.momentum: found {self.momentum}, expected 0 <= momentum < 1")
+        bounds = self.trust_ratio_bounds
+        if bounds is not None and (len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]):
+            raise UserError(f"optimizer.trust_ratio_bounds: found {bounds}, expected two numbers, the least first")
+        if self.implementation == "deepspeed" and self.name != "adamw":
+            raise UserError(f"optimizer.implementation: found deepspeed with optimizer.name {self.name}, expected "
+                            "torch: of DeepSpeed's kernels only adamw's are used")
+        if not self.bias_correction and self.name not in ("adamw", "lamb"):
+            raise UserError(f"optimizer.bias_correction: found false with optimizer.name {self.name}, expected true; "
+                            "only adamw and lamb have a form without")
+
+    @property
+    def whole_tensors(self) -> bool:
+        """Whether an update depends on all of a tensor, so that it cannot be made of the parts that ZeRO keeps."""
+        return self.name != "adamw"
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rate as a pure function of the step, or of the time that a run with a time budget has used."""
+
+    name: Literal[
+        "linear", "cosine", "constant", "polynomial", "poly_nvidia", "inverse_sqrt", "wsd", "exponential"
+    ] = "linear"
+    """Shape after the warmup; the warmup itself is always linear. docs/recipes.md draws them."""
+    warmup_steps: int | None = None
+    """Steps of warmup; null: warmup_share of all steps."""
+    warmup_share: float = 0.01
+    """Share of all steps (or of the time budget) that is warmup, 0 to 1; used when warmup_steps is null."""
+    warmup_tokens: int | None = None
+    """Real tokens of warmup instead, at least 1; for shapes that do not start where it ends: constant, wsd,
+    poly_nvidia."""
+    initial_share: float = 0.0
+    """Share of the peak rate at step 0 of the warmup, 0 to 1."""
+    final_share: float = 0.0
+    """Share of the peak rate at the last step, 0 to 1 (linear, cosine, polynomial, poly_nvidia, wsd)."""
+    power: float = 0.5
+    """Exponent of the polynomial decays, above 0."""
+    decay_share: float = 0.1
+    """Share of all steps that is decay, above 0 and at most 1 (wsd)."""
+    decay_shape: Literal["linear", "sqrt"] = "linear"
+    """With t = share of the decay that is done, linear: 1 - t; sqrt: 1 - sqrt(t) (wsd)."""
+    factor: float = 0.9
+    """What the rate is multiplied by every `factor_steps`, above 0 and at most 1 (exponential)."""
+    factor_steps: int = 250
+    """Steps between two multiplications, at least 1 (exponential)."""
+
+    def __post_init__(self) -> None:
+        at_least("schedule", self, warmup_steps=0, warmup_share=0, warmup_tokens=1, initial_share=0, final_share=0,
+                 factor_steps=1)
+        for name in ("warmup_share", "initial_share", "final_share"):
+            if getattr(self, name) > 1:
+                raise UserError(f"schedule.{name}: found {getattr(self, name)}, expected 0 to 1")
+        if self.power <= 0:
+            raise UserError(f"schedule.power: found {self.power}, expected more than 0")
+        for name in ("decay_share", "factor"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UserError(f"schedule.{name}: found {getattr(self, name)}, expected above 0 and at most 1")
+        if self.warmup_tokens is not None:
+            if self.name not in ("constant", "wsd", "poly_nvidia"):
+                raise UserError(f"schedule.warmup_tokens: found {self.warmup_tokens} with schedule.name {self.name}, "
+                                "expected null: it starts at the step where the warmup ends; give warmup_steps, or "
+                                "use constant, wsd or poly_nvidia")
+            if self.warmup_steps is not None:
+                raise UserError("schedule.warmup_tokens: found beside schedule.warmup_steps, expected one of them")
+
+
+@dataclass(frozen=True)
+class LossScaleConfig:
+    """What fp16 losses are multiplied by so that small gradients stay above zero: halved when a gradient overflows."""
+
+    initial_power: int = 16
+    """Exponent of two of the first scale, 0 to 32."""
+    window: int = 1000
+    """Steps without an overflow after which the scale is doubled, at least 1."""
+    hysteresis: int = 2
+    """Overflows, in a row or not, before the scale is halved, at least 1."""
+    minimum: float = 1.0
+    """Least scale, above 0."""
+
+    def __post_init__(self) -> None:
+        at_least("loss_scale", self, initial_power=0, window=1, hysteresis=1)
+        if self.initial_power > 32:
+            raise UserError(f"loss_scale.initial_power: found {self.initial_power}, expected 0 to 32")
+        if self.minimum <= 0:
+            raise UserError(f"loss_scale.minimum: found {self.minimum}, expected more than 0")

@@ -1,0 +1,91 @@
+"""A pretraining run: all of its sections, and what they demand of each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from launch.config.checks import at_least
+from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
+from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from launch.config.training import TrainConfig
+from model.config import BertConfig
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """A pretraining run."""
+
+    data: str
+    """Folder that `cloze prepare` wrote."""
+    output: str
+    """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
+    seed: int = 42
+    """Seed of initial weights, order of samples and dropout, 0 or more."""
+    init_from: str | None = None
+    """Folder of a run, or of a Hugging Face BERT, whose weights this run starts from; null: drawn ones."""
+    init_optimizer: bool = False
+    """Whether the optimizer's moments are taken from that run too."""
+    init_positions: Literal["same", "extend"] = "same"
+    """What to do if the model has more learned positions than init_from. same: refuse; extend: draw the others."""
+    model: BertConfig = field(default_factory=BertConfig)
+    """Shape of the model; a file of configs/model/ or single fields."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """How much is trained, in which portions and with which numbers."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimizer and its constants."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Learning rate over the steps."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the run is saved, what is kept and how it goes on."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """When the run is measured on the validation split, and what follows from it."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    """What is watched beside the curves, and how often."""
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    """What is partitioned over the processes."""
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    """Scale of the loss in fp16."""
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Further settings of DeepSpeed, by its own names; one that contradicts what the fields above make is refused."""
+
+    def __post_init__(self) -> None:
+        if self.init_optimizer and self.init_from is None:
+            raise UserError("init_optimizer: found true without init_from, expected the run whose moments to take")
+        if self.seed < 0:
+            raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        if self.train.precision == "fp16" and self.zero.stage == 0:
+            # DeepSpeed accumulates fp16 gradients in fp32 only where it partitions (engine.py,
+            # _do_optimizer_sanity_check); with one process stage 1 partitions nothing away.
+            raise UserError("train.precision: found fp16 at zero.stage 0, expected stage 1 to 3, where gradients are "
+                            "accumulated in fp32; add --zero.stage 1")
+        if self.optimizer.whole_tensors and self.zero.stage:
+            raise UserError(f"optimizer.name: found {self.optimizer.name} at zero.stage {self.zero.stage}, expected "
+                            "adamw: it measures whole tensors, of which each process would hold a part; use "
+                            "--zero.stage 0")
+        warmup = self.schedule.warmup_steps
+        if self.train.time_budget_hours is not None:
+            if warmup is not None or self.schedule.name == "exponential":
+                name = "name: found exponential" if warmup is None else f"warmup_steps: found {warmup}"
+                raise UserError(f"schedule.{name} with train.time_budget_hours, expected a schedule that counts no "
+                                "steps; use warmup_share, and another name than exponential")
+        elif warmup is not None and warmup > self.train.max_steps:
+            raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
+                            f"{self.train.max_steps}")
+
+
+@dataclass(frozen=True)
+class DeepSpeedConfig(PretrainConfig):
+    """What DeepSpeed would be given for a pretraining run."""
+
+    data: str = ""
+    """Not read."""
+    output: str = ""
+    """Not read."""
+    processes: int = 1
+    """Processes of the run, at least 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("deepspeed-config", self, processes=1)

@@ -1,0 +1,101 @@
+"""What a run does beside training: saving, evaluating, watching itself, dividing its states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launch.config.checks import at_least
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run is saved, what is kept and how it goes on."""
+
+    every_steps: int = 1000
+    """Steps between two checkpoints; 0: only at the end of the run and when it is stopped."""
+    keep_last: int = 2
+    """Checkpoints kept, the newest ones, at least 1."""
+    asynchronous: bool = True
+    """Whether training goes on while a checkpoint is written, from a copy in host memory."""
+    resume: Literal["auto", "required", "never"] = "auto"
+    """auto: go on from the newest good checkpoint, if any; required: fail without one; never: fail with one."""
+    accept_changes: bool = False
+    """Whether a run may go on with other values of the fields that shape its result."""
+
+    def __post_init__(self) -> None:
+        at_least("checkpoint", self, every_steps=0, keep_last=1)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """When the run is measured on the validation split, and what follows from it."""
+
+    every_steps: int = 500
+    """Steps between two evaluations; 0: only before the first and after the last step."""
+    samples: int | None = None
+    """Validation samples used, the same ones with the same masks each time; null: all."""
+    metric: str = "loss"
+    """Which `validation/...` curve decides what is best: less is better for losses, more for everything else."""
+    keep_best: bool = False
+    """Whether the best evaluation's checkpoint is saved and kept beside the newest ones."""
+    patience: int | None = None
+    """Evaluations in a row without a better value after which the run is complete, at least 1; null: never."""
+    target: float | None = None
+    """Value of the metric at which the run is complete, as MLPerf's masked-LM accuracy of 0.72; null: none."""
+
+    def __post_init__(self) -> None:
+        at_least("evaluation", self, every_steps=0, samples=1, patience=1)
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Whether a value of the metric is better than another."""
+        return value < than if self.metric.endswith(("loss", "perplexity")) else value > than
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """What is watched beside the curves, and how often."""
+
+    inspect_every_steps: int = 100
+    """Steps between two that are looked into: norms of each layer, memory, communication; 0: none."""
+    examples: int = 4
+    """Validation samples whose blanks and guesses are shown at each evaluation; 0: none."""
+    embeddings: bool = False
+    """Whether each evaluation takes a snapshot of the word embeddings for TensorBoard's projector."""
+    profile_steps: list[int] = field(default_factory=list)
+    """First and last of the steps, from 0, that torch.profiler records into RUN/profile; empty: none."""
+    heartbeat_seconds: float = 10.0
+    """Time between two writings of each process's heartbeat file, above 0."""
+    hang_seconds: float = 600.0
+    """Time without progress after which a process says where it stands, with stack traces, above heartbeat_seconds."""
+
+    def __post_init__(self) -> None:
+        at_least("monitor", self, inspect_every_steps=0, examples=0)
+        if self.heartbeat_seconds <= 0:
+            raise UserError(f"monitor.heartbeat_seconds: found {self.heartbeat_seconds}, expected more than 0")
+        if self.hang_seconds <= self.heartbeat_seconds:
+            raise UserError(f"monitor.hang_seconds: found {self.hang_seconds}, expected more than "
+                            f"monitor.heartbeat_seconds = {self.heartbeat_seconds}")
+        steps = self.profile_steps
+        if steps and not (len(steps) == 2 and 0 <= steps[0] <= steps[1]):
+            raise UserError(f"monitor.profile_steps: found {self.profile_steps}, expected the first and the last step")
+
+
+@dataclass(frozen=True)
+class ZeroConfig:
+    """What DeepSpeed partitions over the processes (Rajbhandari et al. 2020)."""
+
+    stage: Literal[0, 1, 2, 3] = 0
+    """0: nothing; 1: optimizer states; 2: and gradients; 3: and parameters."""
+    offload_optimizer: bool = False
+    """Whether optimizer states and master weights live in host memory, where the step is then made (stages 2, 3);
+    optimizer.implementation deepspeed has the faster kernel for it."""
+    offload_parameters: bool = False
+    """Whether parameters live in host memory until a layer needs them (stage 3)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("offload_optimizer", 2), ("offload_parameters", 3)):
+            if getattr(self, name) and self.stage < least:
+                raise UserError(f"zero.{name}: found true at zero.stage {self.stage}, expected stage {least}"
+                                + (" or 3" if least < 3 else "") + f"; add --zero.stage {least}")

@@ -1,0 +1,119 @@
+"""How much is trained, in which portions; batch arithmetic checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.config.checks import at_least
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How much is trained, in which portions and with which numbers."""
+
+    max_steps: int = 1000
+    """Optimizer steps of the whole run, at least 1; with a time budget the most that there may be."""
+    time_budget_hours: float | None = None
+    """Hours of training after which the run is complete, above 0: the schedule follows the clock; null: none."""
+    global_batch_size: int = 256
+    """Samples in one optimizer step over all processes; a multiple of micro_batch_size x processes."""
+    initial_global_batch_size: int | None = None
+    """Samples in the first steps, from which the global batch grows; a multiple as well; null: it does not grow."""
+    batch_increment: int | None = None
+    """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
+    batch_warmup_tokens: int = 0
+    """Real tokens after which the global batch has its full size, 0 or more."""
+    micro_batch_size: int = 32
+    """Samples in one forward and backward pass of one process."""
+    learning_rate: float = 1e-4
+    """Peak learning rate, above 0; the schedule multiplies it."""
+    precision: Literal["bf16", "fp16", "fp32", "autocast"] = "bf16"
+    """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU; autocast:
+    bf16 products over fp32 weights, at any zero.stage."""
+    gradient_clipping: float = 1.0
+    """Largest global gradient norm; 0: none."""
+    gradient_checkpointing: str = "none"
+    """Layers whose activations are computed again in backward to save memory: none, all, or every_N."""
+    attention_kernel: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
+    """Attention kernel; auto: the fastest that the device and the dropout allow."""
+    loss_reduction: Literal["tokens", "samples"] = "tokens"
+    """tokens: mean over all masked tokens of the global batch; samples: mean over each sample's mean."""
+    log_every_steps: int = 10
+    """Steps between two lines of metrics."""
+    max_skipped_steps: int = 20
+    """Steps in a row whose gradient may be infinite or NaN, each skipped, before the run is given up; at least 1."""
+    stop_before_seconds: float | None = None
+    """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
+
+    def __post_init__(self) -> None:
+        at_least("train", self, max_steps=1, global_batch_size=1, micro_batch_size=1, gradient_clipping=0,
+                 log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0, initial_global_batch_size=1,
+                 batch_increment=1, batch_warmup_tokens=0)
+        if self.learning_rate <= 0:
+            raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
+        if self.time_budget_hours is not None and self.time_budget_hours <= 0:
+            raise UserError(f"train.time_budget_hours: found {self.time_budget_hours}, expected more than 0")
+        grows = self.initial_global_batch_size is not None
+        if grows != (self.batch_warmup_tokens > 0):
+            raise UserError("train.initial_global_batch_size, train.batch_warmup_tokens: found "
+                            f"{self.initial_global_batch_size} and {self.batch_warmup_tokens}, expected both or none")
+        if grows and (self.growth < 0 or self.growth % self.increment):
+            raise UserError(f"train.batch_increment: found {self.increment}, expected a divisor of the growth from "
+                            f"train.initial_global_batch_size = {self.initial_global_batch_size} to "
+                            f"train.global_batch_size = {self.global_batch_size}")
+
+    @property
+    def growth(self) -> int:
+        """Samples by which the global batch grows in all."""
+        return self.global_batch_size - (self.initial_global_batch_size or self.global_batch_size)
+
+    @property
+    def increment(self) -> int | None:
+        """Samples by which the global batch grows at a time."""
+        return self.batch_increment or self.initial_global_batch_size
+
+    @property
+    def budget_seconds(self) -> float | None:
+        """The time budget in the unit of the clock."""
+        return None if self.time_budget_hours is None else self.time_budget_hours * 3600
+
+
+@dataclass(frozen=True)
+class BatchArithmetic:
+    """How a global batch divides: global = micro x accumulation x processes."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    world_size: int
+    growth: str = ""
+
+    @classmethod
+    def of(cls, train: TrainConfig, world_size: int) -> BatchArithmetic:
+        """Divide; UserError with the numbers if it leaves a rest."""
+        at_once = train.micro_batch_size * world_size
+        sizes = {"global_batch_size": train.global_batch_size}
+        if train.initial_global_batch_size is not None:
+            sizes |= {"initial_global_batch_size": train.initial_global_batch_size, "batch_increment": train.increment}
+        for name, size in sizes.items():
+            if size % at_once:
+                # The largest micro-batch not above the wished one that divides all, if the processes divide all.
+                shares = [size // world_size for size in sizes.values()]
+                mend = f"set train.{name} to a multiple of {world_size}"
+                if not any(size % world_size for size in sizes.values()):
+                    fitting = (n for n in range(min(train.micro_batch_size, *shares), 0, -1)
+                               if not any(share % n for share in shares))
+                    mend = f"set train.micro_batch_size to {next(fitting)}"
+                raise UserError(f"train.{name}: found {size}, expected a multiple of train.micro_batch_size x "
+                                f"processes = {train.micro_batch_size} x {world_size} = {at_once}; {mend}")
+        grows = train.initial_global_batch_size is not None
+        growth = (f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "
+                  f"{train.batch_warmup_tokens:,} tokens") if grows else ""
+        return cls(train.global_batch_size, train.micro_batch_size, train.global_batch_size // at_once, world_size,
+                   growth)
+
+    def __str__(self) -> str:
+        return (f"{self.global_batch_size} = {self.micro_batch_size} micro x {self.gradient_accumulation_steps} "
+                f"accumulation x {self.world_size} process" + ("es" if self.world_size > 1 else "") + self.growth)
