@@ -17,7 +17,7 @@ class ExportConfig:
     """Folder of the run."""
     output: str | None = None
     """Folder to write, which must not exist yet or be empty; null: RUN-hf."""
-    step: int | Literal[best] | None = None
+    step: int | Literal["best"] | None = None
     """Step of the checkpoint; best: that of the best evaluation (evaluation.keep_best); null: the newest good one."""
 
 
