@@ -32,6 +32,10 @@ class Command:
     words: str | None = None
 
 
+def _prediction(help: str, config: str) -> Command:
+    return Command(help, "launch.predicting.commands:predict", f"launch.predicting.config:{config}", words="text")
+
+
 COMMANDS = {
     "vocab": Command("train a vocabulary on raw text", "launch.data_commands:vocab", "pipeline.config:PrepareConfig"),
     "prepare": Command("turn raw text into shards", "launch.data_commands:prepare", "pipeline.config:PrepareConfig"),
@@ -42,8 +46,16 @@ COMMANDS = {
     "deepspeed-config": Command("print what DeepSpeed would be given", "launch.pretrain:print_deepspeed_config",
                                 "launch.config:DeepSpeedConfig"),
     "export": Command("write a Hugging Face folder", "launch.export:export", "launch.config:ExportConfig"),
-    "predict fill-mask": Command("fill the blanks of a text", "launch.predict:fill_mask",
-                                 "launch.config:FillMaskConfig", words="text"),
+    "predict fill-mask": _prediction("fill the blanks of texts", "FillMaskConfig"),
+    "predict classify": _prediction("label texts or pairs of texts", "ClassifyConfig"),
+    "predict tag": _prediction("tag the words of texts: entities, parts of speech", "TagConfig"),
+    "predict answer": _prediction("answer questions from a text", "AnswerConfig"),
+    "predict similarity": _prediction("how alike texts are", "SimilarityConfig"),
+    "predict embed": _prediction("one vector for each text", "EmbedConfig"),
+    "predict features": _prediction("vectors of tokens or of a word, a picture of attention", "FeaturesConfig"),
+    "predict score": _prediction("rank texts by their probability", "ScoreConfig"),
+    "tokenize": Command("show what a model is given for texts", "launch.predicting.commands:tokenize",
+                        "launch.predicting.config:TokenizeConfig", words="text"),
     "quickstart": Command("the whole chain in minutes, on text that every Python has", "launch.quickstart:quickstart",
                           "launch.config:QuickstartConfig"),
 }  # fmt: skip
@@ -69,7 +81,8 @@ def build_parser(name: str) -> jsonargparse.ArgumentParser:
     parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True,
                                skip={command.words} if command.words else None)
     if command.words:
-        docs = {doc.arg_name: doc.description for doc in parse_from_object(config).params}
+        # A field's sentence stands in the class that declares it.
+        docs = {doc.arg_name: doc.description for kind in config.__mro__[:-1] for doc in parse_from_object(kind).params}
         parser.add_argument(command.words, nargs="*", type=str, help=docs[command.words])
     return parser
 
@@ -85,6 +98,8 @@ def parse(name: str, arguments: list[str]):
     kinds = get_type_hints(config)
     lists = {field for field, kind in kinds.items() if kind == list[str]} - {COMMANDS[name].words}
     sections = {field for field, kind in kinds.items() if is_dataclass(kind)}
+    if COMMANDS[name].words:
+        arguments = _words_first(arguments)
     try:
         namespace = parser.instantiate(parser.parse_args(_files_first(_join_lists(arguments, lists), sections)))
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
@@ -107,6 +122,19 @@ def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
         is_list = len(values) == 1 and values[0].startswith("[")
         result += [option, values[0] if is_list else json.dumps(values)]
     return result
+
+
+def _words_first(arguments: list[str]) -> list[str]:
+    """Move options with their values to the end: argparse takes a list of words in one piece only."""
+    words, options, rest = [], [], iter(arguments)
+    for word in rest:
+        if not word.startswith("--"):
+            words.append(word)
+            continue
+        options.append(word)
+        if "=" not in word and word not in ("--help", "--print_config"):
+            options += [value for value in [next(rest, None)] if value is not None]
+    return words + options
 
 
 def _files_first(arguments: list[str], sections: set[str]) -> list[str]:

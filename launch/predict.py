@@ -1,117 +1,248 @@
-"""`cloze predict`: a trained model put to use, from the shell and from Python."""
+"""A trained model put to use from Python; `launch/predicting/` holds what it can be asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from launch import runs
-from launch.config import FillMaskConfig
-from launch.console import Console
 from launch.environment import device_type, prepare_deepspeed, read_environment
+from launch.predicting.answers import AnswerQuestion, Span
+from launch.predicting.blanks import FillMask, Guess, Score, SentenceScore
+from launch.predicting.labels import Classify, Label
+from launch.predicting.operation import Batch, Operation, Row
+from launch.predicting.tags import Tag, TagWords
+from launch.predicting.vectors import (
+    Attend,
+    Attentions,
+    Compare,
+    Embed,
+    Features,
+    TokenVectors,
+    WordInContext,
+    words_in_contexts,
+)
 from model.bert import BertForPreTraining
-from model.hub import load_pretrained
+from model.config import BertConfig
+from model.hub import load_architecture
+from model.tasks import ARCHITECTURES
+from pipeline.encoding import Encoder, Encoding
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True)
-class Guess:
-    """A word for a blank, with its probability."""
-
-    token: str
-    probability: float
+# Texts that are read ahead and sorted by length: enough that hardly any batch mixes lengths, few enough to answer soon.
+CHUNK_ROWS = 1024
+# Tokens of one forward: fills two cores' caches as well as a GPU's queue; larger ones were not faster on CPU.
+BATCH_TOKENS = 4096
 
 
 class Predictor:
     """A model and its tokenizer, ready for use.
 
-    >>> Predictor.from_folder("runs/small-hf").fill_mask("The capital of [MASK] is Paris.")
+    >>> model = Predictor.from_folder("runs/small-hf")
+    >>> model.fill_mask("The capital of [MASK] is Paris.")
+
+    Each method answers for one text; `map` takes an operation and any number of texts, in batches of like length.
+    config: the model's. encoder: texts to sequences. source: the folder, for messages.
     """
 
-    def __init__(self, model: BertForPreTraining, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, source: str = "model") -> None:
         self.device = torch.device(device_type())
         self.model = model.to(self.device).eval()
-        self.tokenizer = tokenizer
+        self.tokenizer, self.source = tokenizer, source
+        self.config: BertConfig = model.config
+        if tokenizer.vocab_size > self.config.vocab_size:
+            raise UserError(f"{source}: found a tokenizer of {tokenizer.vocab_size} tokens, expected at most "
+                            f"{self.config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with")
+        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Predictor:
-        """From a Hugging Face folder of a BERT, or a Cloze run (its newest good checkpoint).
+        """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: its newest good checkpoint).
 
         Raises:
             UserError, ModelError: the folder holds neither, or something in it is damaged.
         """
         folder = Path(folder)
-        if (folder / runs.CONFIG).exists():
+        tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
+        if runs.is_pretraining(folder):
             prepare_deepspeed(read_environment())
             from launch.checkpoint import read_weights
 
-            config = runs.model_config(folder)
-            weights, tokenizer_folder = read_weights(folder)[1], folder / runs.TOKENIZER
-        else:
-            config, weights = load_pretrained(folder)
-            tokenizer_folder = folder
-        tokenizer = Tokenizer.from_folder(tokenizer_folder)
-        if tokenizer.vocab_size > config.vocab_size:
-            raise UserError(f"{folder}: found a tokenizer of {tokenizer.vocab_size} tokens, expected at most "
-                            f"{config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with")
-        model = BertForPreTraining(config)
-        model.load_state_dict(weights)
-        return cls(model, tokenizer)
+            model = BertForPreTraining(runs.model_config(folder))
+            model.load_state_dict(read_weights(folder)[1])
+            return cls(model, tokenizer, str(folder))
+        folder = runs.model_folder(folder)
+        name = load_architecture(folder)
+        if name not in ARCHITECTURES:
+            raise UserError(f"{folder / 'config.json'}: found architecture {name}, expected one of "
+                            f"{', '.join(ARCHITECTURES)}")
+        return cls(ARCHITECTURES[name].from_folder(folder), tokenizer, str(folder))
 
-    @torch.inference_mode()
+    # ---- one text ----
+
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Guess]]:
         """The `top_k` most probable tokens for each [MASK] of a text, most probable first.
 
         Raises:
             UserError: there is no [MASK], or the text is longer than the model's positions.
         """
-        if top_k > self.model.config.vocab_size:
-            raise UserError(f"top_k: found {top_k}, expected at most {self.model.config.vocab_size}, the vocabulary")
-        ids, blanks = self._encode_with_blanks(text)
-        output = self.model(
-            torch.tensor(ids, device=self.device), sequence_offsets=torch.tensor([0, len(ids)], dtype=torch.int32,
-                                                                                 device=self.device),
-            max_sequence_length=len(ids), masked_positions=torch.tensor(blanks, device=self.device),
-        )  # fmt: skip
-        best = output.prediction_logits.float().softmax(-1).topk(top_k)
-        return [
-            [Guess(self.tokenizer.decode([token]), probability)
-             for token, probability in zip(tokens, probabilities, strict=True)]
-            for tokens, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        return self._one(FillMask(top_k=top_k), text)
 
-    def _encode_with_blanks(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids with the special tokens around them, and the positions of the blanks.
+    def score(self, text: str) -> SentenceScore:
+        """Pseudo-log-likelihood of a text, with each token's share: of two sentences the likelier has the higher."""
+        return self._one(Score(), text)
 
-        A literal [MASK] in a text is text to the tokenizer, so the pieces between the blanks are encoded apart.
+    def classify(self, text: str, pair: str | None = None, top_k: int | None = None) -> list[Label]:
+        """Labels of a text or pair, the most probable first. A longer text than the model's positions is cut, with a
+        warning.
         """
-        special = self.tokenizer.special_tokens
-        pieces = text.split("[MASK]")
-        if len(pieces) == 1:
-            raise UserError(f"text: found no [MASK] in {text!r}, expected at least one blank to fill")
-        ids, blanks = [special.classification], []
-        for number, piece in enumerate(pieces):
-            if number:
-                blanks.append(len(ids))
-                ids.append(special.mask)
-            ids += self.tokenizer.encode(piece)
-        ids.append(special.separator)
-        longest = self.model.config.max_position_embeddings
-        if len(ids) > longest:
-            raise UserError(f"text: found {len(ids)} tokens, expected at most {longest}, the model's positions; "
-                            "shorten the text")
-        return ids, blanks
+        result = self._one(Classify(top_k=top_k), text, pair)
+        self._warn(result.cut_tokens)
+        return result.labels
+
+    def tag(self, text: str, aggregation: str = "first") -> list[Tag]:
+        """Tagged words of a text of any length; `aggregation` as in `TagWords`."""
+        return self._one(TagWords(aggregation=aggregation), text)
+
+    def answer(self, question: str, context: str, top_k: int = 1, **options: Any) -> list[Span]:
+        """The best answers in a context of any length; further options are those of `AnswerQuestion`."""
+        return self._one(AnswerQuestion(top_k=top_k, **options), question, context)
+
+    def similarity(self, text: str, other: str, pooling: str = "mean", layer: int = -1) -> float:
+        """Cosine of the vectors of two texts, -1 to 1; pooling and layer as in `embed`."""
+        result = self._one(Compare(pooling=pooling, layer=layer), text, other)
+        self._warn(result.cut_tokens)
+        return result.cosine
+
+    def embed(self, texts: Sequence[str], pooling: str = "mean", layer: int = -1) -> np.ndarray:
+        """(N, hidden) fp32: a vector a text. pooling: cls, mean, max. layer: 0 embeddings, 1 ..., -1 last. Longer texts
+        than the model's positions are cut, with a warning.
+        """
+        if isinstance(texts, str):
+            raise UserError("texts: found one text, expected a list of them")
+        results = list(self.map(Embed(pooling=pooling, layer=layer), texts))
+        self._warn(sum(result.cut_tokens for result in results))
+        return np.stack([result.vector for result in results]) if results else np.empty((0, self.config.hidden_size))
+
+    def features(self, text: str, pair: str | None = None, layer: int = -1) -> TokenVectors:
+        """The vector of every token, special ones included."""
+        return self._one(Features(layer=layer), text, pair)
+
+    def attention(self, text: str, pair: str | None = None) -> Attentions:
+        """The attention probabilities of every head of every layer."""
+        return self._one(Attend(), text, pair)
+
+    def word(self, word: str, texts: Iterable[str | Row], layer: int = -1) -> list[WordInContext]:
+        """The vector of a word wherever it stands in some texts, with cosines to each other and to its static one."""
+        return words_in_contexts(self, word, [_row(text) for text in texts], layer)
+
+    # ---- any number of texts ----
+
+    def map(self, operation: Operation, texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Any]:
+        """Results in the order of the texts (or pairs), which are run in batches of like length.
+
+        Raises:
+            UserError: the model lacks the head, or a text cannot be taken; results of earlier chunks came before.
+        """
+        self.require(operation)
+        rows = map(_row, texts)
+        while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
+            yield from self.run(operation, [(row, self.prepare(operation, row)) for row in chunk])
+
+    def require(self, operation: Operation) -> None:
+        """Raise UserError if this model cannot serve the operation with its options."""
+        if not self.has_head(operation):
+            kind = type(self.model).__name__
+            raise UserError(f"{self.source}: found a {kind}, expected a model with the head for {operation.name}; "
+                            f"it can {', '.join(self.abilities())}")
+        operation.check(self)
+
+    def has_head(self, operation: type[Operation] | Operation) -> bool:
+        head = operation.head
+        return head is None or type(self.model).__name__ == head or hasattr(self.model, head)
+
+    def abilities(self) -> list[str]:
+        """Names of the operations that this model serves."""
+        return [name for name, operation in OPERATIONS.items() if self.has_head(operation)]
+
+    def prepare(self, operation: Operation, row: Row) -> list[Encoding]:
+        """Sequences of one text; needs no device. Raises UserError."""
+        operation.check_row(row)
+        return operation.encode(self.encoder, row)
+
+    @torch.inference_mode()
+    def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Any]:
+        """Results of prepared texts, which may come from anywhere: no sequence sees another."""
+        flat = [encoding for _, encodings in prepared for encoding in encodings]
+        values: list[Any] = [None] * len(flat)
+        for places in batches([len(encoding) for encoding in flat]):
+            batch = self._batch([flat[place] for place in places])
+            for place, value in zip(places, operation.read(self.model, batch), strict=True):
+                values[place] = value
+        results, start = [], 0
+        for row, encodings in prepared:
+            end = start + len(encodings)
+            results.append(operation.finish(self, row, encodings, values[start:end]))
+            start = end
+        return results
+
+    def continues(self, encoding: Encoding, place: int) -> bool:
+        """Whether the token at `place`, if there is one, goes on with the word of the one before."""
+        return place < len(encoding) and bool(self.tokenizer.continues_word[encoding.ids[place]])
+
+    def _batch(self, encodings: list[Encoding]) -> Batch:
+        bounds = [0, *itertools.accumulate(map(len, encodings))]
+        inputs = {
+            "input_ids": self._tensor([token for each in encodings for token in each.ids]),
+            "sequence_offsets": self._tensor(bounds, torch.int32),
+            "max_sequence_length": max(map(len, encodings)),
+        }
+        if self.config.type_vocab_size > 1:
+            inputs["token_type_ids"] = self._tensor([segment for each in encodings for segment in each.segments])
+        return Batch(encodings, bounds, inputs)
+
+    def _tensor(self, values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def _one(self, operation: Operation, text: str, pair: str | None = None) -> Any:
+        (result,) = self.map(operation, [Row(text, pair)])
+        return result
+
+    def _warn(self, cut_tokens: int) -> None:
+        if cut_tokens:
+            warnings.warn(f"{cut_tokens} tokens beyond the model's {self.encoder.max_length} positions were cut",
+                          stacklevel=3)
 
 
-def fill_mask(config: FillMaskConfig) -> int:
-    """Print the guesses for every blank of every text; returns the exit status."""
-    predictor, console = Predictor.from_folder(config.model), Console()
-    for text in config.text:
-        console.say(text)
-        for number, guesses in enumerate(predictor.fill_mask(text, config.top_k), 1):
-            line = "  ".join(f"{guess.token} {guess.probability:.3f}" for guess in guesses)
-            console.say(f"  {number}: {line}")
-    return 0
+def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Places of sequences in batches of like length, each of at most `batch_tokens` tokens or one sequence."""
+    batch: list[int] = []
+    tokens = 0
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if batch and tokens + lengths[place] > batch_tokens:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(place)
+        tokens += lengths[place]
+    if batch:
+        yield batch
+
+
+def _row(text: str | tuple[str, str] | Row) -> Row:
+    if isinstance(text, Row):
+        return text
+    return Row(text) if isinstance(text, str) else Row(*text)
+
+
+OPERATIONS: dict[str, type[Operation]] = {
+    operation.name: operation
+    for operation in (FillMask, Classify, TagWords, AnswerQuestion, Compare, Embed, Features, Score, Attend)
+}

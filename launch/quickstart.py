@@ -142,7 +142,7 @@ class Quickstart:
                   "cloze", "prepare", *data, "--tokenizer", vocabulary, "--output", shards, *sizes)
         self.pretrain(shards, Path(run))
         self.step("export", Path(exported, "config.json"), "cloze", "export", run, "--output", exported)
-        self.step("blanks", None, "cloze", "predict", "fill-mask", exported, *BLANKS)
+        self.step("blanks", None, "cloze", "predict", "fill-mask", exported, *BLANKS, "--format", "table")
         self.console.say(
             f"\nAll done in {clock(time.monotonic() - self.began)}.\n"
             f"  the run:     {run}  (configuration, checkpoints, metrics.jsonl, TensorBoard events)\n"

@@ -23,6 +23,7 @@ DATA = "data.json"
 DEEPSPEED = "deepspeed.json"
 STATUS = "status.json"
 TOKENIZER = "tokenizer"
+MODEL = "model"  # of a finished run of fine-tuning
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 HEARTBEATS = "heartbeats"
@@ -88,6 +89,21 @@ def model_config(folder: Path) -> BertConfig:
 def fields_of(folder: Path) -> dict[str, object]:
     """The resolved configuration of a run, by dotted names. Raises UserError if the folder holds none."""
     return flatten(_read(folder / CONFIG))
+
+
+def is_pretraining(folder: Path) -> bool:
+    """Whether the folder is a run of pretraining: one with checkpoints and no finished model in it."""
+    return (folder / CONFIG).exists() and not (folder / MODEL / "config.json").exists()
+
+
+def model_folder(folder: Path) -> Path:
+    """The Hugging Face folder that a run of fine-tuning has left in itself, or the folder itself."""
+    return folder / MODEL if (folder / MODEL / "config.json").exists() else folder
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """Where the tokenizer of a run or of a model folder lies."""
+    return folder / TOKENIZER if is_pretraining(folder) else model_folder(folder)
 
 
 def check_folder(config: PretrainConfig, manifest: Manifest) -> None:

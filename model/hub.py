@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from model.config import BertConfig, HeadConfig, ModelError
 from model.names import StateDict, family_of, from_huggingface, to_huggingface, with_padding, without_padding
 
-__all__ = ["from_huggingface", "load_head", "load_pretrained", "save_pretrained", "to_huggingface"]
+__all__ = ["from_huggingface", "load_architecture", "load_head", "load_pretrained", "save_pretrained", "to_huggingface"]
 
 OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
@@ -220,6 +220,15 @@ def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
     if values["model_type"] == OWN_MODEL_TYPE:
         return config, with_padding(weights, config)
     return config, from_huggingface(weights, config)
+
+
+def load_architecture(folder: str | os.PathLike) -> str:
+    """Name of our class that a model folder was saved from, as config.json says. Raises ModelError if it names none."""
+    values = _read_config(Path(folder))
+    if not values.get("architectures"):
+        raise ModelError(f"{folder}: found no architectures in config.json, expected the name of the model's class, "
+                         "such as BertForMaskedLM; add it")
+    return values["architectures"][0].removeprefix("Modern")
 
 
 def load_head(folder: str | os.PathLike) -> HeadConfig | None:

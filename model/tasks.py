@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.bert import BertModel, BertPreTrained, PreTrainingOutput, encode_masked, pooled
+from model.bert import BertForPreTraining, BertModel, BertPreTrained, PreTrainingOutput, encode_masked, pooled
 from model.config import BertConfig, HeadConfig, ModelError
 from model.dropout import DropoutKey, draw_seed, dropout
 from model.heads import (
@@ -278,7 +278,7 @@ def _span_losses(scores: Tensor, positions: Tensor, offsets: Tensor | None) -> t
 ARCHITECTURES: dict[str, type[nn.Module]] = {
     each.__name__: each
     for each in (
-        BertModel, BertForMaskedLM, BertForNextSentencePrediction, BertForSequenceClassification,
+        BertModel, BertForPreTraining, BertForMaskedLM, BertForNextSentencePrediction, BertForSequenceClassification,
         BertForTokenClassification, BertForMultipleChoice, BertForQuestionAnswering,
     )
 }  # fmt: skip

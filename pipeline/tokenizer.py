@@ -179,6 +179,11 @@ class Tokenizer:
         """Ids of one text, without special tokens around it."""
         return self.encode_batch([text])[0].tolist()
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same ids, and for each the characters of the text it stands for: the first, and one past the last."""
+        encoded = self.backend.encode(text, add_special_tokens=False)
+        return self._as_text[np.array(encoded.ids, np.int64)].tolist(), encoded.offsets
+
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of texts, flat (T,), and offsets (N+1,) int64; the same ids as the plain tokenizer's."""
         if not self.word_table:

@@ -1,13 +1,13 @@
 """What a run is told: frozen dataclasses, a sentence under each field, checks when they are made."""
 
-from launch.config.commands import ExportConfig, FillMaskConfig, QuickstartConfig
+from launch.config.commands import ExportConfig, QuickstartConfig
 from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from launch.config.pretraining import DeepSpeedConfig, PretrainConfig
 from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from launch.config.training import BatchArithmetic, TrainConfig
 
 __all__ = [
-    "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "EvaluationConfig", "ExportConfig", "FillMaskConfig",
+    "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "EvaluationConfig", "ExportConfig",
     "LossScaleConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "QuickstartConfig", "ScheduleConfig",
     "TrainConfig", "ZeroConfig",
 ]  # fmt: skip

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from launch.config.checks import at_least
-from pipeline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -19,23 +18,6 @@ class ExportConfig:
     """Folder to write, which must not exist yet or be empty; null: RUN-hf."""
     step: int | Literal["best"] | None = None
     """Step of the checkpoint; best: that of the best evaluation (evaluation.keep_best); null: the newest good one."""
-
-
-@dataclass(frozen=True)
-class FillMaskConfig:
-    """Fill the blanks of a text."""
-
-    model: str
-    """A Hugging Face folder of a BERT, or the folder of a Cloze run."""
-    text: list[str] = field(default_factory=list)
-    """Texts with one or more [MASK]."""
-    top_k: int = 5
-    """Guesses printed for each blank, at least 1."""
-
-    def __post_init__(self) -> None:
-        at_least("predict", self, top_k=1)
-        if not self.text:
-            raise UserError('text: found none, expected a text with a blank, such as "The capital of [MASK] is Paris."')
 
 
 @dataclass(frozen=True)

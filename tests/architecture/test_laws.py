@@ -148,7 +148,7 @@ def modules() -> list[str]:
 
 def test_every_module_imports_without_the_extras():
     """In one fresh process in which the extras cannot be found."""
-    extras = ("datasets", "zstandard", "distributed", "dask", "transformers", "polars")
+    extras = ("datasets", "zstandard", "distributed", "dask", "transformers", "polars", "matplotlib")
     importable = [name for name in modules() if not name.endswith("__main__")]
     code = (
         "import sys, importlib\n"

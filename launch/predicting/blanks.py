@@ -1,0 +1,105 @@
+"""What a masked-LM head says: guesses for blanks, and how probable a sentence is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from launch.config.checks import at_least
+from launch.predicting.operation import Batch, Operation, Row
+from pipeline.encoding import Encoder, Encoding
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from launch.predict import Predictor
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A word for a blank, with its probability."""
+
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class FillMask(Operation):
+    """The most probable tokens for each [MASK] of a text."""
+
+    name, head, key = "fill-mask", "masked_lm", "blanks"
+
+    top_k: int = 5
+    """Guesses for each blank, at least 1."""
+
+    def __post_init__(self) -> None:
+        at_least("predict", self, top_k=1)
+        super().__post_init__()
+
+    def check(self, predictor: "Predictor") -> None:
+        if self.top_k > (size := predictor.config.vocab_size):
+            raise UserError(f"top_k: found {self.top_k}, expected at most {size}, the vocabulary")
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encoder.encode(row.text, row.pair, blanks=True, place=row.place)]
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        blanks = batch.inputs["input_ids"].new_tensor(batch.blanks())
+        logits = model(masked_positions=blanks, **batch.inputs).prediction_logits
+        best = logits.float().softmax(-1).topk(self.top_k)
+        counts = [len(each.blanks) for each in batch.encodings]
+        ids, shares = best.indices.cpu().split(counts), best.values.cpu().split(counts)
+        return [(i.tolist(), s.tolist()) for i, s in zip(ids, shares, strict=True)]
+
+    def finish(
+        self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> list[list[Guess]]:
+        (ids, shares), = values
+        decode = predictor.tokenizer.decode
+        return [[Guess(decode([token]), share) for token, share in zip(*blank, strict=True)]
+                for blank in zip(ids, shares, strict=True)]
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token and its log-probability where it stands, the rest of the sentence seen."""
+
+    token: str
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class SentenceScore:
+    """Pseudo-log-likelihood of a sentence (arXiv 1910.14659): natural logarithms."""
+
+    log_probability: float
+    """Sum over the tokens; the higher, the more the model expects the sentence."""
+    mean_log_probability: float
+    """The sum over the number of tokens."""
+    tokens: list[TokenScore]
+
+
+@dataclass(frozen=True)
+class Score(Operation):
+    """Pseudo-log-likelihood of a text: each token is masked in turn and judged by all others."""
+
+    name, head, takes_pair = "score", "masked_lm", "never"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        whole = encoder.encode(row.text, place=row.place)
+        mask = encoder.tokenizer.special_tokens.mask
+        return [
+            replace(whole, ids=[*whole.ids[:place], mask, *whole.ids[place + 1 :]], blanks=(place,), hidden=token)
+            for place, token in enumerate(whole.ids) if whole.parts[place]
+        ]  # fmt: skip
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        ids = batch.inputs["input_ids"]
+        hidden = ids.new_tensor([each.hidden for each in batch.encodings])
+        logits = model(masked_positions=ids.new_tensor(batch.blanks()), **batch.inputs).prediction_logits
+        return logits.float().log_softmax(-1).gather(1, hidden[:, None])[:, 0].tolist()
+
+    def finish(
+        self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> SentenceScore:
+        names = predictor.tokenizer.tokens
+        tokens = [TokenScore(names[each.hidden], value) for each, value in zip(encodings, values, strict=True)]
+        return SentenceScore(sum(values), sum(values) / len(values), tokens)

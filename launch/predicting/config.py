@@ -1,0 +1,102 @@
+"""The fields of `cloze predict ...` and `cloze tokenize`: an operation's options, and where its texts come from."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launch.predicting.answers import AnswerQuestion
+from launch.predicting.blanks import FillMask, Score
+from launch.predicting.labels import Classify
+from launch.predicting.tags import TagWords
+from launch.predicting.vectors import Compare, Embed, Features
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Input:
+    """Which model, which texts, and in which form the results are printed."""
+
+    model: str
+    """A Hugging Face folder of a BERT, or the folder of a Cloze run."""
+    text: list[str] = field(default_factory=list)
+    """Texts; without any (and without --file) they are read from standard input."""
+    file: str | None = None
+    """File of texts, one a line, a tab between the two texts of a pair; *.jsonl: JSON objects; -: standard input."""
+    lines: Literal["text", "json"] | None = None
+    """What the lines of the file are; null: json for *.jsonl and *.json, else text."""
+    format: Literal["table", "json"] | None = None
+    """table, or one JSON object a line; null: a table on a terminal, JSON elsewhere."""
+
+    def __post_init__(self) -> None:
+        if self.text and self.file:
+            raise UserError(f"file: found {self.file} beside texts on the command line, expected one of them")
+
+
+@dataclass(frozen=True)
+class PairInput(Input):
+    """Texts that may be pairs."""
+
+    pair: str | None = None
+    """Second text for each text on the command line."""
+
+
+@dataclass(frozen=True)
+class FillMaskConfig(FillMask, Input):
+    """Fill the blanks of texts."""
+
+
+@dataclass(frozen=True)
+class ScoreConfig(Score, Input):
+    """Rank texts by how probable the model finds them."""
+
+
+@dataclass(frozen=True)
+class ClassifyConfig(Classify, PairInput):
+    """Label texts or pairs of texts."""
+
+
+@dataclass(frozen=True)
+class TagConfig(TagWords, Input):
+    """Tag the words of texts."""
+
+
+@dataclass(frozen=True)
+class AnswerConfig(AnswerQuestion, Input):
+    """Answer questions from a text; the texts on the command line are the questions."""
+
+    context: str | None = None
+    """Text in which the questions on the command line are answered."""
+
+
+@dataclass(frozen=True)
+class SimilarityConfig(Compare, Input):
+    """Compare texts: on the command line the first one with each of the others, in a file the two of each line."""
+
+
+@dataclass(frozen=True)
+class EmbedConfig(Embed, PairInput):
+    """One vector for each text."""
+
+    output: str | None = None
+    """File for the vectors: *.npy, an array (texts, hidden), or *.parquet, with the texts; null: they are printed."""
+
+    def __post_init__(self) -> None:
+        if self.output and not self.output.endswith((".npy", ".parquet")):
+            raise UserError(f"output: found {self.output}, expected a name that ends in .npy or .parquet")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class FeaturesConfig(Features, PairInput):
+    """A vector for each token, or for one word wherever it stands."""
+
+    word: str | None = None
+    """Only the vectors of this word, each with its cosine to the word's static vector and to the other ones."""
+    attention: str | None = None
+    """Picture file (*.png, *.pdf, *.svg) for the attention heads of the one text that is given."""
+
+
+@dataclass(frozen=True)
+class TokenizeConfig(PairInput):
+    """What a model is given for texts: tokens, ids, segments, mask, and the characters of each token."""
+
+

@@ -1,0 +1,204 @@
+"""What any encoder gives: vectors of texts and of tokens, and who attends to whom."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from launch.predicting.operation import Batch, Operation, Row
+from pipeline.encoding import Encoder, Encoding
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from launch.predict import Predictor
+
+
+@dataclass(frozen=True)
+class OfLayer(Operation):
+    """An operation on the vectors of one layer."""
+
+    layer: int = -1
+    """Layer whose output is taken: 1 to the number of layers, 0 for the embeddings, or counted from the end (-1)."""
+
+    def check(self, predictor: "Predictor") -> None:
+        layers = predictor.config.num_hidden_layers
+        if not -layers - 1 <= self.layer <= layers:
+            raise UserError(f"layer: found {self.layer}, expected {-layers - 1} to {layers}, the model's layers")
+
+    def hidden(self, model: Any, batch: Batch) -> "Tensor":
+        """(T, hidden) of the layer."""
+        encoder = getattr(model, "bert", model)
+        if self.layer == -1:
+            return encoder(**batch.inputs).last_hidden_state
+        return encoder(**batch.inputs, output_hidden_states=True).hidden_states[self.layer]
+
+
+@dataclass(frozen=True)
+class Pooled(OfLayer):
+    """An operation on one vector a text."""
+
+    pooling: Literal["cls", "mean", "max"] = "mean"
+    """The vector of [CLS], or mean or maximum over all tokens, special ones included."""
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        from model.heads import pool
+
+        vectors = pool(self.hidden(model, batch), self.pooling, batch.inputs["sequence_offsets"])
+        return list(vectors.float().cpu().numpy())
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """One vector of a text."""
+
+    vector: np.ndarray
+    """(hidden,) fp32."""
+    cut_tokens: int
+    """Tokens at the end of a long text that the model has not seen."""
+
+
+@dataclass(frozen=True)
+class Embed(Pooled):
+    """One vector for each text or pair."""
+
+    name = "embed"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
+
+    def finish(
+        self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> Embedding:
+        return Embedding(values[0], encodings[0].cut_tokens)
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Cosine of the vectors of two texts."""
+
+    cosine: float
+    cut_tokens: int
+    """Tokens at the ends of long texts that the model has not seen."""
+
+
+@dataclass(frozen=True)
+class Compare(Pooled):
+    """How alike two texts are: the cosine of their vectors."""
+
+    name, takes_pair = "similarity", "always"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encoder.encode(text, cut=True, place=row.place) for text in (row.text, row.pair)]
+
+    def finish(
+        self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> Similarity:
+        return Similarity(cosine(*values), sum(each.cut_tokens for each in encodings))
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    """Cosine of two vectors (hidden,)."""
+    return float(left @ right / (np.linalg.norm(left) * np.linalg.norm(right)))
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """A vector for each token, special ones included; n tokens."""
+
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+    """Characters of each token; (0, 0) for special ones."""
+    vectors: np.ndarray
+    """(n, hidden) fp32."""
+
+
+@dataclass(frozen=True)
+class Features(OfLayer):
+    """The vector of every token."""
+
+    name = "features"
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        return batch.split(self.hidden(model, batch))
+
+    def finish(
+        self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> TokenVectors:
+        names = predictor.tokenizer.tokens
+        return TokenVectors([names[token] for token in encodings[0].ids], encodings[0].offsets, values[0])
+
+
+@dataclass(frozen=True)
+class Attentions:
+    """Who attends to whom; n tokens."""
+
+    tokens: list[str]
+    weights: np.ndarray
+    """(layers, heads, n, n) fp32: probabilities; a row is a token that looks, a column one that is looked at."""
+
+
+@dataclass(frozen=True)
+class Attend(Operation):
+    """The attention probabilities of every head for a text or pair."""
+
+    name = "attention"
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        layers = getattr(model, "bert", model)(**batch.inputs, output_attentions=True).attentions
+        host = [layer.float().cpu().numpy() for layer in layers]
+        return [np.stack([layer[row, :, : len(each), : len(each)] for layer in host])
+                for row, each in enumerate(batch.encodings)]
+
+    def finish(
+        self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> Attentions:
+        names = predictor.tokenizer.tokens
+        return Attentions([names[token] for token in encodings[0].ids], values[0])
+
+
+@dataclass(frozen=True)
+class WordInContext:
+    """One occurrence of a word: its vector there, and how near it is to the same word elsewhere."""
+
+    text: str
+    start: int
+    end: int
+    vector: np.ndarray
+    """(hidden,) fp32: the mean over the word's tokens."""
+    cosine_to_static: float
+    """To the mean of the tokens' rows in the word embedding, which no context has changed."""
+    cosines: list[float]
+    """To every occurrence, in their order, itself included."""
+
+
+def words_in_contexts(predictor: "Predictor", word: str, rows: Sequence[Row], layer: int = -1) -> list[WordInContext]:
+    """Every occurrence of `word` in some texts, as the tokenizer sees it (without case, if it drops case).
+
+    Raises:
+        UserError: a text does not hold the word.
+    """
+    ids = predictor.tokenizer.encode(word)
+    if not ids:
+        raise UserError(f"word: found {word!r}, expected a word")
+    encodings = [predictor.encoder.encode(row.text, row.pair, place=row.place) for row in rows]
+    table = getattr(predictor.model, "bert", predictor.model).embeddings.word.weight
+    static = table.detach()[ids].float().mean(0).cpu().numpy()
+    found, operation = [], Features(layer=layer)
+    predictor.require(operation)
+    results = predictor.run(operation, [(row, [each]) for row, each in zip(rows, encodings, strict=True)])
+    for row, encoding, features in zip(rows, encodings, results, strict=True):
+        places = [place for place in range(len(encoding)) if encoding.ids[place : place + len(ids)] == ids
+                  and not predictor.continues(encoding, place + len(ids))]
+        if not places:
+            raise UserError(f"{row.place}: found no {word!r} in {row.text!r}, expected it in every text")
+        for place in places:
+            last = place + len(ids) - 1
+            text = row.text if encoding.parts[place] == 1 else row.pair
+            span = encoding.offsets[place][0], encoding.offsets[last][1]
+            found.append((text, *span, features.vectors[place : last + 1].mean(0)))
+    vectors = [vector for *_, vector in found]
+    return [WordInContext(*each, cosine(each[-1], static), [cosine(each[-1], other) for other in vectors])
+            for each in found]

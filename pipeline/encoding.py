@@ -1,0 +1,149 @@
+"""Single texts and pairs as a model reads them, with the place of each token in the text that was given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pipeline.errors import UserError
+from pipeline.tokenizer import Tokenizer
+
+BLANK = "[MASK]"
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One sequence `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`; all lists are (n,), one entry a token."""
+
+    ids: list[int]
+    segments: list[int]
+    """0 up to the first [SEP], then 1."""
+    offsets: list[tuple[int, int]]
+    """First character and one past the last, in the text that the token is of; (0, 0) for special tokens."""
+    parts: list[int]
+    """0: special token, 1: of the text, 2: of its pair."""
+    cut_tokens: int = 0
+    """Tokens of the texts that were left out."""
+    blanks: tuple[int, ...] = ()
+    """Positions at which a token is to be guessed."""
+    hidden: int | None = None
+    """The token that a single blank hides."""
+    first_token: int = 0
+    """Of a window: the tokens of the text before it."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Tokens of one text, without special tokens around it."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    blanks: tuple[int, ...] = ()
+
+    def __getitem__(self, part: slice) -> _Tokens:
+        return replace(self, ids=self.ids[part], offsets=self.offsets[part])
+
+
+class Encoder:
+    """Puts special tokens around texts and keeps them within `max_length` tokens, these included."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        self.tokenizer, self.max_length = tokenizer, max_length
+        # A blank is written as in BERT, or as the tokenizer writes it.
+        self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
+
+    def encode(self, text: str, pair: str | None = None, *, cut: bool = False, blanks: bool = False,
+               place: str = "text") -> Encoding:  # fmt: skip
+        """A text, or a pair of them.
+
+        `cut`: what is too long loses tokens at the end of its longer part, counted in `cut_tokens`. `blanks`: [MASK]
+        is a token to guess and not text. `place`: where the text comes from, for the message.
+
+        Raises:
+            UserError: a text is empty, has no blank where there should be one, or is too long and not to be cut.
+        """
+        texts = [text] if pair is None else [text, pair]
+        parts = [self._tokens(each, blanks, place) for each in texts]
+        if blanks and not any(part.blanks for part in parts):
+            raise UserError(f"{place}: found no {BLANK} in {_shown(text)}, expected at least one blank to fill")
+        room = self.max_length - 1 - len(parts)
+        excess = sum(len(part.ids) for part in parts) - room
+        if excess > 0 and not cut:
+            raise UserError(f"{place}: found {excess + self.max_length} tokens, expected at most {self.max_length}, "
+                            "the model's positions; shorten the text")
+        if excess > 0:
+            lengths = [len(part.ids) for part in parts]
+            for _ in range(excess):
+                lengths[lengths.index(max(lengths))] -= 1
+            parts = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+        return self._join(parts, max(0, excess))
+
+    def windows(self, text: str, question: str | None = None, *, length: int, step: int,
+                place: str = "text") -> list[Encoding]:  # fmt: skip
+        """A text of any length in windows of at most `length` tokens, special tokens and question included; each begins
+        `step` tokens after the one before, or less, where the windows would leave a gap.
+
+        Raises:
+            UserError: a text is empty, or the question leaves no room for the text.
+        """
+        first = None if question is None else self._tokens(question, False, place)
+        tokens = self._tokens(text, False, place)
+        room = min(length, self.max_length) - (2 if first is None else 3 + len(first.ids))
+        if room < 1:
+            raise UserError(f"{place}: found a question that leaves no room for its text in "
+                            f"{min(length, self.max_length)} tokens; shorten the question")
+        before = [] if first is None else [first]
+        return [replace(self._join([*before, tokens[start:end]]), first_token=start)
+                for start, end in windows(len(tokens.ids), room, min(step, room))]
+
+    def _tokens(self, text: str, blanks: bool, place: str) -> _Tokens:
+        """Tokens of a text. A literal [MASK] is text to the tokenizer, so what lies between blanks is encoded apart."""
+        if not text.strip():
+            raise UserError(f"{place}: found an empty text, expected at least one word")
+        if not blanks:
+            return _Tokens(*self.tokenizer.encode_with_offsets(text))
+        ids, offsets, places, start = [], [], [], 0
+        found = [match.span() for match in self._blank.finditer(text)]
+        for low, high in [*found, (len(text), None)]:
+            piece_ids, piece_offsets = self.tokenizer.encode_with_offsets(text[start:low])
+            ids += piece_ids
+            offsets += [(start + first, start + last) for first, last in piece_offsets]
+            if high is not None:
+                places.append(len(ids))
+                ids.append(self.tokenizer.special_tokens.mask)
+                offsets.append((low, high))
+                start = high
+        return _Tokens(ids, offsets, tuple(places))
+
+    def _join(self, parts: list[_Tokens], cut_tokens: int = 0) -> Encoding:
+        special = self.tokenizer.special_tokens
+        ids, segments, offsets, kinds, blanks = [special.classification], [0], [(0, 0)], [0], []
+        for number, part in enumerate(parts):
+            blanks += [len(ids) + place for place in part.blanks]
+            ids += [*part.ids, special.separator]
+            segments += [number] * (len(part.ids) + 1)
+            offsets += [*part.offsets, (0, 0)]
+            kinds += [number + 1] * len(part.ids) + [0]
+        return Encoding(ids, segments, offsets, kinds, cut_tokens, tuple(blanks))
+
+
+def windows(num_tokens: int, length: int, step: int) -> Iterator[tuple[int, int]]:
+    """Starts and ends of windows over `num_tokens` tokens; the last one reaches the end.
+
+    >>> list(windows(12, 6, 3))
+    [(0, 6), (3, 9), (6, 12)]
+    """
+    start = 0
+    while True:
+        yield start, min(start + length, num_tokens)
+        if start + length >= num_tokens:
+            return
+        start += step
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,196 @@
+"""`cloze predict ...` and `cloze tokenize`: what comes in, what goes out, and what is said when it cannot."""
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from launch.cli import main
+from launch.environment import child_variables
+from launch.predict import Predictor
+from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
+from tests.launching import ROOT
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    base = tmp_path_factory.mktemp("models")
+    save_model(base / "pretrained")
+    save_model(base / "classifier", "BertForSequenceClassification", **labels("bad", "good"))
+    save_model(base / "tagger", "BertForTokenClassification", seed=3, **labels(*TAGS))
+    save_model(base / "answerer", "BertForQuestionAnswering", seed=5)
+    return base
+
+
+def lines(capsys, *arguments) -> list[dict]:
+    """What a command prints as JSON, one object a line."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def error_of(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr().err.strip().splitlines()
+    assert len(captured) == 1 and captured[0].startswith("error: "), captured
+    return captured[0]
+
+
+def test_each_operation_as_json_equals_python(folders, capsys, tmp_path):
+    model = Predictor.from_folder(folders / "pretrained")
+    (line,) = lines(capsys, "predict", "fill-mask", folders / "pretrained", "--top_k", 2, "the [MASK] sat on [MASK]")
+    expected = model.fill_mask("the [MASK] sat on [MASK]", top_k=2)
+    assert [[guess["token"] for guess in blank] for blank in line["blanks"]] == [
+        [guess.token for guess in blank] for blank in expected]
+    assert line["blanks"][1][0]["probability"] == pytest.approx(expected[1][0].probability, abs=1e-6)
+    found = lines(capsys, "predict", "classify", folders / "classifier", "good film", "bad film", "--pair", "a film")
+    assert [line["text"] for line in found] == ["good film", "bad film"] and found[0]["pair"] == "a film"
+    assert {label["label"] for label in found[0]["labels"]} == {"bad", "good"} and found[0]["cut_tokens"] == 0
+    (line,) = lines(capsys, "predict", "tag", folders / "tagger", "the man went to newyork", "--aggregation", "none")
+    assert all(line["text"][tag["start"] : tag["end"]] == tag["text"] for tag in line["tags"]) and line["tags"]
+    (line,) = lines(capsys, "predict", "answer", folders / "answerer", "who sat", "--top_k", 2, "--context",
+                    "the cat sat")
+    assert line["question"] == "who sat" and len(line["answers"]) == 2
+    found = lines(capsys, "predict", "similarity", folders / "pretrained", "cat", "the cat", "sky", "--pooling", "max")
+    expected = [model.similarity("cat", other, "max") for other in ("the cat", "sky")]
+    assert [line["cosine"] for line in found] == pytest.approx(expected, abs=1e-5)
+    (line,) = lines(capsys, "predict", "features", folders / "pretrained", "the cat", "--layer", 1)
+    assert line["tokens"] == ["[CLS]", "the", "cat", "[SEP]"] and line["offsets"][2] == [4, 7]
+    assert np.shape(line["vectors"]) == (4, 32)
+    found = lines(capsys, "predict", "features", folders / "pretrained", "apple phone", "an apple", "--word", "apple")
+    assert [(line["start"], line["end"]) for line in found] == [(0, 5), (3, 8)] and len(found[0]["cosines"]) == 2
+    (line,) = lines(capsys, "predict", "score", folders / "pretrained", "name into form")
+    assert line["log_probability"] == pytest.approx(sum(each["log_probability"] for each in line["tokens"]))
+
+
+def test_texts_from_files_and_from_standard_input(folders, capsys, tmp_path, monkeypatch):
+    model = folders / "classifier"
+    (tmp_path / "texts.txt").write_text("good film\nthe cat\tthe mat\n", encoding="utf-8")
+    (tmp_path / "texts.jsonl").write_text('{"text": "good film"}\n{"text": "the cat", "pair": "the mat"}\n')
+    plain = lines(capsys, "predict", "classify", model, "--file", tmp_path / "texts.txt")
+    assert plain == lines(capsys, "predict", "classify", model, "--file", tmp_path / "texts.jsonl")
+    assert "pair" not in plain[0] and plain[1]["pair"] == "the mat"
+    content = (tmp_path / "texts.txt").read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert plain == lines(capsys, "predict", "classify", model, "--file", "-")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert plain == lines(capsys, "predict", "classify", model)
+    (tmp_path / "asked.jsonl").write_text('{"question": "who sat", "context": "the cat sat"}\n')
+    (line,) = lines(capsys, "predict", "answer", folders / "answerer", "--file", tmp_path / "asked.jsonl")
+    assert line["context"] == "the cat sat" and line["answers"][0]["text"] in line["context"]
+
+
+def test_a_table_where_a_person_reads(folders, capsys):
+    arguments = ("predict", "fill-mask", str(folders / "pretrained"), "the [MASK] sat [MASK]", "--format", "table")
+    assert main(list(arguments)) == 0
+    printed = capsys.readouterr().out
+    assert "guesses" in printed and printed.count("the [MASK] sat [MASK]") == 1 and "│ 2 " in printed
+    sentences = ["name into form", "name into from", "the sky is blue"]
+    assert main(["predict", "score", str(folders / "pretrained"), *sentences, "--format", "table"]) == 0
+    printed = capsys.readouterr().out
+    model = Predictor.from_folder(folders / "pretrained")
+    ranked = sorted(sentences, key=lambda text: -model.score(text).log_probability)
+    assert sorted(sentences, key=printed.index) == ranked, "the likeliest first"
+    for kind, folder, rest in (("tag", "tagger", ["a"]), ("classify", "classifier", ["a [b]"]),
+                               ("embed", "pretrained", ["a"]), ("features", "pretrained", ["a"]),
+                               ("similarity", "pretrained", ["a", "i"]),
+                               ("features", "pretrained", ["apple", "--word", "apple"]),
+                               ("answer", "answerer", ["who", "--context", "a man"])):  # fmt: skip
+        assert main(["predict", kind, str(folders / folder), *rest, "--format", "table"]) == 0
+        assert "━" in capsys.readouterr().out
+
+
+def test_vectors_in_files(folders, capsys, tmp_path):
+    texts = [f"the cat {'sat ' * number}" for number in range(5)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    expected = Predictor.from_folder(folders / "pretrained").embed(texts, pooling="cls", layer=2)
+    arguments = ("predict", "embed", folders / "pretrained", "--file", tmp_path / "texts.txt", "--pooling", "cls",
+                 "--layer", 2, "--output")
+    for name in ("vectors.npy", "vectors.parquet"):
+        assert main([str(argument) for argument in (*arguments, tmp_path / name)]) == 0
+        assert "wrote 5 vectors of 32 numbers" in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), expected)
+    table = pq.read_table(tmp_path / "vectors.parquet")
+    assert table["text"].to_pylist() == texts
+    np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), expected)
+    assert "expected a name that ends in .npy or .parquet" in error_of(capsys, *arguments, tmp_path / "vectors.txt")
+
+
+def test_a_picture_of_every_head(folders, capsys, tmp_path):
+    from matplotlib.image import imread
+
+    path = tmp_path / "heads.png"
+    assert main(["predict", "features", str(folders / "pretrained"), "the cat sat", "--attention", str(path)]) == 0
+    assert "3 layers of 4 heads" in capsys.readouterr().out
+    height, width, _ = imread(path).shape
+    assert height > 300 and width > 500
+    error = error_of(capsys, "predict", "features", folders / "pretrained", "a", "--attention", tmp_path / "heads.doc")
+    assert "expected a picture" in error and not (tmp_path / "heads.doc").exists()
+    error = error_of(capsys, "predict", "features", folders / "pretrained", "a", "i", "--attention", path)
+    assert "found 2 texts, expected one" in error
+
+
+def test_tokens_as_transformers_gives_them(folders, capsys):
+    from transformers import AutoTokenizer
+
+    (line,) = lines(capsys, "tokenize", folders / "pretrained", "Walking [MASK] é", "--pair", "the sky")
+    theirs = AutoTokenizer.from_pretrained(folders / "pretrained")
+    assert line["tokens"][:3] == ["[CLS]", "walk", "##ing"] and line["tokens"][-1] == "[SEP]"
+    assert "[MASK]" not in line["tokens"], "in a text it is text"
+    (line,) = lines(capsys, "tokenize", folders / "pretrained", "Walking, é unknown", "--pair", "the sky")
+    expected = theirs("Walking, é unknown", "the sky", return_offsets_mapping=True)
+    for name in ("input_ids", "token_type_ids", "attention_mask"):
+        assert line[name] == expected[name]
+    assert [tuple(pair) for pair in line["offsets"]] == expected["offset_mapping"]
+    assert main(["tokenize", str(folders / "pretrained"), "a", "--format", "table"]) == 0
+    assert "segment" in capsys.readouterr().out
+
+
+def test_cut_texts_are_counted_on_stderr(folders, capsys):
+    assert main(["predict", "classify", str(folders / "classifier"), "cat " * 100, "cat"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[0])["cut_tokens"] == 102 - POSITIONS
+    assert captured.err == (f"warning: {102 - POSITIONS} tokens at the ends of texts lie beyond the model's "
+                            f"{POSITIONS} positions and were cut\n")
+
+
+def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
+    model = folders / "pretrained"
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"the [MASK]\n\xff\xfe\n")
+    assert f"{bad}:2: found bytes that are no UTF-8" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
+    bad.write_text("the [MASK]\n\n")
+    assert f"{bad}:2: found an empty text" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
+    bad.write_text("a\tb\tc\n")
+    assert f"{bad}:1: found 3 columns" in error_of(capsys, "predict", "embed", model, "--file", bad)
+    bad.write_text('{"txt": "a"}\n')
+    assert "found no text 'text'" in error_of(capsys, "predict", "embed", model, "--file", bad, "--lines", "json")
+    bad.write_text("")
+    assert "found no line" in error_of(capsys, "predict", "embed", model, "--file", bad)
+    assert "No such file" in error_of(capsys, "predict", "embed", model, "--file", tmp_path / "none")
+    assert "expected one of them" in error_of(capsys, "predict", "embed", model, "a", "--file", bad)
+    assert "found no [MASK]" in error_of(capsys, "predict", "fill-mask", model, "no blank")
+    assert "with the head for tag" in error_of(capsys, "predict", "tag", model, "a")
+    assert "expected --context" in error_of(capsys, "predict", "answer", folders / "answerer", "who")
+    assert "found one text, expected at least two" in error_of(capsys, "predict", "similarity", model, "a")
+    assert "Expected a int" in error_of(capsys, "predict", "fill-mask", model, "[MASK]", "--top_k", "many")
+    (tmp_path / "odd").mkdir()
+    save_model(tmp_path / "odd")
+    config = json.loads((tmp_path / "odd" / "config.json").read_text())
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))
+    assert "found architecture BertLMHeadModel" in error_of(capsys, "predict", "embed", tmp_path / "odd", "a")
+
+
+def test_a_pipe_of_commands_as_in_a_shell(folders):
+    """Real processes: lines in, one JSON object a line out."""
+    result = subprocess.run(
+        [sys.executable, "-m", "launch", "predict", "embed", str(folders / "pretrained")], input="cat\nthe mat\n",
+        cwd=ROOT, text=True, capture_output=True, env=child_variables(OMP_NUM_THREADS="1"),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["cat", "the mat"]
