@@ -15,6 +15,7 @@ _COLUMNS = (
     ("train/next_sentence_loss", "nsp", "{:.4f}"),
     ("train/learning_rate", "rate", "{:.2e}"),
     ("train/gradient_norm", "norm", "{:.2f}"),
+    ("train/loss_spike", "SPIKE", "{:.2f} x the median"),
     ("speed/tokens_per_second", "tokens/s", "{:,.0f}"),
     ("speed/mfu", "MFU", "{:.1%}"),
     ("validation/loss", "validation loss", "{:.4f}"),
