@@ -57,16 +57,16 @@ class TrainState:
     """Step of the last evaluation; -1: none yet."""
     best_step: int = -1
     """Step of the best evaluation; -1: none yet."""
+    best_metric: str | None = None
+    """The metric by which it is the best."""
     best_value: float | None = None
-    """Value of evaluation.metric there."""
+    """Its value there."""
     evaluations_since_best: int = 0
     """Evaluations without a better value."""
     skipped_steps: int = 0
     """Steps that changed nothing, since their gradient was infinite or NaN."""
     inherited_steps: int = 0
     """Steps that the optimizer had made in the run that this one took its moments from."""
-    skipped_in_a_row: int = 0
-    """Those of them that no good step has followed yet."""
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ class _Writing:
 
 def optimizer_steps(state: dict) -> int:
     """Steps that an optimizer has made, of a state.json."""
-    return state["inherited_steps"] + state["step"] - state["skipped_steps"]
+    return state.get("inherited_steps", 0) + state["step"] - state["skipped_steps"]
 
 
 class CheckpointManager:
@@ -170,6 +170,7 @@ class CheckpointManager:
         self._good: set[int] = set()  # steps that verified or were written in this process
         self._damaged: set[int] = set()
         self._writing: _Writing | None = None
+        self._best: set[int] = set()  # the step of the best evaluation, as the newest checkpoint has it
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
@@ -214,21 +215,36 @@ class CheckpointManager:
         """
         self.publish()
         aside = self._path(state.step).with_name(self._path(state.step).name + ".tmp")
-        with readable_errors(aside):
+        with self._together("make room"), readable_errors(aside):
             if self.environment.is_main:
                 self._make_room(engine, aside)
-            distributed.barrier()
-            durable = DurableCheckpointEngine()
-            engine.checkpoint_engine = durable
+        durable = DurableCheckpointEngine()
+        engine.checkpoint_engine = durable
+        with readable_errors(aside):
             engine.save_checkpoint(str(self.folder), tag=aside.name, save_latest=False)
         durable.save({**rank_state, **_rng_state(self.device)}, str(aside / self._rank_file(self.environment.rank)))
         self._writing = _Writing(durable.writer, aside, state, {
             **asdict(state), "world_size": self.environment.world_size, **facts,
         })
 
+    @contextlib.contextmanager
+    def _together(self, what: str) -> Iterator[None]:
+        """What fails on one rank fails on all: none is left waiting in a collective for one that is gone."""
+        error = None
+        try:
+            yield
+        except UserError as caught:
+            error = caught
+        failed = distributed.reduce_sum(torch.tensor([float(error is not None)], device=self.device)).item()
+        if error is not None:
+            raise error
+        if failed:
+            raise UserError(f"{self.folder}: found a process that could not {what}, expected all to; its own message "
+                            "says why")
+
     def written(self) -> bool:
-        """Whether this rank has nothing left to write; it may have failed, which `publish` will say."""
-        return self._writing is None or self._writing.writer.done()
+        """Whether this rank has written all of a checkpoint that is not published yet, or has failed to."""
+        return self._writing is not None and self._writing.writer.done()
 
     def publish(self) -> None:
         """Wait until every rank has written and verified its files, then publish them. Collective.
@@ -239,17 +255,17 @@ class CheckpointManager:
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
-        with readable_errors(writing.aside):
-            # Each rank vouches for its own files.
+        step, mine = writing.state.step, {}
+        with self._together("write its part of a checkpoint"):
             mine = writing.writer.result(writing.aside)
-            publish_text(writing.aside / f"files-rank-{self.environment.rank:05d}.json", json.dumps(mine))
-            distributed.barrier()
-            step = writing.state.step
+        # Each rank vouches for its own files.
+        parts = distributed.gather_texts(json.dumps(mine), self.device)
+        with self._together("publish a checkpoint"), readable_errors(writing.aside):
             if self.environment.is_main:
-                self._publish(writing.aside, self._path(step), writing.facts)
-            distributed.barrier()
+                self._publish(writing.aside, self._path(step), parts, writing.facts)
         self._good.add(step)
         self._damaged.discard(step)
+        self._best = {writing.state.best_step}
 
     def _make_room(self, engine, aside: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -261,15 +277,14 @@ class CheckpointManager:
             raise UserError(f"{aside.with_suffix('')}: found {free:,} bytes free, expected at least "
                             f"{count * _BYTES_PER_PARAMETER:,} for a checkpoint; free space and run again")
 
-    def _publish(self, aside: Path, final: Path, state: dict) -> None:
+    def _publish(self, aside: Path, final: Path, parts: list[str], state: dict) -> None:
         checksums: dict[str, tuple[int, str]] = {}
-        parts = sorted(aside.glob("files-rank-*.json"))
-        if len(parts) != self.environment.world_size:
-            raise UserError(f"output: found the files of {len(parts)} processes in {aside}, expected those of "
-                            f"{self.environment.world_size}; --output must be a folder that all machines share")
-        for part in parts:
-            checksums.update(json.loads(part.read_text(encoding="utf-8")))
-            part.unlink()
+        for rank, part in enumerate(parts):
+            files = json.loads(part)
+            checksums.update(files)
+            if missing := [name for name in files if not (aside / name).is_file()]:
+                raise UserError(f"output: found no {missing[0]} of process {rank} in {aside}, expected the files of "
+                                "all processes; --output must be a folder that all machines share")
         publish_text(aside / STATE, json.dumps(state, indent=1) + "\n")
         checksums[STATE] = ((aside / STATE).stat().st_size, sha256_of(aside / STATE))
         publish_text(aside / CHECKSUMS, json.dumps(checksums, indent=1) + "\n")
@@ -282,17 +297,24 @@ class CheckpointManager:
         """Remove all but the newest good checkpoints and that of the best evaluation.
 
         Call it when the newest has proven itself: the weights of a checkpoint may be lost without any loss having seen
-        them yet, and it must not push out the good ones.
+        them yet, and it must not push out the good ones. Damaged ones stay, since some may only be out of reach.
+
+        Args:
+            best: step of the best evaluation. As long as the newest checkpoint knows of another, that one stays too.
         """
         if not self.environment.is_main or not self._good:
             return
         good = [step for step in self.steps() if step not in self._damaged]
-        kept = {*good[-self.keep_last:], max(self._good), *({best} & set(good))}
+        kept = {*good[-self.keep_last:], max(self._good), best, *self._best, *self._damaged}
         for step in set(self.steps()) - kept:
             # Renamed first: a removal that is cut short must not leave a folder that looks like a checkpoint.
             doomed = self._path(step).with_name(self._path(step).name + ".tmp")
-            os.replace(self._path(step), doomed)
-            shutil.rmtree(doomed)
+            try:
+                shutil.rmtree(doomed, ignore_errors=True)
+                os.replace(self._path(step), doomed)
+                shutil.rmtree(doomed)
+            except OSError as error:  # a file that is open over NFS, say; the next save tries again
+                self.warn(f"{doomed}: an old checkpoint could not be removed ({error.strerror})")
 
     def is_elastic(self, step: int) -> bool:
         """Whether a checkpoint was partitioned over another number of processes, so that it must be converted."""
@@ -352,7 +374,10 @@ class CheckpointManager:
         else:
             ranks = range(world_size) if self.environment.is_main else ()
             rank_states = [load_pickled(folder / self._rank_file(rank)) for rank in ranks]
-        return TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__}), rank_states
+        self._best = {state.get("best_step", -1)}
+        # A field that a checkpoint of an earlier version lacks has its default.
+        known = {name: state[name] for name in TrainState.__dataclass_fields__ if name in state}
+        return TrainState(**known), rank_states
 
 
 @contextlib.contextmanager

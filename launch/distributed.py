@@ -64,27 +64,31 @@ def gather(values: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
 
+def gather_texts(text: str, device: torch.device) -> list[str]:
+    """`text` of every rank, on every rank."""
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    sizes = gather(torch.tensor([len(own)], device=device)).flatten().tolist()
+    rows = gather(torch.nn.functional.pad(own, (0, max(sizes) - len(own)))).cpu()
+    return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
 class HostCopy:
-    """Numbers on their way from the device to the host, which does not wait for them: read one step later."""
+    """Numbers on their way from the device to the host, which need not wait for them: take them some work later.
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._host = torch.zeros(size, dtype=torch.float64, pin_memory=self._on_gpu)
-        self._copied = torch.cuda.Event() if self._on_gpu else None
-        self._fresh = False
+    Args:
+        values: float64 (N,) on the device.
+    """
 
-    def post(self, values: torch.Tensor) -> None:
-        """Send float64 (size,) off."""
-        self._host.copy_(values, non_blocking=self._on_gpu)
+    def __init__(self, values: torch.Tensor) -> None:
+        on_gpu = values.device.type == "cuda"
+        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=on_gpu)
+        self._host.copy_(values, non_blocking=on_gpu)
+        self._copied = torch.cuda.Event() if on_gpu else None
         if self._copied is not None:
             self._copied.record()
-        self._fresh = True
 
-    def take(self) -> list[float] | None:
-        """What was posted last, or None if that has been taken already."""
-        if not self._fresh:
-            return None
-        self._fresh = False
+    def take(self) -> list[float]:
+        """The numbers, waiting for them if need be."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host.tolist()

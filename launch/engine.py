@@ -120,6 +120,9 @@ def build_engine(
         where = ".".join(map(str, found["loc"]))
         raise UserError(f"deepspeed: found {where} = {found['input']!r}, expected a setting that DeepSpeed knows "
                         f"({found['msg']}); see its configuration reference") from error
+    if engine.fp16_enabled():
+        # At the smallest scale it would raise; how many skips in a row are too many is train.max_skipped_steps.
+        engine.optimizer.loss_scaler.raise_error_at_min_scale = False
     if not engine.zero_optimization():
         _skip_infinite_steps(engine, device)
     return engine

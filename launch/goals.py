@@ -10,8 +10,10 @@ from launch.config import EvaluationConfig, TrainConfig
 from pipeline.errors import UserError
 
 
-def judged(config: EvaluationConfig, state: TrainState, scalars: dict[str, float]) -> TrainState:
-    """The state after an evaluation that gave these `validation/...` scalars.
+def judged(config: EvaluationConfig, state: TrainState, scalars: dict[str, float], weights_step: int) -> TrainState:
+    """The state after an evaluation of the weights of step `weights_step` that gave these `validation/...` scalars.
+
+    A best value by another metric, from before the configuration was changed, counts for nothing.
 
     Raises:
         UserError: evaluation.metric is none of them.
@@ -21,8 +23,10 @@ def judged(config: EvaluationConfig, state: TrainState, scalars: dict[str, float
         known = ", ".join(sorted(key.removeprefix("validation/") for key in scalars))
         raise UserError(f"evaluation.metric: found {config.metric!r}, expected one of what is measured here: {known}")
     value = scalars[name]
-    if math.isfinite(value) and (state.best_value is None or config.is_better(value, state.best_value)):
-        return replace(state, best_step=state.evaluated_step, best_value=value, evaluations_since_best=0)
+    known = state.best_metric == config.metric
+    if math.isfinite(value) and (not known or config.is_better(value, state.best_value)):
+        return replace(state, best_metric=config.metric, best_step=weights_step, best_value=value,
+                       evaluations_since_best=0)
     return replace(state, evaluations_since_best=state.evaluations_since_best + 1)
 
 
@@ -33,7 +37,7 @@ def completion(config, state: TrainState) -> str | None:
         config: with the sections train and evaluation of launch/config/.
     """
     evaluation = config.evaluation
-    if state.best_value is not None:
+    if state.best_metric == evaluation.metric:
         best = f"{evaluation.metric} is {state.best_value:.4f} at step {state.best_step}"
         target = evaluation.target
         if target is not None and (state.best_value == target or evaluation.is_better(state.best_value, target)):

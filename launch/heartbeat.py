@@ -15,7 +15,10 @@ from pathlib import Path
 from launch.config import MonitorConfig
 from launch.environment import Environment
 from launch.runs import HEARTBEATS
+from pipeline.storage import readable_errors
 
+# Phases in the order of a step, from the moment that it has its number.
+_ORDER = ("start", "evaluate", "save", "data", "collective", "compute", "ended", "failed")
 # Code that a process stands in while it waits for others.
 _COLLECTIVES = ("torch/distributed/", "deepspeed/comm/")
 
@@ -42,7 +45,8 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with readable_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         self._write()
         self._thread.start()
         return self
@@ -102,7 +106,8 @@ class Heartbeat:
         lines = [f"rank {self._environment.rank}: no progress for {now - self._moved:.0f} s, at step {step} in "
                  f"{phase}. All ranks, from {self._folder}:"]
         beats = {rank: self._read(rank) for rank in range(self._environment.world_size)}
-        late = 2 * self._config.heartbeat_seconds + 1
+        # Clocks of hosts differ, and a shared folder shows changes late.
+        late = max(2 * self._config.heartbeat_seconds, self._config.hang_seconds / 2)
         culprits = []
         for rank, beat in beats.items():
             if beat is None:
@@ -117,9 +122,10 @@ class Heartbeat:
             if silent > late:
                 culprits.append(rank)
         if not culprits:
-            behind = min(beat["step"] for beat in beats.values())
-            culprits = [rank for rank, beat in beats.items() if beat["step"] == behind and not beat["waiting"]]
-        if culprits:
+            places = {rank: (beat["step"], _ORDER.index(beat["phase"])) for rank, beat in beats.items()}
+            behind = [rank for rank, place in places.items() if place == min(places.values())]
+            culprits = [rank for rank in behind if not beats[rank]["waiting"]] or behind
+        if len(culprits) < len(beats):
             lines.append(f"waited for: rank {', '.join(map(str, culprits))}")
         frames = sys._current_frames()
         for thread in threading.enumerate():

@@ -34,6 +34,7 @@ class Inspector:
         self._engine, self._device, self._world_size = engine, device, world_size
         self._fragments: dict[int, list[tuple[str, int, int]]] | None = None
         self._squares: dict[str, torch.Tensor] = {}
+        self._weights: list[torch.Tensor] = []  # before the update
         self._communication_share = 0.0
 
     @contextlib.contextmanager
@@ -58,17 +59,17 @@ class Inspector:
         if not self._engine.zero_optimization():
             squares = squares / self._world_size  # every process has counted the whole
         scalars = {}
-        # What clipping has multiplied the gradients by.
+        if self._world_size > 1:
+            scalars["speed/communication_share"] = self._communication_share
         norm, limit = float(self._engine.get_global_grad_norm() or 0.0), self._engine.gradient_clipping()
+        if not math.isfinite(norm):  # the step was skipped
+            return scalars
+        # What clipping has multiplied the gradients by.
         clipped = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
         for layer, (gradient, weight, update) in zip(self._squares, squares.sqrt().tolist(), strict=True):
             scalars[f"gradient_norm/{layer}"] = gradient / clipped
             scalars[f"weight_norm/{layer}"] = weight
             scalars[f"update_ratio/{layer}"] = update / weight if weight else 0.0
-        if not math.isfinite(norm):  # the step was skipped
-            scalars = {}
-        if self._world_size > 1:
-            scalars["speed/communication_share"] = self._communication_share
         return scalars
 
     def _locate(self) -> dict[int, list[tuple[str, int, int]]]:
@@ -86,7 +87,8 @@ class Inspector:
                 if tensor.grad is None:
                     continue
                 weight, gradient = tensor.detach().flatten(), tensor.grad.flatten()
-                for layer, start, length in self._fragments[tensor.untyped_storage().data_ptr()]:
+                # A small group may leave a process nothing but padding.
+                for layer, start, length in self._fragments.get(tensor.untyped_storage().data_ptr(), ()):
                     start -= tensor.storage_offset()
                     yield layer, weight[start:start + length], gradient[start:start + length]
 

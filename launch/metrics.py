@@ -11,7 +11,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from pipeline.storage import publish_text
+from pipeline.storage import publish_text, readable_errors
 
 FILE_NAME = "metrics.jsonl"
 # A loss is marked that lies this many median deviations above the running median, and this share of it: the first
@@ -27,17 +27,20 @@ class MetricsWriter:
     Args:
         step: the step that the run goes on from; lines of later steps are removed, and TensorBoard is told to
             forget later events (`purge_step`).
+        evaluated_step: the last evaluation that the run knows of; lines of later ones are removed too.
     """
 
-    def __init__(self, folder: Path, step: int = 0) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1) -> None:
         path = folder / FILE_NAME
         if path.exists():
-            _truncate(path, step)
+            _truncate(path, step, evaluated_step)
+        self._folder = folder
         lines = read_metrics(folder) if path.exists() else []
         self._losses = deque((line["train/loss"] for line in lines if "train/loss" in line), maxlen=_SPIKE_WINDOW)
-        self._file = open(path, "a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
+        with readable_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a", encoding="utf-8")
+            self._board = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
 
     def write(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
         """Append one line and one event a scalar; both are flushed.
@@ -50,11 +53,12 @@ class MetricsWriter:
             if (ratio := _spike(loss, self._losses)) is not None:
                 scalars = scalars | {"train/loss_spike": ratio}
             self._losses.append(loss)
-        self._file.write(json.dumps({"step": step, **scalars}) + "\n")
-        self._file.flush()
-        for name, value in scalars.items():
-            self._board.add_scalar(name, value, step)
-        self._board.flush()
+        with readable_errors(self._folder):
+            self._file.write(json.dumps({"step": step, **scalars}) + "\n")
+            self._file.flush()
+            for name, value in scalars.items():
+                self._board.add_scalar(name, value, step)
+            self._board.flush()
         return scalars
 
     def describe(self, config: str, values: dict[str, object]) -> None:
@@ -67,17 +71,20 @@ class MetricsWriter:
 
     def text(self, name: str, step: int, markdown: str) -> None:
         """A page of TensorBoard's text panel."""
-        self._board.add_text(name, markdown, step)
-        self._board.flush()
+        with readable_errors(self._folder):
+            self._board.add_text(name, markdown, step)
+            self._board.flush()
 
     def embeddings(self, step: int, vectors: torch.Tensor, names: list[str]) -> None:
         """A snapshot for TensorBoard's projector: vectors (N, hidden), a name each."""
-        self._board.add_embedding(vectors, metadata=names, global_step=step, tag="word_embeddings")
-        self._board.flush()
+        with readable_errors(self._folder):
+            self._board.add_embedding(vectors, metadata=names, global_step=step, tag="word_embeddings")
+            self._board.flush()
 
     def close(self) -> None:
-        self._file.close()
-        self._board.close()
+        with readable_errors(self._folder):
+            self._file.close()
+            self._board.close()
 
 
 def _spike(loss: float, before: deque[float]) -> float | None:
@@ -101,6 +108,9 @@ def read_metrics(folder: Path) -> list[dict]:
     return lines
 
 
-def _truncate(path: Path, step: int) -> None:
-    kept = [line for line in read_metrics(path.parent) if line["step"] <= step] if step else []
+def _truncate(path: Path, step: int, evaluated_step: int) -> None:
+    def known(line: dict) -> bool:
+        return line["step"] <= (evaluated_step if "validation/loss" in line else step)
+
+    kept = [line for line in read_metrics(path.parent) if known(line)]
     publish_text(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -118,7 +118,7 @@ def pretrain(config: PretrainConfig) -> int:
             complete = train(config, trainer, StopRequest(deadline))
         distributed.shutdown()
     console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
-                f"stopped at step {trainer.state.step} with a checkpoint; the same command continues")
+                f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
@@ -214,7 +214,7 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         seed=config.seed, samples_consumed=trainer.state.samples_consumed, tokens_consumed=trainer.state.tokens,
         warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
     )  # fmt: skip
-    metrics = MetricsWriter(output, trainer.state.step) if environment.is_main else None
+    metrics = MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step) if environment.is_main else None
     try:
         with stop:
             if metrics:
@@ -233,7 +233,7 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         if metrics:
             metrics.close()
     if metrics:
-        runs.set_status(output, "complete" if complete else "requeue", trainer.state.step)
+        runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
     return complete
 
 

@@ -43,11 +43,16 @@ class _HashingFile:
         self._file = file
         self.size = 0
         self.digest = hashlib.sha256()
+        self.error: OSError | None = None  # torch makes a RuntimeError of it that does not tell the cause
 
     def write(self, data) -> int:
         self.digest.update(data)
         self.size += len(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
@@ -62,7 +67,12 @@ def write_verified(content, path: Path) -> tuple[int, str]:
     """
     with open(path, "wb") as file:
         hashing = _HashingFile(file)
-        torch.save(content, hashing)
+        try:
+            torch.save(content, hashing)
+        except RuntimeError:
+            if hashing.error is None:
+                raise
+            raise hashing.error from None
         file.flush()
         os.fsync(file.fileno())
         if hasattr(os, "posix_fadvise"):  # so that the disk is asked, and not the page cache; macOS has none

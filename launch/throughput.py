@@ -50,6 +50,7 @@ class Throughput:
         self._start = time.perf_counter()
         self._data_wait = 0.0
         self._save_wait = 0.0
+        self._steps = 0
         self.tokens = 0
         self.flops = 0.0
 
@@ -64,11 +65,13 @@ class Throughput:
         self._data_wait += seconds
 
     def add(self, tokens: int) -> None:
-        """Real tokens of this rank; their model FLOPs (model/flops.py) are added to `flops`."""
+        """A step with so many real tokens of this rank; their FLOPs (model/flops.py) are added to `flops`."""
+        self._steps += 1
         self.tokens += tokens
 
-    def scalars(self, steps: int) -> dict[str, float]:
-        """What the curves show of the last `steps` steps, over all ranks. Collective."""
+    def scalars(self) -> dict[str, float]:
+        """What the curves show of the steps since the last reset, over all ranks. Collective."""
+        steps = max(1, self._steps)
         seconds = max(1e-9, time.perf_counter() - self._start)
         measured = torch.tensor([self.tokens, self.flops, seconds, self._data_wait, self._save_wait,
                                  peak_memory(self._device)], dtype=torch.float64)
@@ -91,7 +94,5 @@ class Throughput:
 
 def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
     """Median over the ranks, and with several the extremes."""
-    if len(values) == 1:
-        return {name: float(values)}
-    return {f"{name}/min": float(values.min()), f"{name}/median": float(values.median()),
-            f"{name}/max": float(values.max())}
+    extremes = {f"{name}/min": float(values.min()), f"{name}/max": float(values.max())}
+    return {name: float(values.median()), **(extremes if len(values) > 1 else {})}

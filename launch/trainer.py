@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -48,6 +49,18 @@ def to_device(batch: dict, device: torch.device) -> dict:
     }
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A step that is done, or queued on the device: how it went, and what a checkpoint after it would hold."""
+
+    outcome: distributed.HostCopy
+    """Wishes to stop, ranks that have written a checkpoint, seconds by rank 0's clock; whether it was skipped."""
+    state: TrainState
+    window: torch.Tensor
+    position: int
+    """Of its first sample in the stream."""
+
+
 class Trainer:
     """Trains one engine on one stream of batches, the same way on one process and on many.
 
@@ -77,22 +90,21 @@ class Trainer:
         # Called with the step after each evaluation, on every rank: pictures and texts that a task has to show.
         self.show: Callable[[int], None] | None = None
         self._window = torch.zeros(len(objective.NAMES) + len(_WINDOW), dtype=torch.float64, device=device)
-        # Wishes to stop, ranks that have written, seconds by rank 0's clock; steps skipped.
-        self._flags = distributed.HostCopy(4, device)
+        self._pending: deque[_Step] = deque()  # steps whose outcome the host has not looked at yet, oldest first
         self._stop_agreed = False
         self._began = 0.0  # when the clock would have been started without interruption
         self._seconds = 0.0  # by rank 0's clock, as all ranks know them
         self._rate = 0.0
-        self._batch: RankBatch | None = None  # the last one
-        self._good: tuple[TrainState, torch.Tensor] | None = None  # state and window after the last good step
-        self._saved_step: int | None = None
+        self._good = self.state, self._window.clone()  # after the last good step
+        self._skipped_in_a_row = 0
+        self.saved_step: int | None = None
 
     def resume(self, step: int) -> None:
         """Go on from a published checkpoint of this run."""
         self.state, rank_states = self.checkpoints.load(self.engine, step)
         for saved in rank_states:
             self._window += saved["window"].to(self.device)
-        self._saved_step = step
+        self.saved_step = step
         self._seconds = self.state.seconds
 
     def inherit(self, checkpoints: CheckpointManager, step: int) -> None:
@@ -128,10 +140,7 @@ class Trainer:
             ended = ending(self.train, self.state) is not None
             if self.state.step % self.train.log_every_steps == 0 or ended:
                 self._log()
-            # A stop leaves little time: what is due then is evaluated after the resume, if there will be one.
-            best = False
-            if not self._stop_agreed or ended:
-                best = self._evaluate_if_due()
+            best = self._evaluate_if_due()
             every = self.config.checkpoint.every_steps
             if (every and self.state.step % every == 0) or (best and self.config.evaluation.keep_best):
                 self._save()
@@ -139,7 +148,7 @@ class Trainer:
         self._save()
         with self._not_training("save"):
             self.checkpoints.publish()
-            if self.completion and not self.state.skipped_in_a_row:
+            if self.completion and not self._skipped_in_a_row:
                 self.checkpoints.retire(self.state.best_step)
         return self.completion is not None
 
@@ -155,9 +164,7 @@ class Trainer:
         counts = [*self.objective.counts(batch), stop.wanted, self.checkpoints.written(), seconds]
         counts = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
         totals = distributed.reduce_sum(counts)
-        self._settle()
 
-        self.heartbeat.beat(self.state.step, "compute")
         self._set_rate()
         every = self.config.monitor.inspect_every_steps
         inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
@@ -170,7 +177,7 @@ class Trainer:
                 sums += self._accumulate(micro_step, micro_batch, totals[:-3])
 
         skipped = step_skipped(self.engine)
-        self._flags.post(torch.cat([totals[-3:], skipped]))
+        outcome = distributed.HostCopy(torch.cat([totals[-3:], skipped]))
         share = 1 / self.environment.world_size
         own = torch.tensor([batch.num_tokens, batch.num_padding], dtype=torch.float64)
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
@@ -179,10 +186,11 @@ class Trainer:
             own.to(self.device, non_blocking=True),
         ])  # fmt: skip
         self.throughput.add(batch.num_tokens)
-        self._batch = batch
         self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
                              samples_consumed=batch.position + batch.num_samples,
                              tokens=self.state.tokens + batch.global_tokens)
+        self._pending.append(_Step(outcome, self.state, self._window.clone(), batch.position))
+        self._settle(but=1)
         if inspect:
             self._settle()
             self._write(self.inspector.scalars(), progress=False)
@@ -202,6 +210,7 @@ class Trainer:
 
     def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
         """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums."""
+        self.heartbeat.beat(self.state.step, "compute")
         self.throughput.flops += self.flops(micro_batch)
         key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
         micro_batch = to_device(micro_batch, self.device)
@@ -212,61 +221,76 @@ class Trainer:
         self.engine.step()
         return sums
 
-    def _settle(self) -> None:
-        """Act on what all ranks know of the last step: a wish to stop, a checkpoint that is written, a skip."""
-        flags = self._flags.take()
-        if flags is None:
-            return
-        stop, written, self._seconds, skipped = flags
-        self._stop_agreed |= stop > 0
-        if written == self.environment.world_size:
-            with self._not_training("save"):
-                self.checkpoints.publish()
-        if not skipped:
-            self.state = replace(self.state, skipped_in_a_row=0)
-            self._good = self.state, self._window.clone()
-            return
-        self.state = replace(self.state, skipped_steps=self.state.skipped_steps + 1,
-                             skipped_in_a_row=self.state.skipped_in_a_row + 1)
-        where = (f"step {self.state.step}, on samples {self._batch.position:,} to {self.state.samples_consumed - 1:,} "
-                 f"of the stream (epoch {self.state.epoch})")
+    def _settle(self, but: int = 0) -> None:
+        """Act on what all ranks know of the steps done: a wish to stop, a checkpoint that is written, a skip.
+
+        Args:
+            but: newest steps left for later: the last one may still be running on a GPU, which the host need not await.
+        """
+        while len(self._pending) > but:
+            step = self._pending.popleft()
+            stop, written, self._seconds, skipped = step.outcome.take()
+            self._stop_agreed |= stop > 0
+            if written == self.environment.world_size:
+                with self._not_training("save"):
+                    self.checkpoints.publish()
+            if skipped:
+                self._note_skip(step)
+            # An fp16 step that was skipped has changed the loss scale, and may well have been the scale's fault.
+            if not skipped or self.engine.fp16_enabled():
+                self._good = replace(step.state, skipped_steps=self.state.skipped_steps), step.window
+            if not skipped:
+                self._skipped_in_a_row = 0
+
+    def _note_skip(self, step: _Step) -> None:
+        self.state = replace(self.state, skipped_steps=self.state.skipped_steps + 1)
+        self._skipped_in_a_row += 1
+        where = (f"step {step.state.step}, on samples {step.position:,} to {step.state.samples_consumed - 1:,} of the "
+                 f"stream (epoch {step.state.epoch})")
         self.console.warn(f"the gradient of {where} is infinite or NaN; the step changes nothing")
-        if self.engine.fp16_enabled():  # it has changed the loss scale, and may well have been the scale's fault
-            self._good = self.state, self._window.clone()
-        if self.state.skipped_in_a_row >= self.train.max_skipped_steps:
-            self._save()
-            self.checkpoints.publish()
-            kept = ", ".join(map(str, self.checkpoints.steps()))
-            raise UserError(
-                f"train.learning_rate: found {self.state.skipped_in_a_row} steps in a row whose gradient is infinite "
-                f"or NaN, the last being {where}, expected fewer than train.max_skipped_steps = "
-                f"{self.train.max_skipped_steps}; lower the rate, lengthen the warmup or look at the data; checkpoints "
-                f"are there of steps {kept}: remove those that are too late to continue from"
-            )
+        if self._skipped_in_a_row < self.train.max_skipped_steps:
+            return
+        self._pending.clear()
+        self._save()
+        self.checkpoints.publish()
+        kept = ", ".join(map(str, self.checkpoints.steps()))
+        raise UserError(
+            f"train.learning_rate: found {self._skipped_in_a_row} steps in a row whose gradient is infinite or NaN, "
+            f"the last being {where}, expected fewer than train.max_skipped_steps = {self.train.max_skipped_steps}; "
+            f"lower the rate, lengthen the warmup or look at the data; checkpoints are there of steps {kept}: remove "
+            "those that are too late to continue from"
+        )
 
     def _evaluate_if_due(self) -> bool:
         """Whether an evaluation was due and was the best so far."""
         step, every = self.state.step, self.config.evaluation.every_steps
-        due = step == 0 or ending(self.train, self.state) or (every and step % every == 0)
+        ended = ending(self.train, self.state)
+        due = step == 0 or ended or (every and step % every == 0)
         if not due or self.validation is None or self.state.evaluated_step == step:
             return False
         self._settle()
+        if self._stop_agreed and not ended:
+            return False  # a stop leaves little time: the resume evaluates first
         with self._not_training("evaluate"):
             scalars = self._evaluate()
             self._write(scalars)
             if self.show is not None:
                 self.show(step)
-        self.state = judged(self.config.evaluation, replace(self.state, evaluated_step=step), scalars)
-        if self._good and self._good[0].step == step:
+        good_step = self._good[0].step  # the weights are still those, if steps have been skipped since
+        self.state = judged(self.config.evaluation, replace(self.state, evaluated_step=step), scalars, good_step)
+        self._state_changed()
+        return self.state.best_step == good_step
+
+    def _state_changed(self) -> None:
+        """Keep what a checkpoint would hold up to date, if the last step was a good one."""
+        if self._good[0].step == self.state.step:
             self._good = self.state, self._window.clone()
-        return self.state.best_step == step
 
     def _log(self) -> None:
         self._settle()
-        *sums, steps, skipped, tokens, padding = distributed.reduce_sum(self._window.clone()).tolist()
+        *sums, steps, _, tokens, padding = distributed.reduce_sum(self._window.clone()).tolist()
         self._window.zero_()
-        if self._good and self._good[0].step == self.state.step:
-            self._good = self.state, self._window.clone()
+        self._state_changed()
         scalars = {}
         if steps > 0.5:  # whole numbers but for rounding; without a good step there is no loss
             scalars["train/loss"] = sums[0] / steps
@@ -282,7 +306,7 @@ class Trainer:
         scalars["data/tokens"] = self.state.tokens
         scalars["data/samples"] = self.state.samples_consumed
         scalars["data/epoch"] = self.state.epoch
-        scalars |= self.throughput.scalars(round(steps + skipped))
+        scalars |= self.throughput.scalars()
         self._write(scalars)
         self.throughput.reset()
 
@@ -292,7 +316,7 @@ class Trainer:
         began = time.perf_counter()
         yield
         self.throughput.exclude(time.perf_counter() - began, phase)
-        self.heartbeat.beat(self.state.step, "compute")
+        self.heartbeat.beat(self.state.step, "data")
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
@@ -321,12 +345,12 @@ class Trainer:
         """Begin to save the state after the last good step; what was skipped since is tried again from there."""
         self._settle()
         state, window = self._good
-        if self._saved_step == state.step:
+        if self.saved_step == state.step:
             return
         with self._not_training("save"):
-            if not self.state.skipped_in_a_row:
+            if not self._skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
             self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()})
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
-        self._saved_step = state.step
+        self.saved_step = state.step

@@ -15,7 +15,8 @@ from tests.launching import assert_same_weights, curve, finish, kill_when, pretr
 from tests.synthetic import make_shards
 
 RUN = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0", "--schedule.warmup_steps", "0",
-       "--schedule.name", "constant", "--checkpoint.every_steps", "4")  # fmt: skip
+       "--schedule.name", "constant", "--checkpoint.every_steps", "4",
+       "--monitor.inspect_every_steps", "1")  # fmt: skip
 # Six steps of 3e-3, moved by sums in another order: a few 1e-7 each.
 TOLERANCE = 1e-5
 

@@ -142,6 +142,6 @@ def test_the_deepspeed_launcher_trains_the_same_model(chain):
 @pytest.mark.slow
 def test_quickstart_runs_and_a_second_time_reuses_what_is_done(tmp_path):
     first = cloze("quickstart", "--output", tmp_path)
-    assert "stopped at step" in first and "resumed from step" in first and "│ 1 " in first
+    assert "stopped with a checkpoint of step" in first and "resumed from step" in first and "│ 1 " in first
     second = cloze("quickstart", "--output", tmp_path)
     assert second.count("(done before)") == 4 and "resumed" not in second

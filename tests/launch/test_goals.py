@@ -18,7 +18,7 @@ def after(config: EvaluationConfig, *values: float) -> TrainState:
     state = TrainState()
     for number, value in enumerate(values, 1):
         state = judged(config, TrainState(**{**vars(state), "step": number * 10, "evaluated_step": number * 10}),
-                       {f"validation/{config.metric}": value})
+                       {f"validation/{config.metric}": value}, number * 10)
     return state
 
 
@@ -49,9 +49,18 @@ def test_a_run_is_complete_by_target_patience_or_steps():
     assert "all 1000 steps" in completion(SimpleNamespace(train=TrainConfig(max_steps=1000), evaluation=loss), done)
 
 
+def test_the_best_by_another_metric_counts_for_nothing():
+    """The run was begun with the default metric, a loss of 6.9, which is no accuracy."""
+    state = after(EvaluationConfig(), 6.9)
+    changed = EvaluationConfig(metric="mlm_accuracy", target=0.72, patience=1)
+    assert completion(SimpleNamespace(train=TrainConfig(max_steps=1000), evaluation=changed), state) is None
+    state = judged(changed, state, {"validation/mlm_accuracy": 0.1}, 20)
+    assert (state.best_step, state.best_value) == (20, 0.1)
+
+
 def test_a_metric_that_is_not_measured():
     with pytest.raises(UserError, match="found 'accuracy', expected one of .*mlm_accuracy"):
-        judged(EvaluationConfig(metric="accuracy"), TrainState(), {"validation/mlm_accuracy": 0.5})
+        judged(EvaluationConfig(metric="accuracy"), TrainState(), {"validation/mlm_accuracy": 0.5}, 0)
 
 
 def test_the_best_checkpoint_stays_and_patience_ends_the_run(tmp_path):

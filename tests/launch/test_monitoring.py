@@ -82,7 +82,7 @@ def test_a_trace_of_each_process(run):
 def test_speed_and_memory_of_all_processes(run):
     line = next(line for line in read_metrics(run) if "train/loss" in line)
     for name in ("speed/step_seconds", "speed/data_wait_seconds"):
-        assert 0 <= line[f"{name}/min"] <= line[f"{name}/median"] <= line[f"{name}/max"]
+        assert 0 <= line[f"{name}/min"] <= line[name] <= line[f"{name}/max"]
     assert line["memory/peak_gib"] > 0.1
     shares = [line["speed/communication_share"] for line in read_metrics(run) if "speed/communication_share" in line]
     assert [line["step"] for line in read_metrics(run) if "gradient_norm/layer_01" in line] == [4, 8, 12]

@@ -1,6 +1,10 @@
 """What is written is what was there when saving began, whatever training does meanwhile."""
 
+import json
+import subprocess
+import sys
 import threading
+import time
 from collections import OrderedDict
 
 import pytest
@@ -11,7 +15,7 @@ from launch.checkpoint import CHECKSUMS, load_pickled
 from launch.saving import BackgroundWriter, host_copy, write_verified
 from pipeline.errors import UserError
 from pipeline.storage import sha256_of
-from tests.launching import train
+from tests.launching import ROOT, finish, pretrain_command, start, train
 from tests.synthetic import make_shards
 
 
@@ -79,3 +83,60 @@ def test_checkpoints_in_the_background_have_the_bytes_of_those_in_line(tmp_path,
         found.append({folder.name: (folder / CHECKSUMS).read_text() for folder in folders})
     assert list(found[0]) == [f"step-{step:08d}" for step in (3, 6, 9, 12)]
     assert found[0] == found[1]
+
+
+FULL_DISK = """
+import resource, sys, torch
+from pathlib import Path
+from launch.saving import BackgroundWriter
+from pipeline.errors import UserError
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = BackgroundWriter()
+writer.submit({"w": torch.ones(1_000_000)}, Path(sys.argv[1]) / "a.pt")
+try:
+    writer.result(Path(sys.argv[1]))
+except UserError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize("limit", ["100", "5000", "2000000"])
+def test_a_disk_that_fills_up_in_the_middle_of_a_file(tmp_path, limit):
+    """A process may write no more than `limit` bytes: torch's writer fails at another place each time."""
+    result = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path), limit], cwd=ROOT, text=True,
+                            capture_output=True)  # fmt: skip
+    assert result.returncode == 2, result.stderr
+    assert "a.pt" in result.stdout or str(tmp_path) in result.stdout
+    assert "File too large" in result.stdout
+
+
+FAILS_ON_RANK_1 = """
+import sys
+from launch import saving
+from launch.cli import main
+write = saving.write_verified
+def fail(content, path):
+    if path.name == "rank-00001.pt":
+        raise OSError(28, "No space left on device", str(path))
+    return write(content, path)
+saving.write_verified = fail
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_process_that_cannot_write_ends_the_run_on_all(tmp_path):
+    """The second process's disk is full: both end with a line, neither waits for the other, nothing is published."""
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS_ON_RANK_1)
+    command = pretrain_command(data, run, "--train.max_steps", "50", "--checkpoint.every_steps", "5", processes=2)
+    at = command.index("launch")
+    began = time.monotonic()
+    output = finish(start([*command[:at - 1], str(script), *command[at + 1:]], PYTHONPATH=str(ROOT)), status=None)
+    assert time.monotonic() - began < 100
+    assert "rank-00001.pt: the disk is full" in output
+    assert "found a process that could not write its part of a checkpoint" in output
+    assert json.loads((run / "status.json").read_text())["state"] == "failed"
+    assert not [path for path in (run / "checkpoints").glob("step-*") if path.suffix != ".tmp"]
