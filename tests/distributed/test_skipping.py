@@ -102,3 +102,13 @@ def test_too_many_in_a_row_end_the_run_with_the_last_good_state(data, tmp_path):
     finish(start(pretrain_command(data, healthy, *RUN, *overrides, processes=2)))
     assert_same_weights(weights(run), weights(healthy))
     assert curve(run) == curve(healthy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lamb", "muon", "stable_adamw"])
+def test_optimizers_that_cannot_skip_on_the_device_skip_too(data, tmp_path, name):
+    """Two good steps, and then two whose gradient is NaN: the weights are those of two steps."""
+    overrides = ("--optimizer.name", name)
+    finish(start(pretrain_command(data, tmp_path / "two", *RUN, *overrides, "--train.max_steps", "2", processes=2)))
+    finish(start(poisoned_command(data, tmp_path / "four", 1, "2-3", *overrides, "--train.max_steps", "4")))
+    assert_same_weights(weights(tmp_path / "two"), weights(tmp_path / "four"))
