@@ -10,9 +10,11 @@ thousands of shards.
 """
 
 import argparse
+import atexit
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import time
@@ -113,19 +115,20 @@ def streaming(data: Path):
 
     reader = ShardReader(data)
     samples, _ = reader.take(np.arange(min(50_000, reader.num_samples)), 0)
-    with tempfile.TemporaryDirectory() as folder:
-        with mosaic.MDSWriter(out=folder, columns={"ids": "bytes"}) as writer:
-            for low, high in zip(samples.offsets[:-1], samples.offsets[1:], strict=True):
-                writer.write({"ids": samples.input_ids[low:high].tobytes()})
-        table = mosaic.StreamingDataset(local=folder, shuffle=True, batch_size=BATCH)
-        while True:
-            rows = []
-            for row in table:
-                rows.append(np.frombuffer(row["ids"], np.uint16).astype(np.int64))
-                if len(rows) == BATCH:
-                    ids = torch.from_numpy(np.concatenate(rows))
-                    rows = []
-                    yield len(ids)
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)  # not sooner: threads of the library go on reading
+    with mosaic.MDSWriter(out=folder, columns={"ids": "bytes"}) as writer:
+        for low, high in zip(samples.offsets[:-1], samples.offsets[1:], strict=True):
+            writer.write({"ids": samples.input_ids[low:high].tobytes()})
+    table = mosaic.StreamingDataset(local=folder, shuffle=True, batch_size=BATCH)
+    while True:
+        rows = []
+        for row in table:
+            rows.append(np.frombuffer(row["ids"], np.uint16).astype(np.int64))
+            if len(rows) == BATCH:
+                ids = torch.from_numpy(np.concatenate(rows))
+                rows = []
+                yield len(ids)
 
 
 def first_batch(data: Path, cold: bool) -> float:

@@ -25,7 +25,7 @@ class SourceConfig:
     format: Literal["auto", "text", "file", "lines", "pairs", "jsonl", "parquet", "dataset"] = "auto"
     """Form of the input. auto: by name (.jsonl, .parquet, else text); text: documents between blank lines; file: a
     document each; lines: a sentence a line, blank line between documents; pairs: A<tab>B a line; jsonl; parquet;
-    dataset: names of folders of `datasets.save_to_disk` or of data sets on the hub."""
+    dataset: names of folders of `datasets.save_to_disk` or of data sets on the hub (NAME or NAME@REVISION)."""
     text_field: str = "text"
     """Field of JSONL, Parquet and data sets that holds the text; a name."""
     id_field: str | None = None

@@ -44,8 +44,8 @@ class Estimate:
 def estimate(
     config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile], tasks: list[list[Segment]]
 ) -> Estimate | None:
-    """From the first documents of the input; None for data sets on the hub, whose size isn't known."""
-    if any(file.format == "dataset" for file in files):
+    """From the first documents of the input; None if the size of a data set on the hub isn't known."""
+    if not all(file.size for file in files if file.format == "dataset"):
         return None
     texts, size = [], 0
     for document in itertools.chain.from_iterable(map(read, tasks)):

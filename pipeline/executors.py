@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 import multiprocessing
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -114,6 +115,7 @@ def keep_memory() -> None:
 
 def start_worker() -> None:
     """Make a worker process use one core: workers are counted in cores."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()
     with suppress(OSError):  # where memory runs out, Linux shall end a worker and not the parent, which can tell of it
         Path("/proc/self/oom_score_adj").write_text("500")
@@ -122,6 +124,12 @@ def start_worker() -> None:
     # What tasks need is imported now, while the parent process still plans, and not with the first task.
     importlib.import_module("pipeline.tokenizing")
     importlib.import_module("pipeline.building")
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has gone: killed, that can't say so, and the queue of tasks would never end."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ any number of workers. The manifest is written last.
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -130,7 +131,7 @@ def _identity(
                 "lengths": config.lengths,
                 "tokenizer_fingerprint": tokenizer.fingerprint,
                 "sources": [[file.source, file.name, file.size] for file in files],
-                "changed": [file.changed for file in files],
+                "times of change": [file.changed for file in files],
                 "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),  # other versions may differ
             }
         )
@@ -227,19 +228,25 @@ def _tokenize(
 
 def _hash_sources(executor: Executor, files: list[InputFile]) -> list[str | None]:
     hashes: list[str | None] = [None] * len(files)
-    paths = [(number, Path(file.path)) for number, file in enumerate(files) if file.format != "dataset"]
+    tasks = [file for file in files if file.format != "dataset"]
 
     def on_result(place: int, digest: str) -> None:
-        hashes[paths[place][0]] = digest
+        hashes[tasks[place].number] = digest
 
-    sizes = [files[number].size for number, _ in paths]
-    run_tasks(executor, _hash_source, [path for _, path in paths], sizes, on_result)
+    run_tasks(executor, _hash_source, tasks, [file.size for file in tasks], on_result)
     return hashes
 
 
-def _hash_source(path: Path) -> str:
-    with readable_errors(path):
-        return sha256_of(path)
+def _hash_source(file: InputFile) -> str:
+    """SHA-256 of an input file. Raises UserError if it isn't any more what was read."""
+    with readable_errors(Path(file.path)):
+        digest, status = sha256_of(Path(file.path)), os.stat(file.path)
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.changed):
+        raise UserError(
+            f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
+            "same command again"
+        )
+    return digest
 
 
 def _build(

@@ -113,7 +113,6 @@ class Tokenizer:
     def save(self, folder: str | Path, durable: bool = True) -> None:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
         folder = Path(folder)
-        by_id = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "do_lower_case": self.lowercase,
@@ -126,8 +125,13 @@ class Tokenizer:
         self.backend.encode_special_tokens = False  # the file serves ordinary use
         publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True), durable)
         self.backend.encode_special_tokens = True
-        publish_text(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in by_id), durable)
+        publish_text(folder / "vocab.txt", self.vocab_txt(), durable)
         publish_text(folder / "tokenizer_config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n", durable)
+
+    def vocab_txt(self) -> str:
+        """The tokens, one a line, by id."""
+        by_id = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+        return "".join(f"{token}\n" for token, _ in by_id)
 
     @cached_property
     def fingerprint(self) -> str:

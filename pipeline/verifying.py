@@ -4,37 +4,69 @@ from pathlib import Path
 
 from pipeline.config import VerifyConfig
 from pipeline.errors import UserError
-from pipeline.manifest import Manifest
+from pipeline.manifest import FILE_NAME, Manifest, ShardInfo
 from pipeline.progress import Progress, Silent
 from pipeline.storage import readable_errors, sha256_of
 from pipeline.tokenizer import Tokenizer
 
 
 def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int, list[str]]:
-    """Check a prepared folder against its manifest: (files checked, a line for each that is damaged)."""
+    """Check a prepared folder, its further lengths included: (parts checked, a line for each that is damaged)."""
     progress = progress or Silent()
-    manifest = Manifest.load(config.data)
-    folder = Path(config.data)
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    progress.stage("verify", sum(shard.bytes for shard in shards), "bytes")
+    folders = [Path(config.data), *sorted(path.parent for path in Path(config.data).glob(f"length-*/{FILE_NAME}"))]
+    manifests = [Manifest.load(folder) for folder in folders]
+    shards = [(m, shard) for m in manifests for split in m.splits.values() for shard in split.shards]
+    progress.stage("verify", sum(shard.bytes for _, shard in shards), "bytes")
     damaged = []
-    for shard in shards:
-        path = folder / shard.file
-        if not path.is_file():
-            damaged.append(f"{path}: missing")
-        elif path.stat().st_size != shard.bytes:
-            damaged.append(f"{path}: found {path.stat().st_size} bytes, expected {shard.bytes}")
-        else:
-            with readable_errors(path):
-                digest = sha256_of(path)
-            if digest != shard.sha256:
-                damaged.append(f"{path}: found SHA-256 {digest[:12]}…, expected {shard.sha256[:12]}…")
+    for manifest, shard in shards:
+        damaged += _check_shard(manifest.folder / shard.file, shard)
         progress.advance(shard.bytes, 0, shard.tokens)
+    for manifest in manifests:
+        damaged += [*_check_counts(manifest), *_check_tokenizer(manifest)]
+    return len(shards) + 2 * len(manifests), damaged
+
+
+def _check_shard(path: Path, shard: ShardInfo) -> list[str]:
+    if not path.is_file():
+        return [f"{path}: missing"]
+    if path.stat().st_size != shard.bytes:
+        return [f"{path}: found {path.stat().st_size} bytes, expected {shard.bytes}"]
+    with readable_errors(path):
+        digest = sha256_of(path)
+    return [f"{path}: found SHA-256 {digest[:12]}…, expected {shard.sha256[:12]}…"] * (digest != shard.sha256)
+
+
+def _check_counts(manifest: Manifest) -> list[str]:
+    """A manifest has no hash of itself, but it says most things twice."""
+    damaged = []
+    for name, split in manifest.splits.items():
+        lengths = split.length_histogram
+        for count, by_length, by_shard in (
+            ("samples", sum(lengths), sum(shard.samples for shard in split.shards)),
+            ("tokens", sum(n * times for n, times in enumerate(lengths)), sum(shard.tokens for shard in split.shards)),
+        ):
+            if not split.counts.get(count, 0) == by_length == by_shard:
+                damaged.append(
+                    f"{manifest.folder / FILE_NAME}: {name}: found {split.counts.get(count, 0)} {count}, "
+                    f"{by_length} by length and {by_shard} in the shards, expected the same"
+                )
+    return damaged
+
+
+def _check_tokenizer(manifest: Manifest) -> list[str]:
+    """The fingerprint is that of tokenizer.json; the other two files must agree with it."""
+    folder = manifest.folder / "tokenizer"
     try:
-        fingerprint = Tokenizer.from_folder(folder / "tokenizer").fingerprint
-        if fingerprint != manifest.tokenizer_fingerprint:
-            damaged.append(f"{folder / 'tokenizer'}: found fingerprint {fingerprint[:12]}…, expected "
-                           f"{manifest.tokenizer_fingerprint[:12]}…")  # fmt: skip
+        tokenizer = Tokenizer.from_folder(folder)
+        if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
+            return [
+                f"{folder}: found fingerprint {tokenizer.fingerprint[:12]}…, expected "
+                f"{manifest.tokenizer_fingerprint[:12]}…"
+            ]
+        with readable_errors(folder / "vocab.txt"):
+            listed = (folder / "vocab.txt").read_bytes()
+        if listed != tokenizer.vocab_txt().encode():
+            return [f"{folder / 'vocab.txt'}: found other tokens than tokenizer.json has"]
     except UserError as error:
-        damaged.append(str(error))
-    return len(shards) + 1, damaged
+        return [str(error)]
+    return []

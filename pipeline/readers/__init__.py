@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
-from pipeline.readers import columns, lines
+from pipeline.readers import columns, hub, lines
 from pipeline.readers.files import InputFile, Segment, find_files
 from pipeline.records import Document
 
@@ -24,7 +24,7 @@ def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
     """
     files: list[InputFile] = []
     for number, part in enumerate(config.all_sources):
-        find = columns.find_datasets if part.source.format == "dataset" else find_files
+        find = hub.find_datasets if part.source.format == "dataset" else find_files
         files += find(part.input, number, part.source, first=len(files))
     if not files:
         raise UserError("input: found none, expected files, folders or globs; name some with --input")

@@ -90,3 +90,28 @@ def test_verify_names_every_damage(data):
         assert str(path) in line
     with pytest.raises(UserError, match="found 4 of"):
         shown(data_commands.verify, VerifyConfig(str(data)))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "line"),
+    [
+        ("tokenizer/vocab.txt", "ka\n", "ak\n", "vocab.txt: found other tokens"),
+        ("tokenizer/tokenizer_config.json", "{", "[", "tokenizer_config.json"),
+        ("manifest.json", '\n    "samples": ', '\n    "samples": 1', "found .* samples, .* by length"),
+    ],
+)
+def test_verify_names_damage_beside_the_shards(data, name, old, new, line):
+    content = (data / name).read_text(encoding="utf-8")
+    assert old in content
+    (data / name).write_text(content.replace(old, new, 1), encoding="utf-8")
+    _, damaged = verify(VerifyConfig(str(data)))
+    assert damaged and re.search(line, damaged[0])
+
+
+def test_verify_looks_into_further_lengths(tmp_path):
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(100))
+    prepare(corpus.config(tmp_path, [path], more_lengths=[128]))
+    shard = tmp_path / "data/length-128/train/shard-00000.arrow"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    _, damaged = verify(VerifyConfig(str(tmp_path / "data")))
+    assert len(damaged) == 1 and str(shard) in damaged[0]

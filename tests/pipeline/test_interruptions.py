@@ -11,10 +11,9 @@ import time
 
 import pytest
 
-from pipeline import readers
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
-from pipeline.prepare import prepare
+from pipeline.prepare import _hash_source, prepare
 from pipeline.tokenizing import tokenize
 from tests.pipeline import corpus
 
@@ -62,6 +61,22 @@ def test_kill_at_any_moment_and_run_again(folder, undisturbed, workers):
     assert interrupted >= 2
     assert start(folder, name, workers).wait() == 0
     assert corpus.contents(folder / name) == undisturbed
+
+
+def test_workers_end_with_a_killed_parent(folder, undisturbed):
+    """Only the parent is killed: nothing tells the others but its absence."""
+    process = start(folder, "parent", 3)
+    while not list((folder / "parent").glob(".work/task-*.json")):
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)  # raises when the last of the group has gone
+            time.sleep(0.01)
+    assert start(folder, "parent", 3).wait() == 0
+    assert corpus.contents(folder / "parent") == undisturbed
 
 
 def test_a_killed_worker_ends_the_job_with_one_line(folder, undisturbed, monkeypatch):
@@ -146,16 +161,46 @@ def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturb
     assert corpus.contents(tmp_path / "data") == undisturbed
 
 
-def test_vanished_and_changed_inputs(folder, tmp_path):
+@pytest.mark.parametrize("stage", [tokenize, _hash_source])
+def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, stage):
+    """Before its task begins, or after it has been read."""
     inputs = tmp_path / "in"
-    for number in range(2):
-        corpus.write_jsonl(inputs / f"{number}.jsonl", corpus.documents(20, seed=number))
+    for number in range(3):
+        corpus.write_jsonl(inputs / f"{number}.jsonl", corpus.documents(20 - number, seed=number))
     config = corpus.config(tmp_path, [inputs])
+    content = (inputs / "2.jsonl").read_bytes()
+    status = os.stat(inputs / "2.jsonl")
 
-    files, tasks = readers.plan(config)
-    (inputs / "1.jsonl").unlink()
-    with pytest.raises(UserError, match=r"1\.jsonl: not found"):
-        [list(readers.read(task)) for task in tasks]
+    def vanish(task):
+        (inputs / "2.jsonl").unlink(missing_ok=True)
+        return stage(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"pipeline.prepare.{stage.__name__}", vanish)
+        with pytest.raises(UserError, match=r"2\.jsonl: not found"):
+            prepare(config)
+    assert not (tmp_path / "data/manifest.json").exists()
+    (inputs / "2.jsonl").write_bytes(content)
+    os.utime(inputs / "2.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert prepare(config).counts["documents"] == 20 + 19 + 18
+
+
+def test_an_input_that_changes_is_named(tmp_path, monkeypatch):
+    path = corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(20))
+    config = corpus.config(tmp_path, [path])
+
+    def change(task):
+        report = tokenize(task)
+        with open(path, "a") as file:
+            file.write('{"id": "new", "text": "More."}\n')
+        return report
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.prepare.tokenize", change)
+        with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read"):
+            prepare(config)
+    with pytest.raises(UserError, match="interrupted run with another sources"):
+        prepare(config)
 
 
 @pytest.mark.parametrize(("number", "message"), [(errno.EROFS, "read-only"), (errno.EACCES, "permission denied")])

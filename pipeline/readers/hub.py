@@ -1,0 +1,105 @@
+"""Data sets of the `datasets` library: saved folders, and those of the hub, the only input that is on the network."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipeline.config import SourceConfig
+from pipeline.errors import UserError
+from pipeline.readers.files import InputFile, Segment
+
+_SAVED_ROWS = 50_000  # rows of a saved data set that make one segment
+_ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once
+
+
+def find_datasets(entries: list[str], source: int, config: SourceConfig, first: int) -> list[InputFile]:
+    """Saved data sets (a folder) and data sets on the hub (a name) as inputs.
+
+    What lies on the hub may change: its name is given the commit, so that a run reads one state of it, and says which.
+    """
+    files = []
+    for number, entry in enumerate(sorted(set(entries)), first):
+        if os.path.isdir(entry):
+            path, name = entry, os.path.basename(os.path.normpath(entry))
+            data = _load(path, config)
+            count, size = len(data), data.data.nbytes
+        else:
+            path = name = _with_commit(entry)
+            data = _load(path, config)
+            split = (data.info.splits or {}).get(config.dataset_split)
+            count, size = data.num_shards, (split and split.num_bytes) or 0
+        if not count:
+            raise UserError(f"input: found no rows in the data set {entry!r}, expected text")
+        files.append(InputFile(number, source, path, name, "dataset", None, size, 0, config, count))
+    return files
+
+
+def segments(file: InputFile, target_bytes: int) -> list[Segment]:
+    """Ranges of rows of a saved data set, or stream shards of one on the hub."""
+    if os.path.isdir(file.path):
+        starts = range(0, file.rows, _SAVED_ROWS)
+        weight = max(file.size, target_bytes) // len(starts)
+        return [Segment(file, start, min(start + _SAVED_ROWS, file.rows), weight) for start in starts]
+    weight = max(file.size, target_bytes) // file.rows
+    return [Segment(file, shard, file.rows, weight) for shard in range(file.rows)]
+
+
+def _with_commit(entry: str) -> str:
+    """NAME or NAME@REVISION to NAME@COMMIT."""
+    name, _, revision = entry.partition("@")
+    with _loading(entry):
+        from huggingface_hub import HfApi  # comes with datasets
+
+        return f"{name}@{HfApi().dataset_info(name, revision=revision or None).sha}"
+
+
+def rows(segment: Segment) -> Iterator[tuple[int, dict]]:
+    """Rows of a segment with their places."""
+    path = segment.file.path
+    data = _load(path, segment.file.config)
+    with _loading(path):  # what is streamed may end in the middle
+        if os.path.isdir(path):
+            for start in range(segment.start, segment.stop, _ROWS_AT_ONCE):
+                columns = data[start : min(start + _ROWS_AT_ONCE, segment.stop)]
+                for row, values in enumerate(zip(*columns.values(), strict=True)):
+                    yield start + row, dict(zip(columns, values, strict=True))
+        else:
+            stream = data.shard(num_shards=segment.stop, index=segment.start)
+            for row, record in enumerate(stream):
+                # rows are numbered inside a stream shard, and shards interleave: an order all the same, and a fixed one
+                yield row * segment.stop + segment.start, record
+
+
+def _load(path: str, config: SourceConfig):
+    with _loading(path):
+        import datasets
+
+        if not os.path.isdir(path):
+            name, _, commit = path.partition("@")
+            return datasets.load_dataset(
+                name, config.dataset_config, split=config.dataset_split, revision=commit, streaming=True
+            )
+        data = datasets.load_from_disk(path)
+    if isinstance(data, datasets.DatasetDict):
+        if config.dataset_split not in data:
+            raise UserError(
+                f"source.dataset_split: found no {config.dataset_split!r} in {path!r}, there are {', '.join(data)}"
+            )
+        data = data[config.dataset_split]
+    return data
+
+
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except ImportError as error:
+        raise UserError("source.format dataset: the library is missing; pip install 'cloze[hub]'") from error
+    except Exception as error:  # network, names, formats: the library raises many kinds
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"input: the data set {path!r} can't be read: {what}; look at its name and at the network, then run the "
+            "same command again"
+        ) from error
