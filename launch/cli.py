@@ -24,12 +24,15 @@ EXIT_USER_ERROR = 2
 
 @dataclass(frozen=True)
 class Command:
-    """A function `module:name`, the dataclass it takes, and the list field that takes the remaining words."""
+    """A function `module:name`, the dataclass it takes, the field that takes the word or words without a flag, and
+    short flags for others.
+    """
 
     help: str
     function: str
     config: str
     words: str | None = None
+    short: tuple[tuple[str, str], ...] = ()
 
 
 def _prediction(help: str, config: str) -> Command:
@@ -46,6 +49,8 @@ COMMANDS = {
     "deepspeed-config": Command("print what DeepSpeed would be given", "launch.pretrain:print_deepspeed_config",
                                 "launch.config:DeepSpeedConfig"),
     "export": Command("write a Hugging Face folder", "launch.export:export", "launch.config:ExportConfig"),
+    "finetune": Command("train a model for a task", "launch.finetune:finetune",
+                        "launch.config:FinetuneConfig", words="task", short=(("--train", "--train_file"),)),
     "predict fill-mask": _prediction("fill the blanks of texts", "FillMaskConfig"),
     "predict classify": _prediction("label texts or pairs of texts", "ClassifyConfig"),
     "predict tag": _prediction("tag the words of texts: entities, parts of speech", "TagConfig"),
@@ -77,13 +82,14 @@ def build_parser(name: str) -> jsonargparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--config", action="config", help="YAML file of the fields below; options override it.")
     # data and output of a run are flags; what a command looks at stands without one: `cloze inspect FOLDER`.
-    positional = name not in {"pretrain", "deepspeed-config", "vocab", "prepare"}
+    positional = name not in {"pretrain", "finetune", "deepspeed-config", "vocab", "prepare"}
     parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True,
                                skip={command.words} if command.words else None)
     if command.words:
         # A field's sentence stands in the class that declares it.
         docs = {doc.arg_name: doc.description for kind in config.__mro__[:-1] for doc in parse_from_object(kind).params}
-        parser.add_argument(command.words, nargs="*", type=str, help=docs[command.words])
+        nargs = "*" if get_type_hints(config)[command.words] == list[str] else None
+        parser.add_argument(command.words, nargs=nargs, type=str, help=docs[command.words])
     return parser
 
 
@@ -97,8 +103,10 @@ def parse(name: str, arguments: list[str]):
     config = _load(COMMANDS[name].config)
     kinds = get_type_hints(config)
     lists = {field for field, kind in kinds.items() if kind == list[str]} - {COMMANDS[name].words}
+    for short, long in COMMANDS[name].short:
+        arguments = [long + word[len(short):] if word.partition("=")[0] == short else word for word in arguments]
     sections = {field for field, kind in kinds.items() if is_dataclass(kind)}
-    if COMMANDS[name].words:
+    if kinds.get(COMMANDS[name].words) == list[str]:
         arguments = _words_first(arguments)
     try:
         namespace = parser.instantiate(parser.parse_args(_files_first(_join_lists(arguments, lists), sections)))

@@ -23,6 +23,10 @@ _COLUMNS = (
     ("validation/mlm_accuracy", "mlm accuracy", "{:.3f}"),
     ("validation/next_sentence_loss", "nsp", "{:.4f}"),
     ("validation/next_sentence_accuracy", "nsp accuracy", "{:.3f}"),
+    *((f"validation/{name}", name.replace("_", " "), "{:.4f}") for name in (
+        "accuracy", "accuracy_mean", "f1", "f1_micro", "f1_macro", "exact_match", "matthews_correlation", "pearson",
+        "spearman", "precision", "recall",
+    )),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -109,7 +110,7 @@ def pretrain(config: PretrainConfig) -> int:
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
     manifest, model = check_data(Path(config.data), config.model)
     config = replace(config, model=model)
-    runs.check_folder(config, manifest)
+    runs.check_folder(config, runs.data_facts(manifest))
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
         device = distributed.initialize(environment)
@@ -137,6 +138,7 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
 
     from launch.checkpoint import CheckpointManager
     from launch.engine import build_engine, deepspeed_config
+    from launch.evaluation import evaluate
     from launch.objectives import PretrainingObjective
     from launch.phases import Start
     from launch.profiling import StepProfiler
@@ -161,9 +163,12 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
     engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
     print_facts(config, manifest, engine, device, console, environment.world_size, parameters)
     output = Path(config.output)
+    objective = PretrainingObjective(config.train.loss_reduction)
+    batches = validation(config, manifest, environment, console)
     trainer = Trainer(
-        config, engine=engine, objective=PretrainingObjective(config.train.loss_reduction),
-        validation=validation(config, manifest, environment, console), flops=partial(micro_batch_flops, config.model),
+        config, engine=engine, objective=objective,
+        evaluate=None if batches is None else partial(evaluate, engine, objective, batches, device),
+        flops=partial(micro_batch_flops, config.model),
         checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
         profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
         facts={"zero_stage": config.zero.stage},
@@ -174,7 +179,8 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
         trainer.resume(step)
         console.say(f"resumed from step {step} of {config.train.max_steps}")
     if environment.is_main:
-        runs.describe(config, manifest, made)
+        save_tokenizer = partial(shutil.copytree, manifest.folder / runs.TOKENIZER)
+        runs.describe(config, runs.data_facts(manifest), save_tokenizer, made)
     return trainer
 
 
@@ -202,26 +208,41 @@ def validation(config: PretrainConfig, manifest: Manifest, environment: Environm
 
 def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
-    from launch.metrics import MetricsWriter
     from pipeline.batches import BatchStream, BatchWarmup
     from pipeline.shards import ShardReader
 
     growing = config.train.initial_global_batch_size
-    environment, output = trainer.environment, Path(config.output)
+    environment = trainer.environment
     stream = BatchStream(
         ShardReader(config.data, "train"), global_batch_size=config.train.global_batch_size,
         micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
         seed=config.seed, samples_consumed=trainer.state.samples_consumed, tokens_consumed=trainer.state.tokens,
         warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
     )  # fmt: skip
-    metrics = MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step) if environment.is_main else None
+    try:
+        return run(config, trainer, stream, stop, partial(showing, config, trainer) if trainer.evaluate else None)
+    finally:
+        stream.close()
+
+
+def run(config, trainer, stream, stop: StopRequest, showing=None) -> bool:
+    """Train until complete (True) or asked to stop (False), with the run's metrics, its status and its description.
+
+    Args:
+        showing: makes Trainer.show of rank 0's metrics writer (None elsewhere).
+    """
+    from launch.metrics import MetricsWriter
+
+    output = Path(config.output)
+    main = trainer.environment.is_main
+    metrics = MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step) if main else None
     try:
         with stop:
             if metrics:
                 runs.set_status(output, "running", trainer.state.step)
                 metrics.describe((output / runs.CONFIG).read_text(encoding="utf-8"), runs.flatten(asdict(config)))
-            if trainer.validation is not None:
-                trainer.show = showing(config, trainer, metrics)
+            if showing is not None:
+                trainer.show = showing(metrics)
             complete = trainer.run(stream, metrics, stop)
     except BaseException:
         if metrics:
@@ -229,7 +250,6 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
                 runs.set_status(output, "failed", trainer.state.step)
         raise
     finally:
-        stream.close()
         if metrics:
             metrics.close()
     if metrics:
@@ -261,7 +281,7 @@ def showing(config: PretrainConfig, trainer, metrics):
     return show
 
 
-def find_resume(config: PretrainConfig, checkpoints) -> int | None:
+def find_resume(config, checkpoints) -> int | None:
     """Step to go on from, agreed by all ranks, or None to start.
 
     Raises:

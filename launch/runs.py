@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 
-from launch.config import PretrainConfig
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
@@ -31,8 +30,9 @@ HEARTBEATS = "heartbeats"
 # Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
 # other units, as another number of processes does.)
 FREE_FIELDS = {
-    "data", "output", "checkpoint", "evaluation", "monitor", "zero", "train.micro_batch_size", "train.log_every_steps",
-    "train.max_skipped_steps", "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel",
+    "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
+    "train.micro_batch_size", "train.log_every_steps", "train.max_skipped_steps", "train.stop_before_seconds",
+    "train.gradient_checkpointing", "train.attention_kernel",
 }  # fmt: skip
 # What the weights are shaped by: no run can go on with another.
 FIXED = ("model.", "tokenizer_fingerprint")
@@ -57,7 +57,7 @@ def _shaping(values: dict) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _data(manifest: Manifest) -> dict[str, str]:
+def data_facts(manifest: Manifest) -> dict[str, str]:
     """What a run was trained on."""
     return {"manifest_hash": manifest.hash, "tokenizer_fingerprint": manifest.tokenizer_fingerprint}
 
@@ -106,8 +106,12 @@ def tokenizer_folder(folder: Path) -> Path:
     return folder / TOKENIZER if is_pretraining(folder) else model_folder(folder)
 
 
-def check_folder(config: PretrainConfig, manifest: Manifest) -> None:
+def check_folder(config, facts: dict[str, str]) -> None:
     """Refuse a folder that holds something else than an earlier part of this very run.
+
+    Args:
+        config: of the run, with `output` and the section checkpoint.
+        facts: hashes of what the run reads, among them the tokenizer's fingerprint.
 
     Raises:
         UserError: names the first field that differs, with both values.
@@ -119,7 +123,7 @@ def check_folder(config: PretrainConfig, manifest: Manifest) -> None:
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
     before = _shaping(_read(folder / CONFIG)) | _read(folder / DATA)
-    now = _shaping(asdict(config)) | _data(manifest)
+    now = _shaping(asdict(config)) | facts
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):
             continue
@@ -132,10 +136,10 @@ def check_folder(config: PretrainConfig, manifest: Manifest) -> None:
                         f"{now.get(name)!r}; {mend}")
 
 
-def describe(config: PretrainConfig, manifest: Manifest, deepspeed: dict) -> None:
+def describe(config, facts: dict[str, str], save_tokenizer: Callable[[Path], object], deepspeed: dict) -> None:
     """Write what is needed to understand, repeat and export the run: its configurations and its tokenizer."""
     folder = Path(config.output)
-    publish_text(folder / DATA, json.dumps(_data(manifest), indent=1) + "\n")
+    publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # What makes the folder a run's; whatever is missing when a start is cut short, the next one adds.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
@@ -144,7 +148,7 @@ def describe(config: PretrainConfig, manifest: Manifest, deepspeed: dict) -> Non
         aside = folder / (TOKENIZER + ".tmp")
         shutil.rmtree(aside, ignore_errors=True)
         with readable_errors(aside):
-            shutil.copytree(manifest.folder / TOKENIZER, aside)
+            save_tokenizer(aside)
             aside.rename(target)
 
 

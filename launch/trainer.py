@@ -7,8 +7,9 @@ import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -68,18 +69,19 @@ class Trainer:
         config: with `seed` and the sections train, schedule, checkpoint, evaluation and monitor of launch/config/.
         engine: DeepSpeed's.
         objective: see launch/objectives.py.
-        validation: makes an iterator of micro-batches, as many on every rank; None: no validation data.
+        evaluate: measures the model on the validation data, on every rank alike: value by name. It calls its argument
+            now and then, as a sign of life. None: no validation data.
         flops: model FLOPs of a micro-batch.
         facts: plain values kept in every checkpoint.
     """
 
-    def __init__(self, config, *, engine, objective, validation: Callable[[], Iterable[dict]] | None,
+    def __init__(self, config, *, engine, objective, evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
                  flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
                  environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
                  facts: dict) -> None:
         self.config, self.train = config, config.train
         self.engine, self.objective = engine, objective
-        self.validation, self.flops = validation, flops
+        self.evaluate, self.flops = evaluate, flops
         self.checkpoints, self.console = checkpoints, console
         self.heartbeat, self.profiler = heartbeat, profiler
         self.environment, self.device, self.facts = environment, device, facts
@@ -266,13 +268,14 @@ class Trainer:
         step, every = self.state.step, self.config.evaluation.every_steps
         ended = ending(self.train, self.state)
         due = step == 0 or ended or (every and step % every == 0)
-        if not due or self.validation is None or self.state.evaluated_step == step:
+        if not due or self.evaluate is None or self.state.evaluated_step == step:
             return False
         self._settle()
         if self._stop_agreed and not ended:
             return False  # a stop leaves little time: the resume evaluates first
         with self._not_training("evaluate"):
-            scalars = self._evaluate()
+            measured = self.evaluate(partial(self.heartbeat.beat, step, "evaluate"))
+            scalars = {f"validation/{name}": value for name, value in measured.items()}
             self._write(scalars)
             if self.show is not None:
                 self.show(step)
@@ -317,21 +320,6 @@ class Trainer:
         yield
         self.throughput.exclude(time.perf_counter() - began, phase)
         self.heartbeat.beat(self.state.step, "data")
-
-    @torch.no_grad()
-    def _evaluate(self) -> dict[str, float]:
-        self.engine.eval()
-        sums = torch.zeros(len(self.objective.NAMES), dtype=torch.float64, device=self.device)
-        # The loss of a part needs the whole's counts, which only the end knows: means come from the sums.
-        ones = torch.ones(2, dtype=torch.float64, device=self.device)
-        for micro_batch in self.validation():
-            micro_batch = to_device(micro_batch, self.device)
-            sums += self.objective(self.engine(**micro_batch), micro_batch, ones)[1]
-            self.heartbeat.beat(self.state.step, "evaluate")
-        self.engine.train()
-        means = self.objective.scalars(distributed.reduce_sum(sums).tolist())
-        scalars = {"validation/loss": sum(value for name, value in means.items() if name.endswith("_loss"))}
-        return scalars | {f"validation/{name}": value for name, value in means.items()}
 
     def _write(self, scalars: dict[str, float], progress: bool = True) -> None:
         if self.metrics:

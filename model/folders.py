@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from model.config import HeadConfig, ModelError
+from model.config import BertConfig, HeadConfig, ModelError
 from model.hub import load_head, load_pretrained, save_pretrained
 from model.initialization import init_weights
+from model.names import StateDict
 
 
 class InFolders:
@@ -28,6 +29,13 @@ class InFolders:
         config, weights = load_pretrained(folder)
         if hasattr(cls, "takes_head"):
             options["head"] = head or load_head(folder)
+        return cls.from_weights(config, weights, str(folder), new_head_seed=new_head_seed, **options)
+
+    @classmethod
+    def from_weights(
+        cls, config: BertConfig, weights: StateDict, source: str, *, new_head_seed: int | None = None, **options
+    ):
+        """The same from weights under our names; `source` names them in errors."""
         model = cls(config, **options)
         prefix = "" if hasattr(model, "bert") else "bert."
         wanted = {prefix + name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -35,10 +43,10 @@ class InFolders:
         lacking = tuple(name for name in wanted if name not in fitting)
         broken = [name for name in lacking if name.startswith("bert.") and ".pooler." not in name]
         if broken:
-            raise ModelError(f"{folder}: {broken[0]} is missing or misshapen, expected the whole encoder")
+            raise ModelError(f"{source}: {broken[0]} is missing or misshapen, expected the whole encoder")
         if lacking and new_head_seed is None:
             raise ModelError(
-                f"{folder}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
+                f"{source}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
             )
         if lacking:
             init_weights(model, new_head_seed)

@@ -168,15 +168,15 @@ def architecture_of(state_dict: StateDict) -> str:
 def save_pretrained(
     folder: str | os.PathLike, config: BertConfig, state_dict: StateDict,
     tokenizer_folder: str | os.PathLike | None = None, *, architecture: str | None = None,
-    head: HeadConfig | None = None,
+    head: HeadConfig | None = None, notes: dict[str, str] | None = None,
 ) -> None:  # fmt: skip
     """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
 
     `state_dict`: of one of our models, on any device; what is published is the logical vocabulary, tied
     weights once. `architecture`: the name of the model's class, needed for classifiers, whose labels `head`
     holds. `transformers` loads the folder with no missing and no unexpected key, if it has the architecture;
-    variants it lacks are written in our own format. Files appear whole or not at all. Raises ModelError
-    without a tokenizer in `tokenizer_folder`.
+    variants it lacks are written in our own format. `notes`: further entries of config.json. Files appear whole
+    or not at all. Raises ModelError without a tokenizer in `tokenizer_folder`.
     """
     folder = Path(folder)
     architecture = architecture or architecture_of(state_dict)
@@ -186,7 +186,7 @@ def save_pretrained(
     weights = without_padding(state_dict, config) if own else to_huggingface(state_dict, config)
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     dtype = state_dict["bert.embeddings.word.weight"].dtype
-    values = config_to_huggingface(config, architecture, dtype, head)
+    values = config_to_huggingface(config, architecture, dtype, head) | (notes or {})
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer_folder is not None:
         _copy_tokenizer(Path(tokenizer_folder), folder)

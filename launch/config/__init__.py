@@ -1,13 +1,14 @@
 """What a run is told: frozen dataclasses, a sentence under each field, checks when they are made."""
 
 from launch.config.commands import ExportConfig, QuickstartConfig
+from launch.config.finetuning import FinetuneConfig
 from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from launch.config.pretraining import DeepSpeedConfig, PretrainConfig
 from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from launch.config.training import BatchArithmetic, TrainConfig
 
 __all__ = [
-    "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "EvaluationConfig", "ExportConfig",
-    "LossScaleConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "QuickstartConfig", "ScheduleConfig",
-    "TrainConfig", "ZeroConfig",
+    "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "EvaluationConfig", "ExportConfig", "FinetuneConfig",
+    "LossScaleConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "QuickstartConfig",
+    "ScheduleConfig", "TrainConfig", "ZeroConfig",
 ]  # fmt: skip

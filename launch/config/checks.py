@@ -11,3 +11,25 @@ def at_least(section: str, config: object, **minimums: float) -> None:
         value = getattr(config, name)
         if value is not None and value < least:
             raise UserError(f"{section}.{name}: found {value}, expected at least {least}")
+
+
+def check_sections(config) -> None:
+    """Raise UserError for values of different sections of a run that contradict each other."""
+    if config.train.precision == "fp16" and config.zero.stage == 0:
+        # DeepSpeed accumulates fp16 gradients in fp32 only where it partitions (engine.py,
+        # _do_optimizer_sanity_check); with one process stage 1 partitions nothing away.
+        raise UserError("train.precision: found fp16 at zero.stage 0, expected stage 1 to 3, where gradients are "
+                        "accumulated in fp32; add --zero.stage 1")
+    if config.optimizer.whole_tensors and config.zero.stage:
+        raise UserError(f"optimizer.name: found {config.optimizer.name} at zero.stage {config.zero.stage}, expected "
+                        "adamw: it measures whole tensors, of which each process would hold a part; use "
+                        "--zero.stage 0")
+    warmup = config.schedule.warmup_steps
+    if config.train.time_budget_hours is not None:
+        if warmup is not None or config.schedule.name == "exponential":
+            name = "name: found exponential" if warmup is None else f"warmup_steps: found {warmup}"
+            raise UserError(f"schedule.{name} with train.time_budget_hours, expected a schedule that counts no "
+                            "steps; use warmup_share, and another name than exponential")
+    elif warmup is not None and warmup > config.train.max_steps:
+        raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
+                        f"{config.train.max_steps}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from launch.config.checks import at_least
+from launch.config.checks import at_least, check_sections
 from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from launch.config.training import TrainConfig
@@ -55,24 +55,7 @@ class PretrainConfig:
             raise UserError("init_optimizer: found true without init_from, expected the run whose moments to take")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
-        if self.train.precision == "fp16" and self.zero.stage == 0:
-            # DeepSpeed accumulates fp16 gradients in fp32 only where it partitions (engine.py,
-            # _do_optimizer_sanity_check); with one process stage 1 partitions nothing away.
-            raise UserError("train.precision: found fp16 at zero.stage 0, expected stage 1 to 3, where gradients are "
-                            "accumulated in fp32; add --zero.stage 1")
-        if self.optimizer.whole_tensors and self.zero.stage:
-            raise UserError(f"optimizer.name: found {self.optimizer.name} at zero.stage {self.zero.stage}, expected "
-                            "adamw: it measures whole tensors, of which each process would hold a part; use "
-                            "--zero.stage 0")
-        warmup = self.schedule.warmup_steps
-        if self.train.time_budget_hours is not None:
-            if warmup is not None or self.schedule.name == "exponential":
-                name = "name: found exponential" if warmup is None else f"warmup_steps: found {warmup}"
-                raise UserError(f"schedule.{name} with train.time_budget_hours, expected a schedule that counts no "
-                                "steps; use warmup_share, and another name than exponential")
-        elif warmup is not None and warmup > self.train.max_steps:
-            raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
-                            f"{self.train.max_steps}")
+        check_sections(self)
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,9 @@ def test_every_config_parses(path, monkeypatch):
         assert isinstance(parser.instantiate(parser.parse_args(["--model", path])).model, BertConfig)
     elif kind == "pretrain":
         assert parse("pretrain", ["--config", path, "--data", "d", "--output", "o"]).train.max_steps
+    elif kind == "finetune":
+        files = ["--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
+        assert parse("finetune", ["sst2", "--config", path, *files]).epochs
     elif kind == "prepare":
         assert parse("prepare", ["--config", path, "--output", "o"]).max_length
     else:
@@ -148,7 +151,8 @@ def modules() -> list[str]:
 
 def test_every_module_imports_without_the_extras():
     """In one fresh process in which the extras cannot be found."""
-    extras = ("datasets", "zstandard", "distributed", "dask", "transformers", "polars", "matplotlib")
+    extras = ("datasets", "zstandard", "distributed", "dask", "transformers", "polars", "matplotlib", "sklearn",
+              "scipy", "seqeval")
     importable = [name for name in modules() if not name.endswith("__main__")]
     code = (
         "import sys, importlib\n"

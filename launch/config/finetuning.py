@@ -1,0 +1,149 @@
+"""What a fine-tuning run is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from launch.config.checks import at_least, check_sections
+from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
+from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from launch.config.training import TrainConfig
+from launch.finetuning.tasks import Task
+from pipeline.errors import UserError
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """A fine-tuning run."""
+
+    task: str
+    """What is learned: a known data set (sst2, mnli, stsb, ...) or a kind of task (classification, ...)."""
+    model: str
+    """A Cloze run, a Hugging Face folder or hub name; or a file of configs/model/, for random weights."""
+    train_file: str
+    """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set. `--train FILE` is the same."""
+    validation: str
+    """Examples that decide which checkpoint is best."""
+    output: str
+    """Folder of the run: results.json, predictions/, model/ (a Hugging Face folder), checkpoints, curves."""
+    test: list[str] = field(default_factory=list)
+    """Further files, measured (where they have labels) and predicted with the best checkpoint."""
+    tokenizer: str | None = None
+    """Folder of a tokenizer; null: the model's own."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub name; null: its main branch."""
+    cache_dir: str | None = None
+    """Folder that keeps what comes from the hub; null: the hub library's own."""
+    offline: bool = True
+    """Whether a hub name is only looked up in that folder; false: it is fetched."""
+    text_columns: list[str] = field(default_factory=list)
+    """Column of the text, or the two columns of a pair; empty: as the task names them."""
+    label_columns: list[str] = field(default_factory=list)
+    """Column of what is predicted, several for label-columns (and for 0/1 columns of multi-label); empty: as the task
+    names it."""
+    labels: list[str] = field(default_factory=list)
+    """All labels in the order of their numbers; empty: the task's, or those of the training file by name."""
+    skip_malformed_rows: bool = False
+    """Whether rows with another number of fields than the header are left out, and counted, instead of refused."""
+    choice_columns: list[str] = field(default_factory=list)
+    """Columns of the choices of multiple-choice; empty: as the task names them."""
+    max_length: int | None = None
+    """Longest sequence in tokens, special tokens included, at least 8; null: 128, for questions about texts 384,
+    or as many as the model has positions."""
+    keep: Literal["head", "tail", "head_tail"] = "head"
+    """What stays of a text that is longer; head_tail: its first head_tokens, and the last ones."""
+    head_tokens: int = 128
+    """Tokens kept at the beginning with keep: head_tail, at least 1."""
+    window_step: int = 128
+    """Tokens from the start of one window over a long text to the next, at least 1 (squad, squad2)."""
+    max_query_tokens: int = 64
+    """Longest question in tokens, at least 1; more are cut (squad, squad2)."""
+    max_answer_tokens: int = 30
+    """Longest answer in tokens that is predicted, at least 1 (squad, squad2)."""
+    answer_units: Literal["words", "characters"] = "words"
+    """What exact match and F1 compare; characters for languages without spaces, as Chinese (squad, squad2)."""
+    pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
+    """What the head reads of a sequence; others than the pooler are written in our own format."""
+    dropout: float | None = None
+    """Dropout everywhere in the model, 0 <= p < 1; null: the model's own."""
+    freeze: str = "none"
+    """What does not learn: none; encoder: only the head learns; below_N: only the top N layers and the head do."""
+    reinitialize_layers: int = 0
+    """Top layers (and pooler) that start from random weights, at least 0 (Zhang et al. 2021, arXiv 2006.05987)."""
+    epochs: float | None = 3.0
+    """Passes over the training file, above 0; null: train.max_steps decides."""
+    evaluate_every_epochs: float | None = 1.0
+    """Epochs between two evaluations, above 0; null: evaluation.every_steps decides."""
+    glue_submission: bool = False
+    """Whether each test file's predictions are also written as the GLUE benchmark wants them."""
+    seed: int = 42
+    """Seed of the new head, order of examples and dropout, 0 or more."""
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(
+        global_batch_size=32, micro_batch_size=32, learning_rate=3e-5))
+    """In which portions and with which numbers is trained."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimizer and its constants; Adam's bias correction is on (Mosbach et al. 2021, arXiv 2006.04884)."""
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(warmup_share=0.1))
+    """Learning rate over the steps."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the run is saved, what is kept and how it goes on."""
+    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(metric=AUTO, keep_best=True))
+    """When the run is measured on the validation file; metric auto: the first of the task's."""
+    monitor: MonitorConfig = field(default_factory=lambda: MonitorConfig(inspect_every_steps=0))
+    """What is watched beside the curves, and how often."""
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    """What is partitioned over the processes."""
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    """Scale of the loss in fp16."""
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Further settings of DeepSpeed, by its own names."""
+
+    def __post_init__(self) -> None:
+        at_least("finetune", self, max_length=8, head_tokens=1, window_step=1, max_query_tokens=1,
+                 max_answer_tokens=1, reinitialize_layers=0, seed=0)
+        for name in ("epochs", "evaluate_every_epochs"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"{name}: found {value}, expected more than 0")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise UserError(f"dropout: found {self.dropout}, expected 0 <= p < 1")
+        number = self.freeze.removeprefix("below_")
+        if self.freeze not in ("none", "encoder") and not (self.freeze.startswith("below_") and number.isdigit()):
+            raise UserError(f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2")
+        if self.evaluation.samples is not None:
+            raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
+        for name, usual in (("initial_global_batch_size", None), ("loss_reduction", "tokens")):
+            found = getattr(self.train, name)
+            if found != usual:
+                raise UserError(f"train.{name}: found {found}, expected {usual or 'null'}: it is for pretraining")
+        check_sections(self)
+
+    def for_task(self, task: Task, positions: int) -> FinetuneConfig:
+        """With the metric's name and, unless it is given, the length that task and model decide.
+
+        Args:
+            positions: of the model.
+
+        Raises:
+            UserError: the length that is given is more.
+        """
+        if self.max_length is not None and self.max_length > positions:
+            raise UserError(f"max_length: found {self.max_length}, expected at most {positions}, the positions of "
+                            f"{self.model}")
+        evaluation = self.evaluation
+        if evaluation.metric == AUTO:
+            evaluation = replace(evaluation, metric=task.metrics[0])
+        return replace(self, max_length=self.max_length or min(task.max_length, positions), evaluation=evaluation)
+
+    def for_units(self, num_units: int) -> FinetuneConfig:
+        """With the steps that the epochs make of `num_units` training units. Raises UserError."""
+        per_epoch = num_units / self.train.global_batch_size
+        train, evaluation = self.train, self.evaluation
+        if self.epochs is not None:
+            train = replace(train, max_steps=max(1, round(self.epochs * per_epoch)))
+        if self.evaluate_every_epochs is not None:
+            evaluation = replace(evaluation, every_steps=max(1, round(self.evaluate_every_epochs * per_epoch)))
+        return replace(self, train=train, evaluation=evaluation)

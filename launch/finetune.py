@@ -1,0 +1,275 @@
+"""`cloze finetune`: a pretrained model and a task's files in; a model for the task, its metrics and predictions out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from launch import runs
+from launch.config import BatchArithmetic, FinetuneConfig
+from launch.console import Console
+from launch.environment import (
+    Environment,
+    device_type,
+    job_end_time,
+    keep_freed_pages,
+    prepare_deepspeed,
+    read_environment,
+)
+from launch.heartbeat import Heartbeat
+from launch.preemption import StopRequest
+from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE, find_resume, live_kernel, run
+from pipeline.errors import UserError
+from pipeline.storage import publish_text, readable_errors, sha256_of
+
+RESULTS = "results.json"
+PREDICTIONS = "predictions"
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a fine-tuning run reads, read."""
+
+    config: FinetuneConfig  # resolved
+    task: object
+    source: object
+    architecture: type
+    head: object
+    train: object
+    validation: object
+    test: list
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the run may not go on with another of."""
+        return {"train_hash": _hash(Path(self.config.train_file)),
+                "tokenizer_fingerprint": self.source.tokenizer.fingerprint}
+
+
+def _hash(path: Path) -> str:
+    """SHA-256 of a file; of a folder's files by name."""
+    if path.is_file():
+        return sha256_of(path)
+    return json.dumps({file.name: sha256_of(file) for file in sorted(path.iterdir()) if file.is_file()})
+
+
+def read_job(config: FinetuneConfig) -> Job:
+    """Read the model, the tokenizer and every file.
+
+    Raises:
+        UserError, ModelError: one of them is missing, damaged or does not fit.
+    """
+    from launch.finetuning.kinds import read_examples
+    from launch.finetuning.models import find_source
+    from launch.finetuning.tasks import find_task
+
+    task = find_task(config.task)
+    source = find_source(config)
+    config = config.for_task(task, source.config.max_position_embeddings)
+    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer)
+    return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test)
+
+
+def finetune(config: FinetuneConfig) -> int:
+    """Run or continue a fine-tuning; returns the exit status. Called by every process of the run."""
+    environment = read_environment()
+    prepare_deepspeed(environment)
+    if device_type() == "cpu":
+        keep_freed_pages()
+    # Imported here and below: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
+    from launch import distributed
+    from launch.engine import deepspeed_config
+    from launch.finetuning import scoring
+
+    scoring.check_installed()
+    console = Console(environment.is_main)
+    job = read_job(config)
+    config = job.config
+    deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
+    runs.check_folder(config, job.facts)
+    deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
+    with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
+        device = distributed.initialize(environment)
+        with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
+            trainer = prepare_trainer(job, environment, device, console, heartbeat)
+            complete = train(job, trainer, StopRequest(deadline))
+            if complete:
+                report(job, trainer)
+        distributed.shutdown()
+    console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
+                f"stopped at step {trainer.state.step} with a checkpoint; the same command continues")
+    return EXIT_COMPLETE if complete else EXIT_REQUEUE
+
+
+def prepare_trainer(job: Job, environment: Environment, device, console: Console, heartbeat: Heartbeat):
+    """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
+    import torch
+
+    from launch.checkpoint import CheckpointManager
+    from launch.engine import build_engine, deepspeed_config
+    from launch.finetuning.models import freeze, start_model
+    from launch.finetuning.objective import FinetuningObjective
+    from launch.profiling import StepProfiler
+    from launch.trainer import Trainer
+    from model.flops import num_parameters
+    from pipeline.tokenizer import copy_tokenizer
+
+    config, output = job.config, Path(job.config.output)
+    checkpoints = CheckpointManager(output / runs.CHECKPOINTS, environment, device,
+                                    keep_last=config.checkpoint.keep_last, warn=console.warn)
+    step = find_resume(config, checkpoints)
+    elastic = step is not None and checkpoints.is_elastic(step)
+    if elastic:
+        console.say(f"step {step} was saved by another number of processes: converting it")
+        checkpoints.convert(step)
+    torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
+    model, origin = start_model(job.architecture, job.source, job.head, config)
+    freeze(model, config.freeze)
+    parameters = f"{num_parameters(model):,}, of which {_num_learning(model):,} learn"
+    made = deepspeed_config(config, environment.world_size, load_universal=elastic)
+    engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
+    print_facts(job, engine, device, console, environment.world_size, [("parameters", parameters), ("weights", origin)])
+    trainer = Trainer(
+        config, engine=engine, objective=FinetuningObjective(),
+        evaluate=partial(evaluate, job, engine, environment, device), flops=partial(_flops, model.config),
+        checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
+        profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
+        facts={"zero_stage": config.zero.stage},
+    )  # fmt: skip
+    if step is not None:
+        trainer.resume(step)
+        console.say(f"resumed from step {step} of {config.train.max_steps}")
+    if environment.is_main:
+        runs.describe(config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
+    return trainer
+
+
+def _num_learning(model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _flops(shape, micro_batch: dict) -> float:
+    """Model FLOPs of a micro-batch, from its real lengths; heads are below a thousandth."""
+    from model.flops import training_flops
+
+    lengths = micro_batch["sequence_offsets"].long().diff()
+    return training_flops(shape, (int(lengths.sum()), int((lengths * lengths).sum())), 0, summed=True)
+
+
+def print_facts(job: Job, engine, device, console: Console, world_size: int, rows: list[tuple[str, str]]) -> None:
+    """The table of derived facts at the start."""
+    from launch.engine import base_optimizer, live_precision
+    from launch.schedules import describe
+    from launch.throughput import device_name
+
+    config = job.config
+    names = job.head.labels if job.head else ()
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    console.facts(f"cloze finetune {config.task} -> {config.output}", [
+        *rows,
+        *([("labels", f"{len(names)}: {shown}")] if names else []),
+        *((f"{examples.name}", examples.facts) for examples in (job.train, job.validation, *job.test)),
+        ("batch", str(BatchArithmetic.of(config.train, world_size))),
+        ("steps", f"{config.train.max_steps:,} = "
+                  f"{config.train.max_steps * config.train.global_batch_size / len(job.train):.2f} epochs"),
+        ("precision", live_precision(engine)),
+        ("optimizer", f"{type(base_optimizer(engine)).__name__}, ZeRO stage {engine.zero_optimization_stage()}"),
+        ("learning rate", f"{config.train.learning_rate:g} peak, {describe(config.schedule, config.train)}"),
+        ("attention kernel", live_kernel(engine, device)),
+        ("device", f"{world_size} x {device_name(device)}"),
+    ])  # fmt: skip
+
+
+def evaluate(job: Job, engine, environment: Environment, device, beat) -> dict[str, float]:
+    """Every metric of the validation file. Collective."""
+    from launch.finetuning.examples import predict
+
+    engine.eval()
+    outputs = predict(engine, job.validation, job.config.train.micro_batch_size, environment.rank,
+                      environment.world_size, device, beat)
+    engine.train()
+    return job.validation.metrics(outputs)
+
+
+def train(job: Job, trainer, stop: StopRequest) -> bool:
+    """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
+    from launch.finetuning.examples import ExampleStream
+
+    config, environment = job.config, trainer.environment
+    stream = ExampleStream(
+        job.train, config.train.global_batch_size, config.train.micro_batch_size, environment.rank,
+        environment.world_size, config.seed, trainer.state.samples_consumed,
+    )  # fmt: skip
+    return run(config, trainer, iter(stream), stop)
+
+
+def report(job: Job, trainer) -> None:
+    """Write results.json, predictions and the model of the best checkpoint. Collective."""
+    import torch
+
+    from launch.checkpoint import read_weights
+    from launch.finetuning.examples import predict
+
+    config, environment, console = job.config, trainer.environment, trainer.console
+    output, best = Path(config.output), trainer.state.best_step
+    if best not in trainer.checkpoints.steps():  # the evaluation before the first step is never saved
+        console.warn(f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
+                     "checkpoint holds; the last one is taken")
+        best = None
+    step, weights = read_weights(output, best, console.warn)
+    model = job.architecture(trainer.engine.module.config, **({"head": job.head} if job.head else {}))
+    model.load_state_dict(weights)
+    model.to(trainer.device).eval()
+    torch.cuda.empty_cache()
+    results = {"task": config.task, "model": config.model, "seed": config.seed, "best_step": step,
+               "steps": trainer.state.step, "metric": config.evaluation.metric}
+    for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
+        outputs = predict(model, examples, config.train.micro_batch_size, environment.rank, environment.world_size,
+                          trainer.device)
+        metrics = examples.metrics(outputs) if examples.labelled else {}
+        results[split] = {"examples": len(examples)} | metrics
+        if environment.is_main:
+            write_predictions(job, output / PREDICTIONS, split.replace("/", "-"), examples, outputs)
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()) or "no labels: predicted only"
+        console.say(f"{split}: {shown}")
+    if environment.is_main:
+        save_model(job, model, output)
+        publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
+
+
+def _without_nan(results: dict) -> dict:
+    """NaN (a correlation with constant predictions) as null: JSON has no other word for it."""
+    return {name: _without_nan(value) if isinstance(value, dict) else None if value != value else value
+            for name, value in results.items()}
+
+
+def write_predictions(job: Job, folder: Path, name: str, examples, outputs) -> None:
+    """One JSON object a line; and the file for GLUE, if wished."""
+    predictions = examples.predictions(outputs)
+    lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in predictions)
+    publish_text(folder / f"{name}.jsonl", lines)
+    if job.config.glue_submission and name != "validation":
+        if not job.task.submission:
+            raise UserError(f"glue_submission: found true with the task {job.config.task}, expected one of GLUE's")
+        rows = "".join(f"{number}\t{each['prediction']}\n" for number, each in enumerate(predictions))
+        publish_text(folder / "glue" / name / job.task.submission, "index\tprediction\n" + rows)
+
+
+def save_model(job: Job, model, output: Path) -> None:
+    """DIR/model: a Hugging Face folder with labels, task and the tokenizer's fingerprint."""
+    from launch.finetuning.models import FINGERPRINT
+    from model.hub import save_pretrained
+
+    aside = output / (runs.MODEL + ".tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    with readable_errors(aside):
+        save_pretrained(aside, model.config, model.state_dict(), output / runs.TOKENIZER,
+                        architecture=type(model).__name__, head=job.head,
+                        notes={"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint})
+        shutil.rmtree(output / runs.MODEL, ignore_errors=True)
+        os.replace(aside, output / runs.MODEL)

@@ -1,0 +1,202 @@
+"""Extractive question answering: overlapping windows over long texts, the best span over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from launch.config import FinetuneConfig
+from launch.finetuning.examples import Examples
+from launch.finetuning.sequences import Sequences
+from launch.finetuning.squad import (
+    Question,
+    best_threshold,
+    normalized_characters,
+    normalized_words,
+    read_squad,
+    squad_metrics,
+    squad_scores,
+)
+from pipeline import ragged
+from pipeline.errors import UserError
+from pipeline.tokenizer import Tokenizer
+
+_BEST = 20  # starts and ends of each window that are combined (BERT release, run_squad.py: n_best_size)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A question with a part of its text."""
+
+    question: int
+    first: int
+    """First token of the text that is in the window."""
+    count: int
+    """Tokens of the text in the window."""
+    begins: int
+    """Position of the first of them in the sequence."""
+
+
+def windows_of(num_tokens: int, length: int, step: int) -> list[tuple[int, int]]:
+    """First token and number of tokens of each window: `length` tokens, `step` apart, until the last token is in one.
+
+    >>> windows_of(12, 6, 3)
+    [(0, 6), (3, 6), (6, 6)]
+    """
+    firsts = range(0, max(num_tokens - length, 0) + step, step) if num_tokens > length else range(1)
+    return [(first, min(length, num_tokens - first)) for first in firsts]
+
+
+class AnswerExamples(Examples):
+    """Windows `[CLS] question [SEP] part of the text [SEP]`; the answer of a window without it is at [CLS]."""
+
+    width = 2
+
+    def __init__(self, path: str, config: FinetuneConfig, tokenizer: Tokenizer, version_2: bool) -> None:
+        self.name = Path(path).name.split(".")[0]
+        self._contexts, self._questions, self.labelled = read_squad(path)
+        self._longest_answer, self._version_2 = config.max_answer_tokens, version_2
+        self._units = normalized_characters if config.answer_units == "characters" else normalized_words
+        if not version_2 and self.labelled:
+            for question in self._questions:
+                if not question.answers:
+                    raise UserError(f"{path}: question {question.id}: found no answer, expected one; files in which "
+                                    "questions may have none are for the task squad2")
+        encoded = tokenizer.backend.encode_batch(self._contexts, add_special_tokens=False)
+        self._offsets = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encoded]
+        ids = [np.array(each.ids, np.int64) for each in encoded]
+        self._windows, self._sequences, cut = self._build(tokenizer, ids, config, path)
+        self.lengths = self._sequences.lengths
+        self.num_places = len(self._sequences.input_ids)
+        self._of_question = ragged.to_offsets(np.bincount([window.question for window in self._windows],
+                                                          minlength=len(self._questions)))
+        if self.labelled:
+            self._positions = np.array([self._positions_in(window) for window in self._windows])
+        self.facts = (f"{len(self._questions):,} questions on {len(self._contexts):,} texts, {len(self._windows):,} "
+                      f"windows, {self.lengths.sum():,} tokens, {cut:,} questions cut")
+
+    def _build(self, tokenizer: Tokenizer, texts: list[np.ndarray], config: FinetuneConfig, path: str
+               ) -> tuple[list[Window], Sequences, int]:
+        special, longest = tokenizer.special_tokens, config.max_query_tokens
+        flat, bounds = tokenizer.encode_batch([question.text for question in self._questions])
+        windows, parts, starts, cut = [], [], [], 0
+        for number, question in enumerate(self._questions):
+            asked = flat[bounds[number] : bounds[number + 1]].astype(np.int64)
+            cut += len(asked) > longest
+            asked = asked[:longest]
+            room = config.max_length - len(asked) - 3
+            if room < config.window_step:
+                raise UserError(f"window_step: found {config.window_step}, expected at most {room}, the tokens that "
+                                f"question {question.id} of {path} leaves of max_length {config.max_length}; lower it "
+                                "or raise --max_length, lest tokens between two windows be in none")
+            for first, count in windows_of(len(texts[question.context]), room, config.window_step):
+                begins = len(asked) + 2
+                windows.append(Window(number, first, count, begins))
+                parts.append(np.concatenate([
+                    [special.classification], asked, [special.separator],
+                    texts[question.context][first : first + count], [special.separator],
+                ]))  # fmt: skip
+                starts.append(begins)
+        offsets = ragged.to_offsets(np.array([len(part) for part in parts]))
+        return windows, Sequences(np.concatenate(parts).astype(np.int64), offsets, np.array(starts)), cut
+
+    def _positions_in(self, window: Window) -> tuple[int, int]:
+        """First and last position of the first right answer in a window; that of [CLS], 0, if it is not whole there."""
+        question = self._questions[window.question]
+        if not question.answers:
+            return 0, 0
+        text, start = question.answers[0]
+        offsets = self._offsets[question.context]
+        inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + len(text)))
+        if not len(inside) or inside[0] < window.first or inside[-1] >= window.first + window.count:
+            return 0, 0
+        shift = window.begins - window.first
+        return int(inside[0] + shift), int(inside[-1] + shift)
+
+    def batch(self, units: np.ndarray) -> dict:
+        return self._sequences.batch(units)
+
+    def targets(self, units: np.ndarray) -> dict:
+        starts, ends = torch.from_numpy(self._positions[units]).unbind(1)
+        return {"start_positions": starts, "end_positions": ends}
+
+    def outputs(self, output) -> torch.Tensor:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        return self._sequences.tokens(units)
+
+    def _answer(self, number: int, outputs: np.ndarray) -> tuple[str, int, float, float]:
+        """Text, first character and probability of the best span over all windows of a question, and how much better
+        [CLS] scores in the window where it scores least (Devlin et al. 2019, section 4.3).
+        """
+        spans: list[tuple[float, int, int]] = []
+        nothing = np.inf
+        for window in range(self._of_question[number], self._of_question[number + 1]):
+            at, place = self._windows[window], self._sequences.offsets[window]
+            nothing = min(nothing, float(outputs[place].sum()))
+            scores = outputs[place + at.begins : place + at.begins + at.count].astype(np.float64)
+            firsts, lasts = (np.argsort(-scores[:, side], kind="stable")[:_BEST] for side in (0, 1))
+            length = lasts[None] - firsts[:, None] + 1
+            total = np.where((length > 0) & (length <= self._longest_answer),
+                             scores[firsts, 0][:, None] + scores[lasts, 1][None], -np.inf)
+            best = total.max(initial=-np.inf)
+            if np.isfinite(best):
+                first, last = np.unravel_index(total.argmax(), total.shape)
+                spans.append((float(best), int(firsts[first]) + at.first, int(lasts[last]) + at.first))
+        if not spans:  # an empty text
+            return "", 0, 0.0, np.inf
+        score, first, last = max(spans)
+        question = self._questions[number]
+        offsets = self._offsets[question.context]
+        start, end = int(offsets[first, 0]), int(offsets[last, 1])
+        rivals = np.array([span[0] for span in spans] + ([nothing] if self._version_2 else []))
+        probability = 1.0 / float(np.exp(np.clip(rivals - score, None, 700.0)).sum())
+        return self._contexts[question.context][start:end], start, probability, nothing - score
+
+    def _answers(self, outputs: np.ndarray) -> tuple[list[tuple[str, int, float]], np.ndarray]:
+        found = [self._answer(number, outputs) for number in range(len(self._questions))]
+        return [each[:3] for each in found], np.array([each[3] for each in found])
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        found, odds = self._answers(outputs)
+        best = [text for text, _, _ in found]
+        given = ["" if self._version_2 and odd > 0 else text for text, odd in zip(best, odds, strict=True)]
+        values = {"loss": self._loss(outputs)} | squad_metrics(self._questions, given, self._units, self._version_2)
+        if self._version_2:
+            none = np.array([not question.answers for question in self._questions])
+            for name, scores in zip(("exact_match", "f1"), squad_scores(self._questions, best, self._units).T,
+                                    strict=True):
+                value, threshold = best_threshold(scores, none, odds)
+                values |= {f"best_{name}": 100 * value, f"best_{name}_threshold": threshold}
+        return values
+
+    def _loss(self, outputs: np.ndarray) -> float:
+        """Mean over windows of the mean of both ends' losses."""
+        scores = torch.from_numpy(outputs).double()
+        offsets = torch.from_numpy(self._sequences.offsets)
+        at = offsets[:-1, None] + torch.from_numpy(self._positions)
+        total = 0.0
+        for side in (0, 1):
+            largest = torch.segment_reduce(scores[:, side].contiguous(), "max", offsets=offsets)
+            spread = (scores[:, side] - largest.repeat_interleave(offsets.diff())).exp()
+            sums = torch.segment_reduce(spread, "sum", offsets=offsets)
+            total += (sums.log() + largest - scores[at[:, side], side]).mean().item() / 2
+        return total
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        found, odds = self._answers(outputs)
+        described = []
+        for question, (text, start, probability), odd in zip(self._questions, found, odds, strict=True):
+            entry: dict = {"id": question.id, "prediction": text, "start": start, "probability": probability}
+            if self._version_2:
+                entry |= {"no_answer_odds": float(odd)} | ({"prediction": ""} if odd > 0 else {})
+            described.append(entry | ({"label": _right(question)} if self.labelled else {}))
+        return described
+
+
+def _right(question: Question) -> list[str]:
+    return [text for text, _ in question.answers]

@@ -1,0 +1,228 @@
+"""Classes, numbers and labels of texts and pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from launch.finetuning import scoring
+from launch.finetuning.examples import Examples
+from launch.finetuning.sequences import build_sequences
+from launch.finetuning.tables import Row, Table
+from launch.finetuning.tasks import Task
+from model.config import HeadConfig
+from pipeline.errors import UserError
+from pipeline.tokenizer import Tokenizer
+
+# What stands in a column where nothing is known: GLUE's test files that carry labels at all hold -1.
+_UNKNOWN = (None, "", -1, "-1")
+
+
+def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: str) -> HeadConfig:
+    """Labels as listed, as the task knows them, or as the training file holds them.
+
+    Raises:
+        UserError: a target column is missing.
+    """
+    table.need(targets, "label_columns")
+    if task.kind == "regression":
+        return HeadConfig(targets, "regression", pooling=pooling)
+    if task.kind == "columns":
+        columns = tuple((name, _sorted(str(row.values[name]) for row in table.rows)) for name in targets)
+        names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
+        return HeadConfig(names, "columns", columns, pooling)
+    if task.kind == "multi_label":
+        if len(targets) > 1:
+            return HeadConfig(targets, "multi_label", pooling=pooling)
+        found = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
+        return HeadConfig(tuple(listed) or found, "multi_label", pooling=pooling)
+    labels = tuple(listed) or task.labels or _sorted(str(row.values[targets[0]]) for row in table.rows)
+    if len(labels) < 2:
+        raise UserError(f"{table.path}: found {len(labels)} label in column {targets[0]!r}, expected at least two; "
+                        "list them with --labels, or take a task of numbers")
+    return HeadConfig(labels, "single_label", pooling=pooling)
+
+
+def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
+    """Distinct labels in the order of their names; whole numbers in their own."""
+    found = set(labels)
+    try:
+        return tuple(sorted(found, key=int))
+    except ValueError:
+        return tuple(sorted(found))
+
+
+def _label_set(row: Row, column: str) -> list[str]:
+    """Independent labels of a row: a list, or words with commas between them."""
+    value = row.values[column]
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [str(part) for part in value or []]
+
+
+class TextExamples(Examples):
+    """A text or a pair of texts each, and what is predicted of it.
+
+    Args:
+        texts, targets: names of columns.
+    """
+
+    def __init__(self, table: Table, task: Task, texts: tuple[str, ...], targets: tuple[str, ...], head: HeadConfig,
+                 tokenizer: Tokenizer, *, max_length: int, keep: str, head_tokens: int) -> None:
+        table.need(texts, "text_columns")
+        self.name = table.path.name.split(".")[0]
+        self._rows, self._head, self._task, self._columns = table.rows, head, task, targets
+        sides = [[text_of(row, column) for row in table.rows] for column in texts]
+        self._sequences, cut = build_sequences(tokenizer, sides[0], sides[1] if len(sides) > 1 else None, max_length,
+                                               keep=keep, head_tokens=head_tokens)
+        self.lengths = self._sequences.lengths
+        self.num_places, self.width = len(table.rows), head.num_outputs
+        self.labelled = self._has_labels(table)
+        self._true = self._read_targets() if self.labelled else None
+        left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
+        self.facts = f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {cut}{left_out}"
+
+    def _has_labels(self, table: Table) -> bool:
+        if not set(self._columns) <= set(table.columns):
+            return False
+        return any(row.values.get(column) not in _UNKNOWN for row in table.rows for column in self._columns)
+
+    def _read_targets(self) -> np.ndarray:
+        problem = self._head.problem
+        if problem == "regression":
+            return np.array([[_number(row, column) for column in self._columns] for row in self._rows])
+        if problem == "columns":
+            return np.array([[number_of(row, str(row.values.get(name)), labels) for name, labels in self._head.columns]
+                             for row in self._rows])
+        if problem == "single_label":
+            column = self._columns[0]
+            return np.array([number_of(row, str(row.values.get(column)), self._head.labels) for row in self._rows])
+        if len(self._columns) > 1:
+            return np.array([[number_of(row, str(row.values.get(name)), ("0", "1")) for name in self._columns]
+                             for row in self._rows])
+        true = np.zeros((len(self._rows), len(self._head.labels)), np.int64)
+        for number, row in enumerate(self._rows):
+            for label in _label_set(row, self._columns[0]):
+                true[number, number_of(row, label, self._head.labels)] = 1
+        return true
+
+    def batch(self, units: np.ndarray) -> dict:
+        return self._sequences.batch(units)
+
+    def targets(self, units: np.ndarray) -> dict:
+        true = self._true[units]
+        return {"labels": torch.from_numpy(true if self._head.problem in ("single_label", "columns")
+                                           else true.astype(np.float32))}
+
+    def outputs(self, output) -> torch.Tensor:
+        return output.logits
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        return units
+
+    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+        """Predicted numbers of classes (N,), (N, columns); 0 and 1 (N, labels); values (N, targets)."""
+        if self._head.problem == "single_label":
+            return outputs.argmax(1)
+        if self._head.problem == "columns":
+            return np.stack([part.argmax(1) for part in self._split(outputs)], 1)
+        return outputs if self._head.problem == "regression" else (outputs > 0).astype(np.int64)
+
+    def _split(self, outputs: np.ndarray) -> list[np.ndarray]:
+        return np.split(outputs, np.cumsum([len(labels) for _, labels in self._head.columns])[:-1], axis=1)
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        guesses, true = self._guesses(outputs), self._true
+        values = {"loss": self._loss(outputs)}
+        if self._head.problem == "columns":
+            each = {f"accuracy_{name}": float(np.mean(true[:, number] == guesses[:, number]))
+                    for number, (name, _) in enumerate(self._head.columns)}
+            return values | {"accuracy_mean": float(np.mean(list(each.values())))} | each
+        if self._head.problem != "regression":
+            return values | scoring.measure(self._task.metrics, true, guesses)
+        if len(self._columns) == 1:
+            return values | scoring.measure(self._task.metrics, true[:, 0], guesses[:, 0])
+        each = [scoring.measure(self._task.metrics, true[:, n], guesses[:, n]) for n in range(len(self._columns))]
+        means = {name: float(np.mean([part[name] for part in each])) for name in self._task.metrics}
+        return values | means | {f"{name}_{column}": value for column, part in zip(self._columns, each, strict=True)
+                                 for name, value in part.items()}
+
+    def _loss(self, outputs: np.ndarray) -> float:
+        scores, true = torch.from_numpy(outputs), torch.from_numpy(self._true)
+        if self._head.problem == "single_label":
+            return functional.cross_entropy(scores, true).item()
+        if self._head.problem == "columns":
+            parts = [torch.from_numpy(part) for part in self._split(outputs)]
+            return sum(functional.cross_entropy(part, true[:, n]).item() for n, part in enumerate(parts))
+        measure = functional.mse_loss if self._head.problem == "regression" else (
+            functional.binary_cross_entropy_with_logits)
+        return measure(scores, true.float()).item()
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        described = []
+        for number, row in enumerate(self._rows):
+            entry: dict = {"place": row.place.rsplit(": ", 1)[1]} | self._described(outputs[number])
+            if self.labelled:
+                entry["label"] = self._named(self._true[number])
+            described.append(entry)
+        return described
+
+    def _named(self, numbers) -> object:
+        """Labels of numbers as `_guesses` gives them for one example."""
+        head = self._head
+        if head.problem == "single_label":
+            return head.labels[int(numbers)]
+        if head.problem == "columns":
+            return {name: labels[int(number)] for (name, labels), number in zip(head.columns, numbers, strict=True)}
+        if head.problem == "regression":
+            values = dict(zip(self._columns, map(float, numbers), strict=True))
+            return values if len(values) > 1 else values[self._columns[0]]
+        return [label for label, number in zip(head.labels, numbers, strict=True) if number]
+
+    def _described(self, scores: np.ndarray) -> dict:
+        head = self._head
+        prediction = self._named(self._guesses(scores[None])[0])
+        if head.problem == "regression":
+            return {"prediction": prediction}
+        if head.problem == "columns":
+            parts = zip(head.columns, self._split(scores[None]), strict=True)
+            chances = {name: _chances(part[0], labels) for (name, labels), part in parts}
+        elif head.problem == "multi_label":
+            values = torch.from_numpy(scores).double().sigmoid().tolist()
+            chances = dict(zip(head.labels, values, strict=True))
+        else:
+            chances = _chances(scores, head.labels)
+        return {"prediction": prediction, "probabilities": chances}
+
+
+def _chances(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
+    return dict(zip(labels, torch.from_numpy(scores).double().softmax(-1).tolist(), strict=True))
+
+
+def text_of(row: Row, column: str) -> str:
+    value = row.values.get(column)
+    if not isinstance(value, str):
+        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a text; mend the row")
+    return value
+
+
+def _number(row: Row, column: str) -> float:
+    try:
+        number = float(row.values.get(column))
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not np.isfinite(number):
+        raise UserError(f"{row.place}: found {row.values.get(column)!r} in column {column!r}, expected a number; "
+                        "mend the row")
+    return number
+
+
+def number_of(row: Row, label: str, labels: tuple[str, ...]) -> int:
+    if label not in labels:
+        shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
+        raise UserError(f"{row.place}: found the label {label!r}, expected one of the {len(labels)} of the training "
+                        f"set: {shown}; mend the row, or list all labels with --labels")
+    return labels.index(label)

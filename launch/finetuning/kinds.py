@@ -1,0 +1,101 @@
+"""From a task and its files to the model's class, its head and the examples."""
+
+from __future__ import annotations
+
+from launch.config import FinetuneConfig
+from launch.finetuning.answering import AnswerExamples
+from launch.finetuning.choice import ChoiceExamples
+from launch.finetuning.classification import TextExamples, find_head
+from launch.finetuning.examples import Examples
+from launch.finetuning.tables import Table, read_table
+from launch.finetuning.tagging import Sentences, TagExamples, find_tags, read_conll
+from launch.finetuning.tasks import Task
+from model.bert import BertPreTrained
+from model.config import HeadConfig
+from model.tasks import (
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+from pipeline.errors import UserError
+from pipeline.tokenizer import Tokenizer
+
+Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, list[Examples]]
+
+
+def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    """The model's class, its head, and the examples of the training, validation and test files.
+
+    Raises:
+        UserError: a file does not hold what the task needs.
+    """
+    made = _READERS[task.kind](config, task, tokenizer)
+    train, validation = made[2], made[3]
+    for examples, path in ((train, config.train_file), (validation, config.validation)):
+        if not examples.labelled:
+            raise UserError(f"{path}: found no labels, expected a file that holds what is to be predicted")
+    return made
+
+
+def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    texts = tuple(config.text_columns) or task.texts
+    targets = tuple(config.label_columns) or task.targets
+    if not targets:
+        raise UserError(f"label_columns: found none, expected the label columns of {config.task}; name them")
+    if len(texts) > 2:
+        raise UserError(f"text_columns: found {len(texts)} columns, expected one, or two for pairs")
+    if len(targets) > 1 and task.kind == "classification":
+        raise UserError(f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of "
+                        "several")
+
+    def table(path: str) -> Table:
+        return read_table(path, task.header, texts[0], config.skip_malformed_rows)
+
+    def examples(read: Table) -> TextExamples:
+        return TextExamples(read, task, texts, targets, head, tokenizer, max_length=config.max_length,
+                            keep=config.keep, head_tokens=config.head_tokens)
+
+    train = table(config.train_file)
+    head = find_head(task, targets, train, config.labels, config.pooling)
+    test = [examples(table(path)) for path in config.test]
+    return BertForSequenceClassification, head, examples(train), examples(table(config.validation)), test
+
+
+def _tags(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    sentences = read_conll(config.train_file)
+    head = find_tags(sentences, config.labels)
+
+    def examples(read: Sentences) -> TagExamples:
+        return TagExamples(read, task, head, tokenizer, config.max_length)
+
+    test = [examples(read_conll(path)) for path in config.test]
+    return BertForTokenClassification, head, examples(sentences), examples(read_conll(config.validation)), test
+
+
+def _answers(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    def examples(path: str) -> AnswerExamples:
+        return AnswerExamples(path, config, tokenizer, config.task == "squad2")
+
+    train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]
+    return BertForQuestionAnswering, None, train, validation, test
+
+
+def _choices(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    shared = tuple(config.text_columns) or task.texts
+    choices = tuple(config.choice_columns) or task.choices
+    (target,) = config.label_columns or task.targets
+    labels = tuple(config.labels) or task.labels or tuple(str(number) for number in range(len(choices)))
+
+    def examples(path: str) -> ChoiceExamples:
+        table = read_table(path, (), "", config.skip_malformed_rows)
+        return ChoiceExamples(table, task, shared, choices, target, labels, tokenizer, config.max_length)
+
+    train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]
+    return BertForMultipleChoice, None, train, validation, test
+
+
+_READERS = {
+    **dict.fromkeys(("classification", "regression", "multi_label", "columns"), _texts),
+    "tagging": _tags, "answering": _answers, "choice": _choices,
+}  # fmt: skip

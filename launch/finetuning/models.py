@@ -1,0 +1,162 @@
+"""Where a fine-tuned model starts: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from torch import nn
+
+from launch import runs
+from launch.config import FinetuneConfig
+from model.bert import BertPreTrained
+from model.config import BertConfig, HeadConfig
+from model.hub import load_head, load_pretrained
+from model.initialization import init_weights
+from model.names import StateDict
+from pipeline.errors import UserError
+from pipeline.tokenizer import Tokenizer
+
+FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_FILES = ["config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "tokenizer_config.json",
+              "special_tokens_map.json"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """A shape, its weights under our names (empty: random ones), the labels of its head if it has one."""
+
+    config: BertConfig
+    weights: StateDict
+    head: HeadConfig | None
+    tokenizer: Tokenizer
+
+
+def find_source(config: FinetuneConfig) -> Source:
+    """Read what `--model` and `--tokenizer` name.
+
+    Raises:
+        UserError: there is no such model, or the tokenizer is not the one that it was trained with.
+    """
+    path = Path(config.model)
+    if path.suffix in (".yaml", ".yml"):
+        return _from_shape(config, path)
+    if runs.is_pretraining(path):
+        from launch.checkpoint import read_weights
+
+        shape, weights, head = runs.model_config(path), read_weights(path)[1], None
+        own_tokenizer, expected = path / runs.TOKENIZER, json.loads((path / runs.DATA).read_text())[FINGERPRINT]
+    else:
+        path = runs.model_folder(path) if path.is_dir() else _from_hub(config)
+        shape, weights = load_pretrained(path)
+        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        head, own_tokenizer, expected = load_head(path), path, values.get(FINGERPRINT)
+    tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)
+    if expected is None and config.tokenizer and any((own_tokenizer / name).is_file() for name in _HUB_FILES[2:4]):
+        expected = Tokenizer.from_folder(own_tokenizer).fingerprint
+    if expected is not None and tokenizer.fingerprint != expected:
+        raise UserError(f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
+                        f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out")
+    _check_vocabulary(tokenizer, shape, path)
+    return Source(shape, weights, head, tokenizer)
+
+
+def _from_shape(config: FinetuneConfig, path: Path) -> Source:
+    if config.tokenizer is None:
+        raise UserError(f"tokenizer: found none, expected the folder of one: {path} is a shape without a vocabulary; "
+                        "add --tokenizer DIR")
+    tokenizer = Tokenizer.from_folder(config.tokenizer)
+    known = {field.name for field in dataclasses.fields(BertConfig)}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UserError(f"model: {path} can't be read as YAML ({error}); expected a file of configs/model/") from error
+    if not isinstance(values, dict) or set(values) - known:
+        raise UserError(f"model: found {path} with other fields than a model's, expected a file of configs/model/")
+    values["vocab_size"] = values.get("vocab_size") or tokenizer.vocab_size
+    shape = BertConfig(**values | {"pad_token_id": tokenizer.special_tokens.pad})
+    _check_vocabulary(tokenizer, shape, path)
+    return Source(shape, {}, None, tokenizer)
+
+
+def _check_vocabulary(tokenizer: Tokenizer, shape: BertConfig, path: Path) -> None:
+    if tokenizer.vocab_size > shape.vocab_size:
+        raise UserError(f"tokenizer: found {tokenizer.vocab_size} tokens in {tokenizer.folder}, expected at most "
+                        f"{shape.vocab_size}, the vocabulary of {path}; take the tokenizer it was trained with")
+
+
+def _from_hub(config: FinetuneConfig) -> Path:
+    """The folder in which the hub library keeps a model."""
+    if not _HUB_NAME.fullmatch(config.model):
+        raise UserError(f"model: found no {config.model}, expected a Cloze run, a Hugging Face folder or hub name, or "
+                        "a file of configs/model/")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(config.model, revision=config.revision, cache_dir=config.cache_dir,
+                                      local_files_only=config.offline, allow_patterns=_HUB_FILES))
+    except Exception as error:  # network, names, rights: the library raises many kinds
+        how = "it is looked up offline; add --offline false to fetch it" if config.offline else "check the name"
+        raise UserError(f"model: found no folder and no fetched hub model {config.model!r} "
+                        f"({type(error).__name__}); {how}") from error
+
+
+def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | None, config: FinetuneConfig
+                ) -> tuple[BertPreTrained, str]:
+    """The model to train, and one line about where its weights come from. Alike on every process.
+
+    A head is taken over if it is for the same labels; else it is drawn from `config.seed`.
+    """
+    shape = source.config
+    if config.dropout is not None:
+        shape = dataclasses.replace(shape, hidden_dropout_prob=config.dropout, classifier_dropout=None,
+                                    attention_probs_dropout_prob=config.dropout)
+    options = {"attention_kernel": config.train.attention_kernel,
+               "gradient_checkpointing": config.train.gradient_checkpointing}
+    if head is not None:
+        options["head"] = head
+    if not source.weights:
+        model = cls(shape, **options)
+        init_weights(model, config.seed)
+        return model.train(), "random"
+    same = head is None or (source.head is not None and source.head.labels == head.labels
+                            and source.head.problem == head.problem)
+    kept = {name: tensor for name, tensor in source.weights.items() if same or not name.startswith("classifier.")}
+    model = cls.from_weights(shape, kept, config.model, new_head_seed=config.seed, **options)
+    drawn = list(model.new_parameters) + reinitialize(model, config.reinitialize_layers, config.seed)
+    return model.train(), config.model + (f"; drawn anew: {', '.join(drawn)}" if drawn else "")
+
+
+def reinitialize(model: BertPreTrained, num_layers: int, seed: int) -> list[str]:
+    """Draw the top layers, and the pooler, from random weights; returns what was drawn. Raises UserError."""
+    if not num_layers:
+        return []
+    layers = model.bert.encoder.layers
+    if num_layers > len(layers):
+        raise UserError(f"reinitialize_layers: found {num_layers}, expected at most {len(layers)}, the model's layers")
+    chosen = [f"bert.encoder.layers.{number}." for number in range(len(layers) - num_layers, len(layers))]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    init_weights(model, seed)
+    anew = (*chosen, "bert.pooler.")
+    model.load_state_dict({name: tensor for name, tensor in before.items() if not name.startswith(anew)}, strict=False)
+    return [f"the top {num_layers} layers and the pooler"]
+
+
+def freeze(model: BertPreTrained, what: str) -> None:
+    """Keep parts of the encoder from learning, as FinetuneConfig.freeze says. Raises UserError."""
+    if what == "none":
+        return
+    layers = model.bert.encoder.layers
+    frozen: list[nn.Module] = [model.bert.embeddings, *layers]
+    if what != "encoder":
+        top = int(what.removeprefix("below_"))
+        if top > len(layers):
+            raise UserError(f"freeze: found {what}, expected at most below_{len(layers)}, the model's layers")
+        frozen = [model.bert.embeddings, *layers[:len(layers) - top]]
+    for module in frozen:
+        module.requires_grad_(False)

@@ -1,0 +1,154 @@
+"""Tables of examples: TSV, CSV, JSON lines and Parquet as rows with named columns."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import UserError
+from pipeline.storage import readable_errors
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table, and where it stands in its file."""
+
+    values: dict
+    place: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: list[Row]
+    malformed: int = 0
+    """Rows with another number of fields than columns, left out by wish."""
+
+    def need(self, columns: tuple[str, ...], field: str) -> None:
+        """Raise UserError if one of the columns is missing; `field` is what names other ones."""
+        for column in columns:
+            if column not in self.columns:
+                raise UserError(f"{self.path}: found the columns {', '.join(map(repr, self.columns))}, expected one "
+                                f"named {column!r}; name the right one with --{field}")
+
+
+def read_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", skip_malformed: bool = False) -> Table:
+    """Read a table whole.
+
+    Args:
+        path: .tsv or .txt (tabs, no quoting: the form of GLUE), .csv (quoted), .jsonl, .parquet; the first two also
+            with .gz behind.
+        header: columns of a TSV file whose first line does not name the column `mark`; empty: the first line's.
+        skip_malformed: whether rows with another number of fields than columns are left out, and counted.
+
+    Raises:
+        UserError: the file cannot be read, or a row does not fit.
+    """
+    path = Path(path)
+    kind = "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]).removesuffix(".gz")
+    if path.is_dir():
+        table = _read_dataset(path)
+    elif kind in (".parquet", ".pq"):
+        table = _read_parquet(path)
+    elif kind in (".jsonl", ".json", ".ndjson"):
+        table = _read_json_lines(path)
+    elif kind in (".tsv", ".txt", ".csv"):
+        table = _read_separated(path, kind == ".csv", header, mark, skip_malformed)
+    else:
+        raise UserError(f"{path}: found the ending {kind!r}, expected .tsv, .csv, .jsonl or .parquet, or the folder of "
+                        "a saved data set")
+    if not table.rows:
+        raise UserError(f"{path}: found no rows, expected examples")
+    return table
+
+
+def read_text(path: Path) -> str:
+    """The whole of a UTF-8 file, .gz or plain. Raises UserError."""
+    with readable_errors(path):
+        data = path.read_bytes()
+    try:
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+    except (UnicodeError, gzip.BadGzipFile, EOFError) as error:
+        raise UserError(f"{path}: found bytes that are no UTF-8 text ({error}); convert the file") from error
+
+
+def _read_separated(path: Path, quoted: bool, header: tuple[str, ...], mark: str, skip_malformed: bool) -> Table:
+    text = io.StringIO(read_text(path), newline="" if quoted else "\n")
+    if quoted:
+        reader = csv.reader(text, strict=True)
+        lines = ((reader.line_num, fields) for fields in reader)
+    else:
+        lines = ((number, line.rstrip("\r\n").split("\t")) for number, line in enumerate(text, 1))
+    columns, rows, malformed = tuple(header), [], 0
+    try:
+        for position, (number, fields) in enumerate(lines):
+            if position == 0 and (not header or mark in fields):
+                columns = tuple(fields)
+            elif fields in ([], [""]):
+                continue
+            elif len(fields) == len(columns):
+                rows.append(Row(dict(zip(columns, fields, strict=True)), f"{path}: row {number}"))
+            elif skip_malformed:
+                malformed += 1
+            else:
+                raise UserError(f"{path}: row {number}: found {len(fields)} fields, expected {len(columns)} "
+                                f"({', '.join(columns)}); mend it, or leave such rows out with "
+                                "--skip_malformed_rows true")
+    except csv.Error as error:
+        raise UserError(f"{path}: row {reader.line_num}: can't be read as CSV ({error}); mend it") from error
+    return Table(path, columns, rows, malformed)
+
+
+def _read_json_lines(path: Path) -> Table:
+    rows: list[Row] = []
+    columns: dict[str, None] = {}
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}: row {number}: can't be read as JSON ({error}); expected one object a line"
+                            ) from error
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: row {number}: found {type(values).__name__}, expected one object a line")
+        rows.append(Row(values, f"{path}: row {number}"))
+        columns |= dict.fromkeys(values)
+    return Table(path, tuple(columns), rows)
+
+
+def _read_parquet(path: Path) -> Table:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: can't be read as Parquet: {error}") from error
+    return Table(path, tuple(table.column_names), list(_numbered(path, table.to_pylist())))
+
+
+def _read_dataset(path: Path) -> Table:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError("a saved data set needs a library that is missing; pip install 'cloze[hub]'") from error
+    try:
+        data = datasets.load_from_disk(str(path))
+    except Exception as error:  # the library raises many kinds
+        raise UserError(f"{path}: can't be read as a saved data set: {' '.join(str(error).split())}") from error
+    if isinstance(data, datasets.DatasetDict):
+        raise UserError(f"{path}: found the splits {', '.join(data)}, expected one of them; give {path}/SPLIT")
+    return Table(path, tuple(data.column_names), list(_numbered(path, data.to_list())))
+
+
+def _numbered(path: Path, values: list[dict]) -> Iterator[Row]:
+    return (Row(row, f"{path}: row {number}") for number, row in enumerate(values, 1))

@@ -1,0 +1,196 @@
+"""A class for each word: CoNLL files, long sentences split, entities scored strictly."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from launch.finetuning.examples import Examples
+from launch.finetuning.sequences import Sequences
+from launch.finetuning.tables import read_text
+from launch.finetuning.tasks import Task
+from model.config import HeadConfig
+from pipeline import ragged
+from pipeline.errors import UserError
+from pipeline.records import NO_LABEL
+from pipeline.tokenizer import Tokenizer
+
+OUTSIDE = "O"
+_DOCUMENT = "-DOCSTART-"  # CoNLL-2003 puts it between documents
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The sentences of a CoNLL file: words (W,), their tags or None, the line of each, first word of each sentence
+    (sentences + 1,).
+    """
+
+    path: Path
+    words: list[str]
+    tags: list[str] | None
+    lines: np.ndarray
+    bounds: np.ndarray
+
+
+def read_conll(path: str | Path) -> Sentences:
+    """A word a line with its tag in the last of the fields, an empty line between sentences; one field: no tags.
+
+    Raises:
+        UserError: a line has another number of fields than the first one.
+    """
+    path = Path(path)
+    fields_of, lines, ends = [], [], [0]
+    separator = None
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            if ends[-1] != len(lines):
+                ends.append(len(lines))
+            continue
+        if not lines:
+            separator = "\t" if "\t" in line else None
+        fields = line.rstrip("\r").split(separator)
+        if fields[0] == _DOCUMENT:
+            continue
+        if fields_of and len(fields) != len(fields_of[0]) or not fields[0]:
+            raise UserError(f"{path}: row {number}: found {len(fields)} fields in {line.strip()!r}, expected "
+                            f"{len(fields_of[0]) if fields_of else 'a word'}, as in the first row; mend the line")
+        fields_of.append(fields)
+        lines.append(number)
+    if ends[-1] != len(lines):
+        ends.append(len(lines))
+    if not lines:
+        raise UserError(f"{path}: found no rows, expected a word with its tag a line")
+    tags = [fields[-1] for fields in fields_of] if len(fields_of[0]) > 1 else None
+    return Sentences(path, [fields[0] for fields in fields_of], tags, np.array(lines), np.array(ends))
+
+
+def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
+    """Tags as listed, or those of the training file by name, the one outside of entities first. Raises UserError."""
+    if sentences.tags is None:
+        raise UserError(f"{sentences.path}: row {sentences.lines[0]}: found 1 field, expected a word and its tag")
+    found = sorted(set(sentences.tags), key=lambda tag: (tag != OUTSIDE, tag))
+    return HeadConfig(tuple(listed) or tuple(found))
+
+
+class TagExamples(Examples):
+    """Sentences, split between words where they are too long, so that every word is tagged once.
+
+    A word's tag is learned and read at its first token. A word that the tokenizer makes nothing of is [UNK].
+    """
+
+    def __init__(self, sentences: Sentences, task: Task, head: HeadConfig, tokenizer: Tokenizer, max_length: int
+                 ) -> None:
+        self.name = sentences.path.name.split(".")[0]
+        self._sentences, self._head, self._task = sentences, head, task
+        self._words = self._build(tokenizer, max_length - 2)
+        self.lengths = self._sequences.lengths
+        self.num_places, self.width = len(self._sequences.input_ids), len(head.labels)
+        self.labelled = sentences.tags is not None
+        if self.labelled:
+            self._true = self._numbers()
+            self._labels = np.full(self.num_places, NO_LABEL, np.int64)
+            self._labels[self._words] = self._true
+        count = len(sentences.bounds) - 1
+        self.facts = (f"{count:,} sentences, {len(sentences.words):,} words, {self.lengths.sum():,} tokens; "
+                      f"{self._num_split:,} sentences split, {self._num_cut:,} words longer than a sequence cut")
+
+    def _build(self, tokenizer: Tokenizer, room: int) -> np.ndarray:
+        """Make the sequences; returns the place of each word's first token."""
+        flat, offsets = tokenizer.encode_batch(self._sentences.words)
+        lengths = np.diff(offsets)
+        kept = np.clip(lengths, 1, room)
+        self._num_cut = int((lengths > room).sum())
+        firsts = _pieces(kept, self._sentences.bounds, room)  # first word of each piece
+        further = np.setdiff1d(firsts, self._sentences.bounds)
+        self._num_split = len(np.unique(np.searchsorted(self._sentences.bounds, further)))
+        words_of = np.diff(np.append(firsts, len(kept)))
+        ends = ragged.to_offsets(kept)
+        total = ends[np.append(firsts[1:], len(kept))] - ends[firsts] + 2
+        starts = ragged.to_offsets(total)
+        piece = np.repeat(np.arange(len(firsts)), words_of)
+        place = ends[:-1] + 2 * piece + 1
+        special = tokenizer.special_tokens
+        ids = np.full(starts[-1], special.unknown, np.int64)
+        ids[starts[:-1]], ids[starts[1:] - 1] = special.classification, special.separator
+        copied = np.minimum(lengths, kept)
+        ids[ragged.ranges(place, copied)] = flat[ragged.ranges(offsets[:-1], copied)]
+        self._sequences = Sequences(ids, starts, total)
+        return place
+
+    def _numbers(self) -> np.ndarray:
+        labels = {label: number for number, label in enumerate(self._head.labels)}
+        for line, tag in zip(self._sentences.lines, self._sentences.tags, strict=True):
+            if tag not in labels:
+                raise UserError(f"{self._sentences.path}: row {line}: found the label {tag!r}, expected one of the "
+                                f"{len(labels)} of the training set: {', '.join(labels)}; mend the row, or list all "
+                                "labels with --labels")
+        return np.array([labels[tag] for tag in self._sentences.tags])
+
+    def batch(self, units: np.ndarray) -> dict:
+        return self._sequences.batch(units)
+
+    def targets(self, units: np.ndarray) -> dict:
+        return {"labels": torch.from_numpy(self._labels[self._sequences.tokens(units)])}
+
+    def outputs(self, output) -> torch.Tensor:
+        return output.logits
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        return self._sequences.tokens(units)
+
+    def _tags(self, numbers: np.ndarray) -> list[list[str]]:
+        """Names of tags (W,), a list a sentence."""
+        names = [self._head.labels[number] for number in numbers]
+        bounds = self._sentences.bounds.tolist()
+        return [names[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        scores = outputs[self._words]
+        guesses = scores.argmax(1)
+        loss = functional.cross_entropy(torch.from_numpy(scores), torch.from_numpy(self._true)).item()
+        values = {"loss": loss, "accuracy": float(np.mean(guesses == self._true))}
+        if self._task.metrics[0] == "accuracy":
+            return values
+        return values | entity_scores(self._tags(self._true), self._tags(guesses))
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        scores = torch.from_numpy(outputs[self._words]).double().softmax(-1)
+        chances, guesses = (part.numpy() for part in scores.max(-1))
+        bounds, described = self._sentences.bounds.tolist(), []
+        tagged = self._tags(guesses)
+        true = self._tags(self._true) if self.labelled else None
+        for number, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            entry = {"place": f"row {self._sentences.lines[low]}", "words": self._sentences.words[low:high],
+                     "prediction": tagged[number], "probabilities": chances[low:high].tolist()}
+            described.append(entry | ({"label": true[number]} if true else {}))
+        return described
+
+
+def _pieces(lengths: np.ndarray, bounds: np.ndarray, room: int) -> np.ndarray:
+    """First word of each piece: a new one begins with a sentence, and before a word that does not fit any more."""
+    firsts, begins, used = [], set(bounds[:-1].tolist()), 0
+    for word, length in enumerate(lengths.tolist()):
+        if word in begins or used + length > room:
+            firsts.append(word)
+            used = 0
+        used += length
+    return np.array(firsts)
+
+
+def entity_scores(true: list[list[str]], guessed: list[list[str]]) -> dict[str, float]:
+    """Precision, recall and F1 over whole entities, all kinds together (micro), strict: seqeval's."""
+    from seqeval import metrics, scheme
+
+    prefixes = {tag.split("-")[0] for tags in true for tag in tags if "-" in tag}
+    kind = scheme.IOBES if prefixes & {"E", "S"} else scheme.BILOU if prefixes & {"L", "U"} else scheme.IOB2
+    with warnings.catch_warnings():  # that no entity was guessed, which a recall of 0 says as well
+        warnings.simplefilter("ignore")
+        return {
+            name: float(getattr(metrics, f"{name}_score")(true, guessed, mode="strict", scheme=kind, zero_division=0))
+            for name in ("f1", "precision", "recall")
+        }

@@ -1,0 +1,297 @@
+"""Tags, answers and choices: long inputs, exact counts, and the same answers from transformers."""
+
+import json
+import random
+import re
+import string
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from seqeval.metrics import f1_score
+from seqeval.scheme import IOB2
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+from launch.cli import main, parse
+from launch.finetuning.answering import AnswerExamples, windows_of
+from launch.finetuning.squad import best_threshold, normalized_characters, read_squad, squad_scores
+from launch.finetuning.tagging import TagExamples, find_tags, read_conll
+from launch.finetuning.tasks import find_task
+from pipeline.tokenizer import Tokenizer
+from tests.finetuning.running import finetune, lines
+from tests.finetuning.small import GOOD, OTHERS, make_model, write_tsv
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+# ---- tags ----
+
+def conll(path, rng, count):
+    """Sentences in which a good word is a thing of one or two words: fine w3 -> B-thing I-thing."""
+    text = ""
+    for _ in range(count):
+        words = [(word, "O") for word in rng.choices(OTHERS, k=rng.randint(3, 40))]
+        place = rng.randrange(len(words) - 1)
+        words[place] = (rng.choice(GOOD), "B-thing")
+        if words[place][0] == "fine":
+            words[place + 1] = (words[place + 1][0], "I-thing")
+        text += "".join(f"{word}\t{tag}\n" for word, tag in words) + "\n"
+    path.write_text(text)
+    return path
+
+
+def test_every_word_is_tagged_once_however_long_its_sentence(model, tmp_path):
+    tokenizer = Tokenizer.from_folder(model)
+    path = tmp_path / "long.conll"
+    # 30 words in one sentence; one word of 9 pieces; one that the tokenizer makes nothing of.
+    path.write_text("-DOCSTART- O\n\n" + "".join(f"w{n % 20} {'B-x' if n % 7 == 0 else 'O'}\n" for n in range(30))
+                    + "\n" + "sssssssssss O\n\u200b\u200b B-x\n", encoding="utf-8")
+    sentences = read_conll(path)
+    head = find_tags(sentences, [])
+    assert head.labels == ("O", "B-x")
+    examples = TagExamples(sentences, find_task("ner"), head, tokenizer, 8)
+    assert examples.lengths.max() <= 8 and "2 sentences split" in examples.facts
+    batch = examples.batch(np.arange(len(examples))) | examples.targets(np.arange(len(examples)))
+    labels = batch["labels"].numpy()
+    assert len(labels) == len(batch["input_ids"]) and (labels >= 0).sum() == len(sentences.words)
+    assert [head.labels[n] for n in labels[labels >= 0]] == sentences.tags
+    perfect = np.eye(2)[np.maximum(labels, 0)].astype(np.float32)
+    assert examples.metrics(perfect)["f1"] == 1.0
+    assert [each["prediction"] for each in examples.predictions(perfect)] == [
+        sentences.tags[:30], sentences.tags[30:]]
+
+
+def test_a_tagger_and_its_twin_in_transformers(model, tmp_path):
+    rng = random.Random(0)
+    train, validation = conll(tmp_path / "train.conll", rng, 120), conll(tmp_path / "dev.conll", rng, 15)
+    results, _ = finetune("ner", model, train, validation, tmp_path / "run", "--epochs", 8, "--max_length", 64)
+    assert results["validation"]["f1"] > 0.5
+    predictions = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
+    strict = f1_score([each["label"] for each in predictions], [each["prediction"] for each in predictions],
+                      mode="strict", scheme=IOB2)
+    assert results["validation"]["f1"] == pytest.approx(strict)
+    reference, report = AutoModelForTokenClassification.from_pretrained(tmp_path / "run" / "model",
+                                                                        output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert set(reference.config.id2label.values()) == {"O", "B-thing", "I-thing"}
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    for each in predictions:
+        encoded = tokenizer(each["words"], is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            chances = reference(**encoded).logits[0].softmax(-1)
+        ids = encoded.word_ids()
+        firsts = [ids.index(word) for word in range(len(each["words"]))]
+        assert [reference.config.id2label[int(chances[place].argmax())] for place in firsts] == each["prediction"]
+        assert np.allclose(chances[firsts].max(-1).values, each["probabilities"], atol=1e-4)
+
+
+@pytest.mark.parametrize("text, parts", [
+    ("w1 O\nw2\n", ("row 2", "found 1 fields", "expected 2")),
+    ("w1 O\nw2 B-y extra\n", ("row 2", "found 3 fields")),
+    ("\n\n", ("found no rows",)),
+    ("w1\nw2\n", ("row 1", "expected a word and its tag")),
+])
+def test_conll_errors_name_the_row(model, tmp_path, capsys, text, parts):
+    (tmp_path / "bad.conll").write_text(text)
+    assert main(["finetune", "ner", "--model", str(model), "--train", str(tmp_path / "bad.conll"), "--validation",
+                 str(tmp_path / "bad.conll"), "--output", str(tmp_path / "run"), "--max_length", "16"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.conll", *parts)), error
+
+
+def test_a_tag_that_training_has_not_seen(model, tmp_path, capsys):
+    (tmp_path / "train.conll").write_text("w1 O\nw2 B-x\n")
+    (tmp_path / "dev.conll").write_text("w1 O\n\nw2 B-y\n")
+    assert main(["finetune", "ner", "--model", str(model), "--train", str(tmp_path / "train.conll"), "--validation",
+                 str(tmp_path / "dev.conll"), "--output", str(tmp_path / "run"), "--max_length", "16"]) == 2
+    error = capsys.readouterr().err
+    assert "dev.conll: row 3" in error and "'B-y'" in error
+
+
+# ---- answers ----
+
+def squad(path, rng, count, impossible=False):
+    """Texts in which the answer to "? WORD" is the number behind WORD."""
+    paragraphs = []
+    for number in range(count):
+        keys = rng.sample(OTHERS, rng.randint(3, 12))
+        values = [str(rng.randrange(10)) for _ in keys]
+        context = " ".join(f"{key} {value}," for key, value in zip(keys, values, strict=True))
+        chosen = rng.randrange(len(keys))
+        start = sum(len(key) + 4 for key in keys[:chosen]) + len(keys[chosen]) + 1
+        answers = [{"text": values[chosen], "answer_start": start}]
+        question = {"id": f"q{number}", "question": f"{keys[chosen]} ?", "answers": answers}
+        if impossible and number % 3 == 0:
+            question |= {"question": "superb ?", "answers": [], "is_impossible": True}
+        paragraphs.append({"context": context, "qas": [question]})
+    path.write_text(json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return path
+
+
+def test_three_windows_over_twelve_words():
+    words = "the man went to the store and bought a gallon of milk".split()
+    assert [" ".join(words[first : first + count]) for first, count in windows_of(len(words), 6, 3)] == [
+        "the man went to the store", "to the store and bought a", "and bought a gallon of milk"]
+    for count in range(1, 40):
+        covered = {token for first, size in windows_of(count, 6, 4) for token in range(first, first + size)}
+        assert covered == set(range(count)), "no token is left out"
+
+
+def answer_examples(model, path, task="squad", *overrides):
+    config = parse("finetune", [task, "--model", str(model), "--train", str(path), "--validation", str(path),
+                                "--output", "o", "--max_length", "24", "--window_step", "8", *overrides])
+    config = config.for_task(find_task(task), 64)
+    return AnswerExamples(str(path), config, Tokenizer.from_folder(model), task == "squad2")
+
+
+def perfect(examples) -> np.ndarray:
+    """Outputs of a model that is certain of the right positions."""
+    outputs = np.zeros((examples.num_places, 2), np.float32)
+    starts = np.concatenate([[0], np.cumsum(examples.lengths)])[:-1]
+    targets = examples.targets(np.arange(len(examples)))
+    for side, name in enumerate(("start_positions", "end_positions")):
+        outputs[starts + targets[name].numpy(), side] = 9.0
+    return outputs
+
+
+def test_answers_come_back_in_the_characters_of_the_text(model, tmp_path):
+    examples = answer_examples(model, squad(tmp_path / "train.json", random.Random(2), 20))
+    assert len(examples) > 20 and examples.lengths.max() <= 24, "long texts have several windows"
+    outputs = perfect(examples)
+    assert examples.metrics(outputs)["exact_match"] == 100.0
+    contexts, questions, _ = read_squad(tmp_path / "train.json")
+    for question, each in zip(questions, examples.predictions(outputs), strict=True):
+        assert contexts[question.context][each["start"] :].startswith(each["prediction"])
+        assert each["start"] == question.answers[0][1] and 0 < each["probability"] <= 1
+
+
+def test_questions_without_an_answer(model, tmp_path):
+    examples = answer_examples(model, squad(tmp_path / "train.json", random.Random(3), 21, True), "squad2")
+    metrics = examples.metrics(perfect(examples))
+    assert metrics["exact_match"] == metrics["no_answer_f1"] == metrics["has_answer_f1"] == metrics["best_f1"] == 100.0
+    metrics = examples.metrics(np.zeros((examples.num_places, 2), np.float32))
+    assert metrics["best_exact_match"] >= 100 * 7 / 21 - 1e-9, "as good as never answering"
+
+
+def test_a_reader_and_its_twin_in_transformers(model, tmp_path):
+    rng = random.Random(0)
+    train, validation = squad(tmp_path / "train.json", rng, 80), squad(tmp_path / "dev.json", rng, 11)
+    results, _ = finetune("squad", model, train, validation, tmp_path / "run", "--epochs", 2, "--max_length", 64,
+                       "--window_step", 32)
+    assert 0 <= results["validation"]["exact_match"] <= results["validation"]["f1"] <= 100
+    reference, report = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "run" / "model",
+                                                                      output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    contexts, questions, _ = read_squad(validation)
+    predictions = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
+    for question, ours in zip(questions, predictions, strict=True):
+        context = contexts[question.context]
+        encoded = tokenizer(question.text, context, return_tensors="pt", return_offsets_mapping=True)
+        offsets = encoded.pop("offset_mapping")[0]
+        with torch.no_grad():
+            output = reference(**encoded)
+        text = [n for n, sequence in enumerate(encoded.sequence_ids()) if sequence == 1]
+        spans = {(i, j): float(output.start_logits[0, i] + output.end_logits[0, j])
+                 for i in text for j in text if i <= j < i + 30}
+        first, last = max(spans, key=spans.get)
+        assert ours["prediction"] == context[int(offsets[first, 0]) : int(offsets[last, 1])]
+
+
+def official_f1(prediction: str, truth: str) -> float:
+    """F1 as SQuAD's evaluation script v1.1 defines it, written from its definition."""
+    def words(text: str) -> list[str]:
+        text = "".join(c for c in text.lower() if c not in string.punctuation)
+        return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split()).split()
+
+    guessed, true = words(prediction), words(truth)
+    same = sum((Counter(guessed) & Counter(true)).values())
+    if not same:
+        return float(guessed == true)
+    precision, recall = same / len(guessed), same / len(true)
+    return 2 * precision * recall / (precision + recall)
+
+
+def test_scores_are_those_of_the_official_script(tmp_path):
+    from launch.finetuning.squad import Question, normalized_words
+
+    cases = [("The cat.", "cat"), ("a cat sat", "the cat sat down"), ("", "x"), ("x", ""), ("3.5%", "35"),
+             ("an", "the")]
+    questions = [Question(str(n), "", 0, ((truth, 0),), False) for n, (_, truth) in enumerate(cases)]
+    scores = squad_scores(questions, [prediction for prediction, _ in cases], normalized_words)
+    assert scores[:, 1].tolist() == pytest.approx([official_f1(*case) for case in cases])
+    assert scores[:, 0].tolist() == [1, 0, 0, 0, 1, 1]
+
+
+def test_chinese_answers_are_compared_by_character():
+    assert normalized_characters("北京，2022 年。") == list("北京2022年")
+
+
+def test_the_best_threshold_is_found():
+    rng = np.random.default_rng(0)
+    scores, none, odds = rng.random(30), rng.random(30) < 0.4, rng.normal(size=30)
+    scores[none] = 0.0
+    value, threshold = best_threshold(scores, none, odds)
+    tried = {cut: np.where(odds > cut, none, scores).mean() for cut in (*odds, odds.min() - 1)}
+    assert value == pytest.approx(max(tried.values())) == np.where(odds > threshold, none, scores).mean()
+
+
+@pytest.mark.parametrize("change, parts", [
+    (lambda qa: qa["answers"][0].update(answer_start=1), ("question q0", "expected the answer", "answer_start")),
+    (lambda qa: qa.update(answers=[]), ("question q0", "found no answer", "squad2")),
+    (lambda qa: qa.pop("question"), ("can't be read as SQuAD",)),
+])
+def test_squad_errors_name_the_question(model, tmp_path, capsys, change, parts):
+    path = squad(tmp_path / "bad.json", random.Random(0), 2)
+    content = json.loads(path.read_text())
+    change(content["data"][0]["paragraphs"][0]["qas"][0])
+    path.write_text(json.dumps(content))
+    assert main(["finetune", "squad", "--model", str(model), "--train", str(path), "--validation", str(path),
+                 "--output", str(tmp_path / "run"), "--max_length", "64", "--window_step", "16"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.json", *parts)), error
+
+
+# ---- choices ----
+
+def test_choices_and_their_twin_in_transformers(model, tmp_path):
+    rng = random.Random(0)
+    rows = []
+    for _ in range(24):
+        right, word = rng.randrange(4), rng.choice(OTHERS)
+        endings = [rng.choice(OTHERS) for _ in range(4)]
+        endings[right] = "superb"
+        rows.append((f"w1 {word}", "w2", *endings, right))
+    header = ("sent1", "sent2", *(f"ending{n}" for n in range(4)), "label")
+    path = write_tsv(tmp_path / "train.tsv", header, rows)
+    results, _ = finetune("swag", model, path, path, tmp_path / "run", "--epochs", 6)
+    assert results["validation"]["accuracy"] > 0.5
+    reference, report = AutoModelForMultipleChoice.from_pretrained(tmp_path / "run" / "model",
+                                                                   output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    for row, ours in zip(rows, lines(tmp_path / "run" / "predictions" / "validation.jsonl"), strict=True):
+        encoded = tokenizer([row[0]] * 4, [f"w2 {ending}" for ending in row[2:6]], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            chances = reference(**{name: value[None] for name, value in encoded.items()}).logits[0].softmax(-1)
+        assert np.allclose(chances, list(ours["probabilities"].values()), atol=1e-5)
+        assert ours["label"] == str(row[-1])
+
+
+def test_stories_have_two_endings(model, tmp_path):
+    header = ("InputStoryid", *(f"InputSentence{n}" for n in range(1, 5)), "RandomFifthSentenceQuiz1",
+              "RandomFifthSentenceQuiz2", "AnswerRightEnding")
+    path = tmp_path / "story.csv"
+    path.write_text(",".join(header) + "\n" + 'id,w1,w2,w3,"w4, w5",fine,dull,2\n' * 8)
+    results, _ = finetune("rocstories", model, path, path, tmp_path / "run", "--epochs", 2)
+    assert results["validation"]["examples"] == 8
+    assert lines(tmp_path / "run" / "predictions" / "validation.jsonl")[0]["label"] == "2"
