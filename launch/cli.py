@@ -61,6 +61,8 @@ COMMANDS = {
     "predict score": _prediction("rank texts by their probability", "ScoreConfig"),
     "tokenize": Command("show what a model is given for texts", "launch.predicting.commands:tokenize",
                         "launch.predicting.config:TokenizeConfig", words="text"),
+    "doctor": Command("examine the environment, on all its machines", "launch.doctor:doctor",
+                      "launch.config:DoctorConfig"),
     "quickstart": Command("the whole chain in minutes, on text that every Python has", "launch.quickstart:quickstart",
                           "launch.config:QuickstartConfig"),
 }  # fmt: skip

@@ -6,6 +6,7 @@ import sys
 import time
 
 from rich.console import Console as RichConsole
+from rich.markup import escape
 from rich.table import Table
 
 # Scalars of a progress line: name in the metrics, label, format.
@@ -60,6 +61,14 @@ class Console:
             table = Table(title=title, show_header=False, title_justify="left")
             for row in rows:
                 table.add_row(*row)
+            self._rich.print(table)
+
+    def table(self, title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        """A table with a line of column names."""
+        if self.is_main:
+            table = Table(*header, title=title, title_justify="left", show_lines=True)
+            for row in rows:
+                table.add_row(*map(escape, row))
             self._rich.print(table)
 
     def progress(self, step: int, max_steps: int, scalars: dict[str, float], seconds_left: float | None = None) -> None:

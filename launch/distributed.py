@@ -13,10 +13,13 @@ from launch.environment import Environment, device_index, device_type
 TIMEOUT = datetime.timedelta(minutes=30)
 
 
-def initialize(environment: Environment) -> torch.device:
+def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) -> torch.device:
     """Join the process group (nccl on CUDA, gloo elsewhere) and return this rank's device.
 
     One process alone meets itself in memory, so that no port can collide.
+
+    Args:
+        timeout: how long to wait for the other processes, here and in each collective.
     """
     if device_type() == "cuda":
         device = torch.device("cuda", device_index(environment, torch.cuda.device_count()))
@@ -24,7 +27,7 @@ def initialize(environment: Environment) -> torch.device:
     else:
         device = torch.device("cpu")
     backend = "nccl" if device.type == "cuda" else "gloo"
-    options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": TIMEOUT}
+    options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": timeout}
     if environment.world_size == 1:
         dist.init_process_group(store=dist.HashStore(), **options)
     else:

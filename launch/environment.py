@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.errors import UserError
 
@@ -27,6 +29,10 @@ class Environment:
     world_size: int = 1
     launcher: str = "single"
     """torchrun, slurm, mpi, or single: one process, started by hand."""
+    address: str = "127.0.0.1"
+    """Host of rank 0."""
+    port: str = "0"
+    """Where rank 0 listens for the others."""
 
     @property
     def is_main(self) -> bool:
@@ -57,11 +63,32 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
                             "less than the world size; check the launcher's command line")
         if launcher == "slurm" and world_size == 1:
             break
-        if world_size > 1 and not (variables.get("MASTER_ADDR") and variables.get("MASTER_PORT")):
-            raise UserError(f"{launcher} started {world_size} processes but MASTER_ADDR and MASTER_PORT are not set; "
-                            "export both or start with torchrun")
-        return Environment(rank, local_rank, world_size, launcher)
+        address, port = _meeting_point(launcher, world_size, variables)
+        return Environment(rank, local_rank, world_size, launcher, address, port)
     return Environment()
+
+
+def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str]) -> tuple[str, str]:
+    """Host and port of rank 0: MASTER_ADDR and MASTER_PORT, or what Slurm knows, or nothing that one process needs."""
+    known = {"address": Environment.address, "port": Environment.port} if world_size == 1 else {}
+    hosts = variables.get("SLURM_STEP_NODELIST")
+    if launcher == "slurm" and hosts:
+        # Task 0 runs on the first host. Steps of one job, and most jobs on one host, get ports of their own, below
+        # those that Linux gives to outgoing connections (32768 and above).
+        number = int(variables.get("SLURM_JOB_ID", "0")) + int(variables["SLURM_STEP_ID"])
+        known = {"address": first_host(hosts), "port": str(20000 + number % 10000)}
+    address = variables.get("MASTER_ADDR") or known.get("address")
+    port = variables.get("MASTER_PORT") or known.get("port")
+    if not address or not port:
+        raise UserError(f"{launcher} started {world_size} processes but MASTER_ADDR and MASTER_PORT are not set; "
+                        "export both or start with torchrun")
+    return address, port
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a list in Slurm's notation: `gpu[07-09,12],cpu1` begins with gpu07."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)[0]
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
 
 
 def protect_process() -> None:
@@ -110,19 +137,19 @@ def prepare_deepspeed(environment: Environment) -> None:
     os.environ["WORLD_SIZE"] = str(environment.world_size)
     on_gpu = device_type() == "cuda"
     os.environ["DS_ACCELERATOR"] = device_type()
-    if environment.world_size == 1:
-        # DeepSpeed asks for an address even where one process needs none.
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "0")
-    elif not on_gpu and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+    # DeepSpeed asks for an address even where one process needs none.
+    os.environ["MASTER_ADDR"] = environment.address
+    os.environ["MASTER_PORT"] = environment.port
+    if environment.world_size > 1 and not on_gpu and os.environ.get("OMP_NUM_THREADS", "1") == "1":
         # torchrun sets one thread for any number of processes, deepspeed and srun leave every process all cores:
-        # share them out instead. A user who sets another number means it.
+        # share them out instead. A user who sets another number means it, as does `srun --cpus-per-task`.
         names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
         processes_here = next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()),
                               environment.world_size)
         # macOS has no affinity to ask for.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // processes_here))
+        given = os.environ.get("SLURM_CPUS_PER_TASK", "") if environment.launcher == "slurm" else ""
+        torch.set_num_threads(int(given) if given.isdigit() else max(1, cores // processes_here))
 
 
 # Parameters of glibc's mallopt (malloc.h), and values above the largest tensor of a CPU model.
@@ -153,6 +180,11 @@ def job_end_time() -> float:
                         "the end of the job in seconds since 1970; before Slurm 23.02 export it in the job script, as "
                         "launch/clusters/ does, or leave the field at null")
     return float(text)
+
+
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can find out again (the XDG base directories)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cloze"
 
 
 def child_variables(**changes: str) -> dict[str, str]:

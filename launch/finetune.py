@@ -163,9 +163,9 @@ def _flops(shape, micro_batch: dict) -> float:
 
 def print_facts(job: Job, engine, device, console: Console, world_size: int, rows: list[tuple[str, str]]) -> None:
     """The table of derived facts at the start."""
+    from launch.devices import device_name
     from launch.engine import base_optimizer, live_precision
     from launch.schedules import describe
-    from launch.throughput import device_name
 
     config = job.config
     names = job.head.labels if job.head else ()

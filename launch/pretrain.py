@@ -25,6 +25,7 @@ from launch.preemption import StopRequest
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
+from pipeline.storage import readable_errors
 
 EXIT_COMPLETE = 0
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
@@ -55,9 +56,9 @@ def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
 def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, console: Console, world_size: int,
                 parameters: int) -> None:
     """The table of derived facts at the start: what follows from the configuration, read off live objects."""
-    from launch.engine import base_optimizer, live_precision
+    from launch.devices import device_name, peak_flops
+    from launch.engine import base_optimizer, compute_dtype, live_precision
     from launch.schedules import describe
-    from launch.throughput import device_name, peak_flops
     from model.flops import training_flops
 
     counts = manifest.splits["train"].counts
@@ -67,7 +68,7 @@ def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, cons
     per_token = training_flops(config.model, (tokens, squares), counts["masked"], summed=True) / tokens
     steps_per_epoch = samples / config.train.global_batch_size
     at_most = "" if config.train.time_budget_hours is None else "at most "
-    peak = peak_flops(device)
+    peak = peak_flops(device, compute_dtype(engine))
     console.facts(f"cloze pretrain -> {config.output}", [
         ("parameters", f"{parameters:,}"),
         ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
@@ -79,7 +80,7 @@ def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, cons
                       f"ZeRO stage {engine.zero_optimization_stage()}"),
         ("learning rate", f"{config.train.learning_rate:g} peak, {describe(config.schedule, config.train)}"),
         ("attention kernel", live_kernel(engine, device)),
-        ("device", f"{world_size} x {device_name(device)}" + (f", {peak / 1e12:.0f} TFLOP/s peak" if peak else "")),
+        ("device", f"{world_size} x {device_name(device)}" + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else "")),
         ("MLM loss to beat", f"{manifest.unigram_entropy:.3f}, the unigram entropy of the training tokens"),
     ])  # fmt: skip
 
@@ -114,7 +115,9 @@ def pretrain(config: PretrainConfig) -> int:
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
         device = distributed.initialize(environment)
-        with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
+        # A disk that is full when a line of metrics is written, say, is for the user to mend.
+        with readable_errors(Path(config.output)), \
+                Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
             trainer = prepare_trainer(config, manifest, environment, device, console, heartbeat)
             complete = train(config, trainer, StopRequest(deadline))
         distributed.shutdown()

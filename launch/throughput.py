@@ -10,24 +10,6 @@ import torch
 
 from launch import distributed
 
-# Dense 16-bit peaks in FLOP/s from NVIDIA's data sheets, by a part of the device's name; the first match counts.
-PEAK_FLOPS = {
-    "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12,
-    "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "V100": 125e12, "T4": 65e12,
-    "RTX 4090": 165e12, "RTX 3090": 71e12,
-}  # fmt: skip
-
-
-def device_name(device: torch.device) -> str:
-    """What the device calls itself."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-
-
-def peak_flops(device: torch.device) -> float | None:
-    """Peak of one device in FLOP/s for 16-bit matrix products, or None if it is not known."""
-    name = f" {device_name(device).replace('-', ' ')} "  # whole words: an "RTX A1000" is no "A100"
-    return next((peak for part, peak in PEAK_FLOPS.items() if f" {part} " in name), None)
-
 
 def peak_memory(device: torch.device) -> float:
     """Bytes of memory that this process has held at most: on a GPU since the last call, elsewhere since its start."""
@@ -42,8 +24,9 @@ def peak_memory(device: torch.device) -> float:
 class Throughput:
     """Counts what this rank does between two lines of metrics."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, peak: float | None) -> None:
+        """peak: FLOP/s of this process's device, if it is known."""
+        self._device, self._peak = device, peak
         self.reset()
 
     def reset(self) -> None:
@@ -86,9 +69,8 @@ class Throughput:
         }
         if save_wait.max() > 0:
             scalars["speed/checkpoint_wait_seconds"] = float(save_wait.max())
-        peak = peak_flops(self._device)
-        if peak:
-            scalars["speed/mfu"] = float(flops.sum() / seconds.mean()) / (peak * len(ranks))
+        if self._peak:
+            scalars["speed/mfu"] = float(flops.sum() / seconds.mean()) / (self._peak * len(ranks))
         return scalars
 
 

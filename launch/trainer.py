@@ -16,7 +16,8 @@ import torch
 from launch import distributed
 from launch.checkpoint import CheckpointManager, TrainState
 from launch.console import Console
-from launch.engine import set_learning_rate, step_skipped
+from launch.devices import peak_flops
+from launch.engine import compute_dtype, set_learning_rate, step_skipped
 from launch.environment import Environment
 from launch.goals import completion, ending, judged
 from launch.heartbeat import Heartbeat
@@ -87,7 +88,7 @@ class Trainer:
         self.environment, self.device, self.facts = environment, device, facts
         self.metrics: MetricsWriter | None = None
         self.state = TrainState()
-        self.throughput = Throughput(device)
+        self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
         self.inspector = Inspector(engine, device, environment.world_size)
         # Called with the step after each evaluation, on every rank: pictures and texts that a task has to show.
         self.show: Callable[[int], None] | None = None

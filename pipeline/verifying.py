@@ -19,14 +19,15 @@ def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int,
     progress.stage("verify", sum(shard.bytes for _, shard in shards), "bytes")
     damaged = []
     for manifest, shard in shards:
-        damaged += _check_shard(manifest.folder / shard.file, shard)
+        damaged += check_shard(manifest.folder / shard.file, shard)
         progress.advance(shard.bytes, 0, shard.tokens)
     for manifest in manifests:
         damaged += [*_check_counts(manifest), *_check_tokenizer(manifest)]
     return len(shards) + 2 * len(manifests), damaged
 
 
-def _check_shard(path: Path, shard: ShardInfo) -> list[str]:
+def check_shard(path: Path, shard: ShardInfo) -> list[str]:
+    """A line that says what is wrong with a shard, or none. Raises UserError if it can't be read."""
     if not path.is_file():
         return [f"{path}: missing"]
     if path.stat().st_size != shard.bytes:

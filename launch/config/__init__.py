@@ -1,6 +1,6 @@
 """What a run is told: frozen dataclasses, a sentence under each field, checks when they are made."""
 
-from launch.config.commands import ExportConfig, QuickstartConfig
+from launch.config.commands import DoctorConfig, ExportConfig, QuickstartConfig
 from launch.config.finetuning import FinetuneConfig
 from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from launch.config.pretraining import DeepSpeedConfig, PretrainConfig
@@ -8,7 +8,7 @@ from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorCon
 from launch.config.training import BatchArithmetic, TrainConfig
 
 __all__ = [
-    "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "EvaluationConfig", "ExportConfig", "FinetuneConfig",
-    "LossScaleConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "QuickstartConfig",
+    "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "DoctorConfig", "EvaluationConfig", "ExportConfig",
+    "FinetuneConfig", "LossScaleConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "QuickstartConfig",
     "ScheduleConfig", "TrainConfig", "ZeroConfig",
 ]  # fmt: skip

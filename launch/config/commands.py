@@ -31,3 +31,18 @@ class QuickstartConfig:
 
     def __post_init__(self) -> None:
         at_least("quickstart", self, processes=1)
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Examine the environment; under torchrun, all its processes together."""
+
+    data: str | None = None
+    """Folder that `cloze prepare` wrote, to be verified; null: none."""
+    output: str | None = None
+    """Folder where runs will be written, to be tried; null: none."""
+    timeout_seconds: float = 60.0
+    """What does not answer in so many seconds counts as hanging, at least 1."""
+
+    def __post_init__(self) -> None:
+        at_least("doctor", self, timeout_seconds=1)

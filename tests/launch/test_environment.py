@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launch.environment import Environment, device_index, read_environment
+from launch.environment import Environment, device_index, first_host, read_environment
 from pipeline.errors import UserError
 
 ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -27,6 +27,24 @@ def test_torchrun_srun_and_mpirun():
     assert (srun.rank, srun.launcher) == (2, "slurm")
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     assert read_environment({**mpi, **ADDRESS}).launcher == "mpi"
+
+
+def test_srun_needs_no_address():
+    """Slurm says where task 0 is; each step of a job meets at a port of its own; what is exported counts more."""
+    variables = {"SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "1", "SLURM_PROCID": "1", "SLURM_LOCALID": "0",
+                 "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "gpu[07-09,12],cpu1"}
+    environment = read_environment(variables)
+    assert (environment.address, environment.port) == ("gpu07", "23457")
+    assert read_environment({**variables, **ADDRESS}).address == "node1"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu1", "gpu1"), ("gpu2,gpu3", "gpu2"), ("gpu[07-09,12]", "gpu07"), ("r[1-2]n[3,5]-ib,x", "r1n3-ib"),
+     ("a-b[004]", "a-b004")],
+)
+def test_the_first_host_of_slurms_lists(nodes, first):
+    assert first_host(nodes) == first
 
 
 def test_torchrun_inside_a_slurm_job_counts_as_torchrun():

@@ -1,0 +1,107 @@
+"""What a process computes on: its name, and the peak rate of its matrix products."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+from launch.environment import cache_folder
+from pipeline.storage import publish_text
+
+# Dense 16-bit peaks in FLOP/s from NVIDIA's data sheets, by a part of the device's name; the first match counts.
+DATA_SHEETS = {
+    "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12,
+    "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "V100": 125e12, "T4": 65e12,
+    "RTX 4090": 165e12, "RTX 3090": 71e12,
+}  # fmt: skip
+# Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a second.
+_SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
+_SECONDS_A_SIZE = 0.4
+
+
+def device_name(device: torch.device) -> str:
+    """What the device calls itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Peak of one process's device in FLOP/s, or None if it is not known.
+
+    For GPUs the data sheet's 16-bit rate, whatever the dtype; for others, CPUs too, what `cloze doctor` has measured.
+    """
+    return data_sheet_flops(device) or _measured().get(_key(device, dtype), 0.0) * _units(device) or None
+
+
+def data_sheet_flops(device: torch.device) -> float | None:
+    """Peak in FLOP/s for 16-bit matrix products that the maker of a GPU names, or None."""
+    name = f" {device_name(device).replace('-', ' ')} "  # whole words: an "RTX A1000" is no "A100"
+    return next((peak for part, peak in DATA_SHEETS.items() if f" {part} " in name), None)
+
+
+def measure_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of the fastest of a few square products, with the threads that this process has."""
+    best = 0.0
+    for size in _SIZES[device.type]:
+        left = torch.randn(size, size, device=device).to(dtype)
+        for _ in range(2):
+            left @ left
+        _wait(device)
+        count, began = 0, time.perf_counter()
+        while time.perf_counter() - began < _SECONDS_A_SIZE:
+            left @ left
+            _wait(device)
+            count += 1
+        best = max(best, 2 * size**3 * count / (time.perf_counter() - began))
+    return best
+
+
+def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> Path:
+    """Remember measured FLOP/s for the runs of this user; returns the file.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    values = _measured() | {_key(device, dtype): rate / _units(device) for dtype, rate in rates.items()}
+    publish_text(_file(), json.dumps(values, indent=1) + "\n")
+    return _file()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _units(device: torch.device) -> int:
+    """What a rate is kept per: a GPU, or a thread, since runs differ in how many a process has."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
+def _key(device: torch.device, dtype: torch.dtype) -> str:
+    return f"{device_name(device) if device.type == 'cuda' else _processor()} {dtype}"
+
+
+def _processor() -> str:
+    """Model of the CPU; Python itself knows it on few systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+                platform.processor() or platform.machine())  # fmt: skip
+
+
+def _file() -> Path:
+    return cache_folder() / "matmul-flops.json"
+
+
+def _measured() -> dict[str, float]:
+    """FLOP/s a GPU or a thread, by device and dtype; empty where nothing was measured."""
+    try:
+        content = json.loads(_file().read_text(encoding="utf-8"))
+        return {name: float(rate) for name, rate in content.items()}
+    except (OSError, ValueError, AttributeError, TypeError):  # another version's, or damaged: as if there were none
+        return {}

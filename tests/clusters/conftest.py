@@ -1,0 +1,47 @@
+"""The cluster that the tests of this folder share."""
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.hosts import Unavailable, two_hosts
+from tests.clusters.slurm import slurm
+from tests.synthetic import make_shards
+
+
+def _started(kind, folder: Path):
+    """The cluster, or a skip that says what this machine lacks."""
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(kind(folder))
+        except Unavailable as reason:
+            pytest.skip(f"no {kind.__name__} here: {reason}")
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def folder():
+    """Of a short name: a socket's path has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="cloze-") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(folder):
+    (folder / "slurm").mkdir()
+    yield from _started(slurm, folder / "slurm")
+
+
+@pytest.fixture(scope="session")
+def hosts(folder):
+    """The folder that `on` wants; the hosts are those of HOSTS."""
+    (folder / "hosts").mkdir()
+    for _ in _started(two_hosts, folder / "hosts"):
+        yield folder / "hosts"
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("clusters"))

@@ -1,0 +1,136 @@
+"""The sbatch files on a real Slurm of two hosts: signals, preemption, requeue, and the end of an undisturbed run."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.prepare import prepare
+from tests.launching import ROOT, TINY, assert_same_weights, curve, step_of, train, weights
+from tests.pipeline import corpus
+
+pytestmark = pytest.mark.slow
+SINGLE, MULTI, PREPARE = (f"launch/clusters/slurm-{name}.sbatch" for name in ("single-node", "multi-node", "prepare"))
+STEPS = 160
+RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "50")
+# What the files ask for, reduced to what this machine has.
+SMALL = ("--cpus-per-task=1", "--mem=0")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shards, tmp_path_factory):
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(shards, run, *RUN, processes=2)
+    return run
+
+
+def submit_single(cluster, run: Path, shards, *options: str) -> str:
+    return cluster.submit(run.with_suffix(".log"), *SMALL, "--gpus-per-node=2", SINGLE, str(run), *TINY, *RUN,
+                          "--data", str(shards), *options)  # fmt: skip
+
+
+def submit_multi(cluster, run: Path, shards) -> str:
+    return cluster.submit(run.with_suffix(".log"), *SMALL, "--nodes=2", "--ntasks-per-node=1",
+                          "--gpus-per-node=1", MULTI, str(run), *TINY, *RUN, "--data", str(shards))  # fmt: skip
+
+
+def until_step(cluster, job: str, run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while step_of(run) < step:
+        states, log = cluster.states(job), run.with_suffix(".log")
+        text = log.read_text()[-4000:] if log.exists() else "no log"
+        assert states <= {"PENDING", "CONFIGURING", "RUNNING"} and time.monotonic() < deadline, f"{states}\n{text}"
+        time.sleep(0.01)
+
+
+def status(run: Path) -> dict:
+    return json.loads((run / "status.json").read_text())
+
+
+def test_single_node_goes_on_by_itself_after_the_signal_before_the_end(slurm_cluster, shards, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    job = submit_single(slurm_cluster, run, shards)
+    until_step(slurm_cluster, job, run, 30)
+    # What `--signal=B:USR1@300` sends, and to whom.
+    slurm_cluster.call("scancel", "--batch", "--signal=USR1", job)
+    slurm_cluster.start_requeued(job)
+    assert status(run)["state"] == "requeue" and 30 <= status(run)["step"] < STEPS
+    slurm_cluster.wait_for(job, "COMPLETED", log=run.with_suffix(".log"))
+    assert status(run) == {"state": "complete", "step": STEPS}
+    assert "resumed from step" in run.with_suffix(".log").read_text(), "both parts write into one log"
+    assert curve(run) == curve(undisturbed)
+    assert_same_weights(weights(run), weights(undisturbed))
+
+
+def test_a_job_that_slurm_preempts_stops_with_a_checkpoint_and_goes_on(slurm_cluster, shards, undisturbed, tmp_path):
+    """The run on two hosts, a process each, makes way for a job of higher priority."""
+    run, script = tmp_path / "run", tmp_path / "urgent.sh"
+    script.write_text("#!/bin/sh\nsleep 1\n")
+    job = submit_multi(slurm_cluster, run, shards)
+    until_step(slurm_cluster, job, run, 30)
+    urgent = slurm_cluster.submit(tmp_path / "urgent.log", "--partition=high", "--nodes=2", "--exclusive", str(script))
+    slurm_cluster.wait_for(urgent, "COMPLETED")
+    assert status(run)["state"] == "requeue" and 30 <= status(run)["step"] < STEPS
+    slurm_cluster.start_requeued(job)
+    slurm_cluster.wait_for(job, "COMPLETED", log=run.with_suffix(".log"))
+    assert status(run) == {"state": "complete", "step": STEPS}
+    assert curve(run) == curve(undisturbed)
+    assert_same_weights(weights(run), weights(undisturbed))
+
+
+def test_multi_node_goes_on_by_itself_after_the_signal_before_the_end(slurm_cluster, shards, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    job = submit_multi(slurm_cluster, run, shards)
+    until_step(slurm_cluster, job, run, 30)
+    slurm_cluster.call("scancel", "--signal=USR1", job)  # what `--signal=USR1@300` sends: to every task of srun
+    slurm_cluster.start_requeued(job)
+    assert status(run)["state"] == "requeue" and 30 <= status(run)["step"] < STEPS
+    slurm_cluster.wait_for(job, "COMPLETED", log=run.with_suffix(".log"))
+    assert_same_weights(weights(run), weights(undisturbed))
+
+
+@pytest.mark.parametrize("submitted", [submit_single, submit_multi])
+def test_a_cancelled_job_saves_and_stays_cancelled(slurm_cluster, shards, tmp_path, submitted):
+    run = tmp_path / "run"
+    job = submitted(slurm_cluster, run, shards)
+    until_step(slurm_cluster, job, run, 30)
+    slurm_cluster.call("scancel", job)
+    slurm_cluster.wait_for(job, "CANCELLED")
+    deadline = time.monotonic() + 30
+    while status(run)["state"] != "requeue":
+        assert time.monotonic() < deadline, run.with_suffix(".log").read_text()[-4000:]
+        time.sleep(0.1)
+    assert weights(run, status(run)["step"])
+    time.sleep(3)
+    assert slurm_cluster.states(job) == {"CANCELLED"}
+
+
+def test_a_start_that_fails_is_not_repeated(slurm_cluster, shards, tmp_path):
+    """Also where an earlier part of the run has left a status that asks for it."""
+    run = tmp_path / "run"
+    train(shards, run, *RUN, "--train.max_steps", "2", processes=2)
+    (run / "status.json").write_text(json.dumps({"state": "requeue", "step": 2}))
+    job = submit_single(slurm_cluster, run, shards, "--train.learning_rate", "7")
+    slurm_cluster.wait_for(job, "FAILED")
+    log = run.with_suffix(".log").read_text()
+    assert "error: output: found" in log and "the run did not start" in log
+
+
+def test_preparation_on_an_array_gives_the_same_bytes(slurm_cluster, tmp_path):
+    """Three elements, a Dask worker each, on both hosts; then another submission finds all of it done."""
+    pytest.importorskip("distributed")
+    inputs = [corpus.write_jsonl(tmp_path / f"in/{number}.jsonl.gz", corpus.documents(150, seed=number))
+              for number in range(6)]  # fmt: skip
+    config = corpus.config(tmp_path, inputs, output=str(tmp_path / "local"))
+    prepare(config)
+    words = ("--tokenizer", config.tokenizer, "--max_length", "64", "--mask_sets", "3",
+             "--shards.target_tokens", "8192", "--split.validation", "0.1", "--split.test", "0.05",
+             "--input", *config.input)
+    for _ in range(2):
+        job = slurm_cluster.submit(tmp_path / "%a.log", "--array=0-2", "--cpus-per-task=1", "--mem-per-cpu=1", PREPARE,
+                                   str(tmp_path / "data"), *words)
+        slurm_cluster.wait_for(job, "COMPLETED", log=tmp_path / "0.log")
+        assert corpus.contents(tmp_path / "data") == corpus.contents(tmp_path / "local")
+    assert not list(ROOT.glob("cloze-prepare-*.json")), "the meeting file is removed"
+    assert all("Registered to" in (tmp_path / f"{element}.log").read_text() for element in range(3)), "all took part"

@@ -1,0 +1,127 @@
+"""The cluster files against the official models of Kubernetes and Kubeflow and the parsers of their tools."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.cli import parse
+from tests.launching import ROOT
+
+CLUSTERS = ROOT / "launch" / "clusters"
+
+
+def misfits(value, kind: str, model, path: str = "") -> list[str]:
+    """What in a parsed YAML does not fit the official model: unknown fields, wrong types, missing required ones.
+
+    Args:
+        kind: a type in the notation of the generated clients: V1PodSpec, list[V1Container], dict(str, str), int.
+        model: the class of a name, or None.
+    """
+    if kind.startswith("list["):
+        if not isinstance(value, list):
+            return [f"{path}: found {value!r}, expected a list"]
+        return [one for i, part in enumerate(value) for one in misfits(part, kind[5:-1], model, f"{path}[{i}]")]
+    if kind.startswith(("dict(", "dict[")):
+        inner = kind[5:-1].split(", ", 1)[1]
+        return [one for name, part in value.items() for one in misfits(part, inner, model, f"{path}.{name}")]
+    simple = {"str": str, "int": int, "bool": bool, "float": float, "object": object}
+    if kind in simple:
+        # YAML's numbers and truth values must be quoted where text is expected, as in "8".
+        fits = isinstance(value, simple[kind]) and not (kind == "int" and isinstance(value, bool))
+        return [] if fits else [f"{path}: found {value!r}, expected {kind}"]
+    cls = model(kind)
+    assert cls is not None, f"{path}: no model named {kind}"
+    names = {cls.attribute_map[own]: own for own in cls.openapi_types}
+    found = [f"{path}.{name}: unknown to {kind}" for name in value.keys() - names.keys()]
+    for name in value.keys() & names.keys():
+        found += misfits(value[name], cls.openapi_types[names[name]], model, f"{path}.{name}")
+    try:
+        cls(**{names[name]: value[name] for name in value.keys() & names.keys()})  # refuses what lacks a required field
+    except (ValueError, TypeError) as error:
+        found.append(f"{path}: {error}")
+    return found
+
+
+def kubernetes_model(kind: str):
+    """A class of Kubernetes' or Kubeflow's generated client."""
+    import kubernetes.client
+    from kubeflow.training import models
+
+    return getattr(kubernetes.client, kind, None) or getattr(models, kind, None)
+
+
+def manifest(name: str) -> dict:
+    return yaml.safe_load((CLUSTERS / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("kubernetes-job.yaml", "V1Job"), ("kubernetes-pytorchjob.yaml", "KubeflowOrgV1PyTorchJob")],
+)
+def test_kubernetes_files_fit_the_official_models(name, kind):
+    pytest.importorskip("kubernetes")
+    pytest.importorskip("kubeflow.training")
+    content = manifest(name)
+    assert misfits(content, kind, kubernetes_model) == []
+    # The check is one: a misspelt, a mistyped and a missing field are found.
+    spec = content["spec"] if kind == "V1Job" else content["spec"]["pytorchReplicaSpecs"]["Worker"]
+    container = spec["template"]["spec"]["containers"][0]
+    container["resource"] = container["resources"]
+    container["workingDir"] = 7
+    del container["volumeMounts"][0]["mountPath"]
+    found = "\n".join(misfits(content, kind, kubernetes_model))
+    assert "resource: unknown to V1Container" in found and "found 7, expected str" in found and "mount_path" in found
+
+
+@pytest.mark.parametrize("name", ["kubernetes-job.yaml", "kubernetes-pytorchjob.yaml"])
+def test_what_the_containers_run_is_a_command_of_ours(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    spec = manifest(name)["spec"]
+    templates = [spec["template"]] if "template" in spec else [
+        replica["template"] for replica in spec["pytorchReplicaSpecs"].values()
+    ]  # fmt: skip
+    for template in templates:
+        container, = template["spec"]["containers"]
+        command = container["command"]
+        assert command[0] == "torchrun" and command[-3:] == ["-m", "launch", "pretrain"]
+        assert parse("pretrain", container["args"]).data == "/shared/shards"
+        mounts = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in template["spec"]["volumes"]}
+        # The ranks get their time to save: torchrun ends them before Kubernetes ends torchrun.
+        assert int(command[command.index("--shutdown-timeout") + 1]) < template["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_hostfile_is_what_deepspeed_reads():
+    from deepspeed.launcher.runner import fetch_hostfile
+
+    assert fetch_hostfile(str(CLUSTERS / "hostfile")) == {"gpu01": 8, "gpu02": 8}
+
+
+@pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.sbatch")), ids=lambda path: path.name)
+def test_sbatch_files_are_bash(path):
+    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "#!/bin/bash"
+    directives = [number for number, line in enumerate(lines) if line.startswith("#SBATCH ")]
+    # sbatch reads no further than the first command.
+    assert all(line.startswith("#") for line in lines[: directives[-1]])
+
+
+def test_docs_explain_every_field():
+    """Every directive of Slurm and every key of the YAML files stands in docs/clusters.md."""
+    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    fields = {match for path in CLUSTERS.glob("*.sbatch")
+              for match in re.findall(r"^#SBATCH (--[a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)}
+
+    def keys(value) -> set[str]:
+        if isinstance(value, list):
+            return set().union(*map(keys, value))
+        return set(value).union(*map(keys, value.values())) if isinstance(value, dict) else set()
+
+    for path in CLUSTERS.glob("*.yaml"):
+        fields |= keys(yaml.safe_load(path.read_text(encoding="utf-8")))
+    assert not {field for field in fields if f"`{field}" not in text}, "undocumented"
+    assert all(f"`{path.name}`" in text for path in CLUSTERS.iterdir() if Path(path).is_file())

@@ -1,0 +1,172 @@
+"""What can befall a run: signals at random moments, damaged checkpoint files, a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.checkpoint import CHECKSUMS, damage
+from tests.launching import children, kill_all, step_of
+
+# Nobody waits longer for a process that has been killed, or whose peer has: it hangs.
+HANG_SECONDS = 90
+DISK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One signal to one or all processes of a run, at a moment."""
+
+    moment: str
+    """start: while the processes start; training: some steps later; save: while a checkpoint is being written."""
+    target: str
+    """rank: one of them; ranks: all, one after another; run: the launcher too, at once; launcher: it alone."""
+    number: signal.Signals
+    seconds: float
+    """Waited after the moment has come."""
+    steps: int
+    """Steps after the resume at which a moment in training comes; a moment in a save comes at the first save then."""
+
+    @classmethod
+    def draw(cls, rng: random.Random, most_steps: int) -> Strike:
+        moment = rng.choices(("start", "training", "save"), (1, 5, 4))[0]
+        number = rng.choices((signal.SIGKILL, signal.SIGTERM), (7, 3))[0]
+        # A launcher that is killed alone leaves its ranks behind, at work; no scheduler does that.
+        target = rng.choice(("rank", "ranks", "run") if number == signal.SIGKILL else ("rank", "ranks", "launcher"))
+        # A start takes some seconds, a step and a save tens of milliseconds.
+        seconds = rng.uniform(0, {"start": 6.0, "training": 0.05, "save": 0.012}[moment])
+        return cls(moment, target, number, seconds, rng.randint(1, most_steps))
+
+    def __str__(self) -> str:
+        return f"{self.number.name} to {self.target}, moment: {self.moment} + {self.seconds:.3f} s, +{self.steps} steps"
+
+    def wait(self, process: subprocess.Popen, run: Path) -> None:
+        """Return when the moment has come, or the process has ended."""
+        if self.moment != "start":
+            wait_for_steps(process, run, self.steps)
+            while self.moment == "save" and process.poll() is None and not saving(run):
+                time.sleep(0.0005)
+        time.sleep(self.seconds)
+
+    def hit(self, process: subprocess.Popen, rng: random.Random) -> None:
+        """Send the signal."""
+        if self.target == "run":
+            kill_all(process, self.number)
+            return
+        ranks = children(process.pid)
+        if self.target == "launcher" or not ranks:
+            process.send_signal(self.number)
+            return
+        for pid in ranks if self.target == "ranks" else [rng.choice(ranks)]:
+            with contextlib.suppress(ProcessLookupError):  # it died of the other's death
+                os.kill(pid, self.number)
+
+
+def wait_for_steps(process: subprocess.Popen, run: Path, steps: int) -> None:
+    """Return when the run has logged so many steps beyond where it stood, or has ended."""
+    before, began = step_of(run), None
+    deadline = time.monotonic() + HANG_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        now = step_of(run)
+        # On a resume the lines of the lost steps are cut off, then new ones come.
+        if began is None and now != before:
+            began = now
+        if began is not None and now >= began + steps:
+            return
+        time.sleep(0.001)
+    assert process.poll() is not None, f"no {steps} steps in {HANG_SECONDS} seconds"
+
+
+def saving(run: Path) -> bool:
+    """Whether a checkpoint is being written."""
+    return any((run / "checkpoints").glob("step-*.tmp"))
+
+
+def collect(process: subprocess.Popen) -> str:
+    """What a struck run printed. It must end soon, with its ranks: they all hold the pipe that is read."""
+    pids = [process.pid, *children(process.pid)]
+    try:
+        return process.communicate(timeout=HANG_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise AssertionError(f"still there {HANG_SECONDS} s later:\n{process.communicate()[0][-6000:]}") from None
+
+
+def good_checkpoints(run: Path) -> list[Path]:
+    """Published folders that verify, oldest first."""
+    return [path for path in published(run) if damage(path) is None]
+
+
+def published(run: Path) -> list[Path]:
+    return sorted((run / "checkpoints").glob("step-*[0-9]"))
+
+
+def damage_newest(run: Path, rng: random.Random) -> str | None:
+    """Truncate, flip, empty or remove a random file of the newest checkpoint, unless it is the only good one."""
+    good = good_checkpoints(run)
+    if len(good) < 2:
+        return None
+    path = rng.choice(sorted(path for path in good[-1].iterdir() if path.is_file()))
+    content = bytearray(path.read_bytes())
+    kind = rng.choice(("truncated", "flipped", "emptied", "removed"))
+    if kind == "truncated":
+        path.write_bytes(content[: rng.randrange(len(content))])
+    elif kind == "flipped":
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+    elif kind == "emptied":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+    # The file of the checksums itself may still say the same, as when a space was flipped into another character.
+    return f"{kind} {good[-1].name}/{path.name}" if damage(good[-1]) or path.name != CHECKSUMS else None
+
+
+class Disk:
+    """Where the run lives, and two ways to fill it."""
+
+    def __init__(self, folder: Path, mounted: bool) -> None:
+        self.folder, self.mounted = folder, mounted
+        self._balloon = folder / "balloon"
+
+    def fill(self, process: subprocess.Popen, rng: random.Random) -> str:
+        """Leave next to nothing: of the disk, or of what the run's processes may write into one file."""
+        if self.mounted and rng.random() < 0.7:
+            left = rng.choice((0, 16 << 10, 256 << 10, 1 << 20))
+            with open(self._balloon, "wb", buffering=0) as file:
+                with contextlib.suppress(OSError):  # written until it is full, since the run writes at the same time
+                    while file.write(bytes(1 << 20)):
+                        pass
+                file.truncate(max(0, file.tell() - left))
+            return f"the disk is full but for {left} bytes"
+        limit = rng.choice((8 << 10, 64 << 10))
+        for pid in children(process.pid):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, limit))
+        return f"no file may be larger than {limit} bytes"
+
+    def free(self) -> None:
+        self._balloon.unlink(missing_ok=True)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Disk]:
+    """A file system of its own where the machine lets us mount one; else the folder, whose files can be limited."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
+    try:
+        yield Disk(folder, mounted)
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)

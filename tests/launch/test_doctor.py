@@ -1,0 +1,125 @@
+"""`cloze doctor` in real processes: what it finds, what it keeps for a run, and that nothing hangs it."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch.doctor import merged
+from launch.environment import child_variables
+from launch.examinations import Finding
+from launch.metrics import read_metrics
+from tests.launching import ROOT, pretrain_command
+from tests.synthetic import make_shards
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("doctor"))
+
+
+def examine(*options: str, processes: int = 1, status: int = 0, cache=None, **variables: str) -> str:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "launch", "doctor", *options]
+    if cache:
+        variables["XDG_CACHE_HOME"] = str(cache)
+    result = subprocess.run(command, cwd=ROOT, env=child_variables(**variables), capture_output=True, text=True,
+                            timeout=120)  # fmt: skip
+    assert result.returncode == status, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr or processes > 1  # torchrun prints one of its own for a status of 2
+    return result.stdout
+
+
+def table(output: str) -> dict[str, tuple[str, str]]:
+    """What was found and the verdict, by check; cells of several lines are joined, words that were cut are not."""
+    rows: dict[str, list[str]] = {}
+    check = ""
+    for line in output.splitlines():
+        if not line.startswith("│"):
+            continue
+        name, found, verdict = (cell.strip() for cell in line.strip("│").split("│"))
+        check = name or check
+        text, known = rows.get(check, ("", ""))
+        rows[check] = (f"{text} {found}".strip(), known or verdict)
+    return rows
+
+
+def verdicts(output: str) -> dict[str, str]:
+    """Verdict by check."""
+    return {check: verdict for check, (_, verdict) in table(output).items()}
+
+
+def test_all_is_well_and_a_run_then_knows_its_peak(data, tmp_path):
+    output = examine("--data", str(data), "--output", str(tmp_path / "out"), cache=tmp_path / "cache")
+    found = verdicts(output)
+    assert {"versions", "device", "matrix product", "data", "shards", "processes"} <= found.keys()
+    assert "problem" not in found.values()
+    assert re.search(r"writes [\d,]+ MB/s, reads [\d,]+ MB/s", table(output)["output"][0])
+    assert not list((tmp_path / "out").iterdir()), "it leaves nothing behind"
+    for folder, has_mfu in (("cache", True), ("no-cache", False)):
+        run = tmp_path / f"run-{folder}"
+        subprocess.run(pretrain_command(data, run, "--train.max_steps", "2"), cwd=ROOT, check=True, capture_output=True,
+                       env=child_variables(XDG_CACHE_HOME=str(tmp_path / folder)))  # fmt: skip
+        values = [line["speed/mfu"] for line in read_metrics(run) if "speed/mfu" in line]
+        assert bool(values) == has_mfu and all(0 < value < 1 for value in values)
+
+
+@pytest.mark.slow
+def test_two_processes_are_examined_together(data, tmp_path):
+    output = examine("--data", str(data), "--output", str(tmp_path / "out"), processes=2, cache=tmp_path / "cache")
+    found = table(output)
+    assert found["processes"] == ("2 on 1 machine, started by torchrun, through gloo", "ok")
+    assert re.search(r"[\d.]+ GB/s with 16 MiB", found["all-reduce"][0])
+    assert {found[check][1] for check in ("clock", "all-reduce", "shared output", "shards")} == {"ok"}
+
+
+@pytest.mark.slow
+def test_a_damaged_shard_is_a_problem_on_whichever_rank_finds_it(tmp_path):
+    folder = make_shards(tmp_path / "data")
+    path = sorted((folder / "train").iterdir())[1]  # of rank 1
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    output = examine("--data", str(folder), processes=2, status=1, cache=tmp_path / "cache")  # torchrun's 1 for our 2
+    assert table(output)["shards"][1] == "problem" and "expected" in table(output)["shards"][0]
+    assert "problem: shards: prepare or copy the damaged shards again" in output
+
+
+def test_bad_folders_are_problems_with_status_2(tmp_path):
+    (tmp_path / "file").write_text("")
+    output = examine("--data", str(tmp_path), "--output", str(tmp_path / "file"), status=2, cache=tmp_path / "cache")
+    assert verdicts(output)["data"] == verdicts(output)["output"] == "problem"
+
+
+def test_what_hangs_is_named_in_time(tmp_path):
+    """A disk that never answers: opening a pipe that nobody reads blocks for ever."""
+    os.mkfifo(tmp_path / ".doctor-rank-00000")
+    began = time.monotonic()
+    output = examine("--output", str(tmp_path), "--timeout_seconds", "10", status=2, cache=tmp_path / "cache")
+    assert verdicts(output)["output"] == "problem" and "no answer in 10 s" in table(output)["output"][0]
+    assert verdicts(output)["versions"] == "ok", "what comes before and after it is examined all the same"
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_is_named_in_time(tmp_path):
+    began = time.monotonic()
+    output = examine("--timeout_seconds", "2", status=2, cache=tmp_path / "cache", RANK="0", LOCAL_RANK="0",
+                     WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29733")  # fmt: skip
+    assert verdicts(output)["processes"] == "problem" and "see that every machine was started" in output
+    assert time.monotonic() - began < 60
+
+
+def test_one_line_for_all_ranks():
+    same = [[Finding("device", "8 GiB", measure=8)], [Finding("device", "8 GiB", measure=8)]]
+    assert merged(same) == [Finding("device", "8 GiB", measure=8)]
+    slower = [[Finding("output", "9 MB/s", measure=9)], [Finding("output", "2 MB/s", measure=2)]]
+    assert merged(slower)[0].found == "rank 1: 2 MB/s"
+    worse = [[Finding("output", "9 MB/s", "warning", "w", measure=1)], [Finding("output", "full", "problem", "p")]]
+    assert (merged(worse)[0].found, merged(worse)[0].verdict) == ("rank 1: full", "problem")
+    different = [[Finding("versions", "torch 1", uniform=True)], [Finding("versions", "torch 2", uniform=True)]]
+    assert merged(different)[0].verdict == "problem"
+    assert "torch 1" in merged(different)[0].found and "torch 2" in merged(different)[0].found
