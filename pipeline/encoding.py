@@ -56,6 +56,9 @@ class Encoder:
         # A blank is written as in BERT, or as the tokenizer writes it.
         self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
 
+    def has_blank(self, text: str) -> bool:
+        return bool(self._blank.search(text))
+
     def encode(self, text: str, pair: str | None = None, *, cut: bool = False, blanks: bool = False,
                place: str = "text") -> Encoding:  # fmt: skip
         """A text, or a pair of them.

@@ -142,9 +142,12 @@ class Attentions:
 
 @dataclass(frozen=True)
 class Attend(Operation):
-    """The attention probabilities of every head for a text or pair."""
+    """The attention probabilities of every head for a text or pair; a [MASK] in it is one."""
 
     name = "attention"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encoder.encode(row.text, row.pair, blanks=encoder.has_blank(row.text), place=row.place)]
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         layers = getattr(model, "bert", model)(**batch.inputs, output_attentions=True).attentions

@@ -1,0 +1,49 @@
+"""`cloze serve`: a model behind HTTP."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+from launch.console import Console
+from launch.serving.config import ServeConfig
+from pipeline.errors import UserError
+
+
+def serve(config: ServeConfig) -> int:
+    """Serve until SIGTERM or Ctrl-C, finish what was accepted; returns the exit status."""
+    try:
+        import fastapi_offline  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise UserError(f"serve: found no {error.name}, expected the packages of the server; pip install "
+                        "'cloze[serve]'") from None
+    from launch.predict import Predictor
+    from launch.serving.app import build_app
+
+    listener = _listen(config)
+    app = build_app(Predictor.from_folder(config.model), config)
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, number: int, frame) -> None:
+            app.state.stopping = True
+            super().handle_exit(number, frame)
+
+    # Behind a stop uvicorn raises the signal again, so that it ends a process; ours has done its work and ends with 0.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    host, port = listener.getsockname()[:2]
+    Console().say(f"serving {config.model} at http://{host}:{port} (a page to try it; /docs explains every operation)")
+    Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=30)).run(sockets=[listener])
+    Console().say("stopped; every accepted request was answered")
+    return 0
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    """Bind before the model is read, which may take a while. Raises UserError."""
+    try:
+        return socket.create_server((config.host, config.port), backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"serve: found {config.host}:{config.port} not free to listen on ({error}); choose another "
+                        "--host or --port") from error

@@ -1,0 +1,1 @@
+"""A model behind HTTP: the operations of `launch/predicting/`, batched across requests."""

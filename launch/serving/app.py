@@ -1,0 +1,150 @@
+"""The routes: one for each operation, health, readiness, metrics, and a page to try it."""
+
+import asyncio
+import dataclasses
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from launch import __version__
+from launch.predict import OPERATIONS, Predictor
+from launch.predicting.operation import Operation, Row
+from launch.predicting.output import as_json
+from launch.serving.batching import Batcher, QueueFull
+from launch.serving.config import ServeConfig
+from launch.serving.limits import BodyLimit
+from pipeline.errors import UserError
+
+PAGE = Path(__file__).with_name("page.html")
+
+
+class Meters:
+    """What Prometheus is told."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = CollectorRegistry()
+        kept = {"registry": self.registry}
+        by = ["operation", "status"]
+        self.requests = Counter("cloze_requests", "Requests by operation and HTTP status", by, **kept)
+        self.texts = Counter("cloze_texts", "Texts answered, by operation", ["operation"], **kept)
+        self.seconds = Histogram("cloze_request_seconds", "Time of a request", ["operation"], **kept)
+        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+        self.batch = Histogram("cloze_batch_texts", "Texts of a batch", buckets=sizes, **kept)
+        self.waiting = Gauge("cloze_waiting_texts", "Texts that wait or run", **kept)
+
+
+def build_app(predictor: Predictor, config: ServeConfig):
+    """A FastAPI application around a model. Needs the extra `serve`.
+
+    `app.state.stopping` set to true makes /ready answer 503.
+    """
+    from fastapi import Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import FileResponse, JSONResponse, Response
+    from fastapi_offline import FastAPIOffline
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    meters = Meters()
+    batcher = Batcher(predictor, config.max_batch_texts, config.max_queue_texts, meters.batch.observe)
+    meters.waiting.set_function(lambda: batcher.waiting_texts)
+
+    @asynccontextmanager
+    async def lifespan(app):
+        worker = asyncio.create_task(batcher.run())
+        yield
+        worker.cancel()
+
+    app = FastAPIOffline(title="Cloze", version=__version__, lifespan=lifespan, redoc_url=None,
+                         description=f"{type(predictor.model).__name__} from {predictor.source}")
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.state.stopping = False
+
+    def refused(operation: str, status: int, detail: str, headers: dict | None = None) -> Response:
+        meters.requests.labels(operation, status).inc()
+        return JSONResponse({"detail": detail}, status, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or "body"
+        return refused(request.url.path.strip("/"), 422, f"{where}: {first['msg']}")
+
+    def add(operation: type[Operation]) -> None:
+        body, options = _body(operation, config), [field.name for field in dataclasses.fields(operation)]
+
+        async def answer(request: body):
+            began = time.perf_counter()
+            try:
+                asked = operation(**{name: getattr(request, name) for name in options})
+                rows = [_row(each, operation, number) for number, each in enumerate(request.inputs)]
+                results = await batcher.submit(asked, rows)
+            except UserError as error:
+                return refused(operation.name, 422, str(error))
+            except QueueFull:
+                return refused(operation.name, 503, "the queue is full; try again later", {"Retry-After": "1"})
+            meters.requests.labels(operation.name, 200).inc()
+            meters.texts.labels(operation.name).inc(len(rows))
+            meters.seconds.labels(operation.name).observe(time.perf_counter() - began)
+            return JSONResponse({"results": [as_json(asked, *pair) for pair in zip(rows, results, strict=True)]})
+
+        app.post(f"/{operation.name}", summary=(operation.__doc__ or "").splitlines()[0])(answer)
+
+    served = {name: operation for name, operation in OPERATIONS.items() if predictor.has_head(operation)}
+    for operation in served.values():
+        add(operation)
+
+    @app.get("/health", summary="The process lives")
+    async def health():
+        return {"status": "alive"}
+
+    @app.get("/ready", summary="Requests are taken; 503 while stopping or while the queue is full")
+    async def ready():
+        full = batcher.waiting_texts >= config.max_queue_texts
+        state = {"ready": not (full or app.state.stopping), "operations": list(served)}
+        return JSONResponse(state, 200 if state["ready"] else 503)
+
+    @app.get("/metrics", summary="Counters for Prometheus")
+    async def metrics():
+        return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/", include_in_schema=False)
+    async def page():
+        return FileResponse(PAGE)
+
+    return app
+
+
+def _body(operation: type[Operation], config: ServeConfig) -> Any:
+    """The pydantic model of an operation's request: its inputs, and its options with their sentences."""
+    from typing import Annotated
+
+    from docstring_parser import parse_from_object
+    from pydantic import ConfigDict, Field, StringConstraints, create_model
+
+    strict = ConfigDict(extra="forbid")
+    text = Annotated[str, StringConstraints(max_length=config.max_characters)]
+    name = operation.__name__
+    first, second = operation.fields
+    parts = {first: (text, ...)}
+    if operation.takes_pair != "never":
+        parts[second] = (text, ...) if operation.takes_pair == "always" else (text | None, None)
+    pair = create_model(f"{name}Input", __config__=strict, **parts)
+    each = pair if operation.takes_pair == "always" else text | pair
+    docs = {doc.arg_name: doc.description for kind in operation.__mro__[:-1] for doc in parse_from_object(kind).params}
+    options = {
+        field.name: (field.type, Field(field.default, description=docs.get(field.name)))
+        for field in dataclasses.fields(operation)
+    }  # fmt: skip
+    inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
+    return create_model(f"{name}Request", __config__=strict, inputs=inputs, **options)
+
+
+def _row(each: Any, operation: type[Operation], number: int) -> Row:
+    place = f"inputs.{number}"
+    if isinstance(each, str):
+        return Row(each, None, place)
+    first, second = operation.fields
+    return Row(getattr(each, first), getattr(each, second, None), place)

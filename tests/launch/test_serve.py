@@ -1,0 +1,240 @@
+"""`cloze serve` over real HTTP: the offline model's answers under any load; limits; a stop that loses nothing."""
+
+import random
+import shutil
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from launch.cli import main
+from launch.predict import Predictor
+from launch.predicting.blanks import FillMask
+from tests.launch.serving import server
+from tests.launch.tiny_models import save_model
+
+WORDS = "the cat sat on mat sky sea is blue walking".split()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def offline(folder):
+    return Predictor.from_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    with server(folder, "--max_texts", "8", "--max_characters", "500", "--max_body_bytes", "20000") as (address, _):
+        yield address
+
+
+def blank(rng: random.Random) -> str:
+    words = rng.choices(WORDS, k=rng.randint(1, 25))
+    words[rng.randrange(len(words))] = "[MASK]"
+    return " ".join(words)
+
+
+def read_meters(address: str) -> dict[str, float]:
+    lines = httpx.get(address + "/metrics").text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def assert_guesses(found: dict, expected: list, text: str) -> None:
+    assert found["text"] == text
+    for theirs, ours in zip(found["blanks"], expected, strict=True):
+        assert [guess["probability"] for guess in theirs] == pytest.approx([g.probability for g in ours], abs=1e-5)
+        assert theirs[0]["token"] == ours[0].token
+
+
+def test_the_operations_are_those_of_the_command_line(address, offline):
+    with httpx.Client(base_url=address) as client:
+        def ask(name, **body):
+            answer = client.post("/" + name, json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["results"]
+
+        texts = ["the [MASK] sat", "[MASK] is [MASK]"]
+        for text, result in zip(texts, ask("fill-mask", inputs=texts, top_k=3), strict=True):
+            assert_guesses(result, offline.fill_mask(text, 3), text)
+        (result,) = ask("score", inputs=["the sky is blue"])
+        assert result["log_probability"] == pytest.approx(offline.score("the sky is blue").log_probability, abs=1e-4)
+        (result,) = ask("similarity", inputs=[{"text": "cat", "pair": "sky"}], pooling="cls")
+        assert result["cosine"] == pytest.approx(offline.similarity("cat", "sky", "cls"), abs=1e-5)
+        first, second = ask("embed", inputs=["cat", {"text": "cat", "pair": "sky"}], layer=1)
+        assert first["vector"] == pytest.approx(offline.embed(["cat"], layer=1)[0].tolist(), abs=1e-5)
+        assert second["vector"] != first["vector"] and second["pair"] == "sky"
+        (result,) = ask("features", inputs=["the cat"])
+        assert result["tokens"] == ["[CLS]", "the", "cat", "[SEP]"]
+        (result,) = ask("attention", inputs=["the [MASK]"])
+        assert result["tokens"] == ["[CLS]", "the", "[MASK]", "[SEP]"] and len(result["weights"]) == 3
+        assert client.get("/ready").json() == {"ready": True, "operations": offline.abilities()}
+        paths = client.get("/openapi.json").json()["paths"]
+        assert paths.keys() == {f"/{name}" for name in offline.abilities()} | {"/health", "/ready", "/metrics"}
+        docs = client.get("/docs").text
+        assert "swagger" in docs and "http://" not in docs and "https://" not in docs, "nothing from elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "expected"),
+    [
+        ("/fill-mask", {"inputs": ["no blank"]}, 422, "inputs.0: found no [MASK]"),
+        ("/fill-mask", {"inputs": ["[MASK]", "  "]}, 422, "inputs.1: found an empty text"),
+        ("/fill-mask", {"inputs": ["[MASK]"], "top_k": 0}, 422, "top_k: found 0"),
+        ("/fill-mask", {"inputs": ["[MASK]"], "top_q": 1}, 422, "top_q: Extra inputs"),
+        ("/fill-mask", {"inputs": ["[MASK]" + " cat" * 60]}, 422, "expected at most 48"),
+        ("/fill-mask", {"inputs": ["[MASK]" + " " * 500]}, 422, "at most 500 characters"),
+        ("/fill-mask", {"inputs": ["[MASK]"] * 9}, 422, "at most 8 items"),
+        ("/fill-mask", {"inputs": []}, 422, "at least 1 item"),
+        ("/fill-mask", {"inputs": "[MASK]"}, 422, "valid list"),
+        ("/similarity", {"inputs": ["alone"]}, 422, "inputs.0"),
+        ("/embed", {"inputs": ["cat"], "layer": 4}, 422, "layer: found 4"),
+        ("/fill-mask", b"{not json", 422, "JSON"),
+        ("/fill-mask", b"x" * 20001, 413, "more than 20000 bytes"),
+        ("/tag", {"inputs": ["cat"]}, 404, "Not Found"),
+    ],
+)
+def test_a_request_that_cannot_be_answered(address, path, content, status, expected):
+    options = {"content": content, "headers": {"content-type": "application/json"}}
+    answer = httpx.post(address + path, **(options if isinstance(content, bytes) else {"json": content}))
+    assert answer.status_code == status and expected in answer.json()["detail"], answer.text
+
+
+def test_a_body_without_a_length_is_bounded_too(address):
+    def chunks():
+        for _ in range(100):
+            yield b"y" * 1000
+
+    assert httpx.post(address + "/fill-mask", content=chunks()).status_code == 413
+
+
+def test_many_clients_each_get_their_own_answers(address, offline):
+    """32 clients, operations and options mixed, none waiting for another."""
+    def client(seed: int) -> int:
+        rng = random.Random(seed)
+        with httpx.Client(base_url=address, timeout=60) as connection:
+            for _ in range(12):
+                texts = [blank(rng) for _ in range(rng.randint(1, 4))]
+                top_k = rng.choice([1, 5])
+                if rng.random() < 0.3:
+                    answer = connection.post("/embed", json={"inputs": texts})
+                    answers.append(("embed", texts, top_k, answer.status_code, answer.json()))
+                else:
+                    answer = connection.post("/fill-mask", json={"inputs": texts, "top_k": top_k})
+                    answers.append(("fill-mask", texts, top_k, answer.status_code, answer.json()))
+        return seed
+
+    answers = []
+    with ThreadPoolExecutor(32) as pool:
+        assert sorted(pool.map(client, range(32))) == list(range(32))
+    assert len(answers) == 32 * 12, "no request was lost"
+    assert {status for *_, status, _ in answers} == {200}
+    every = sorted({text for _, texts, *_ in answers for text in texts})
+    guesses = dict(zip(every, offline.map(FillMask(top_k=5), every), strict=True))
+    vectors = dict(zip(every, offline.embed(every), strict=True))
+    for name, texts, top_k, _, content in answers:
+        for text, result in zip(texts, content["results"], strict=True):
+            if name == "embed":
+                assert result["text"] == text and result["vector"] == pytest.approx(vectors[text].tolist(), abs=2e-5)
+            else:
+                assert_guesses(result, [blank[:top_k] for blank in guesses[text]], text)
+    meters = read_meters(address)
+    assert meters["cloze_batch_texts_sum"] > meters["cloze_batch_texts_count"], "requests shared batches"
+    assert meters['cloze_requests_total{operation="fill-mask",status="200"}'] > 200
+    assert meters["cloze_waiting_texts"] == 0
+
+
+def test_a_full_queue_says_so_and_recovers(folder):
+    with server(folder, "--max_queue_texts", "6", "--max_batch_texts", "1") as (address, _):
+        text = "the cat sat on the mat and the sky is blue and the sea is blue the cat sat on the mat"
+
+        def ask(_):
+            return httpx.post(address + "/score", json={"inputs": [text] * 3}, timeout=60)
+
+        with ThreadPoolExecutor(16) as pool:
+            found = [(answer.status_code, answer.headers.get("retry-after")) for answer in pool.map(ask, range(48))]
+        assert set(found) == {(200, None), (503, "1")}
+        assert ask(0).status_code == 200 and httpx.get(address + "/ready").status_code == 200
+
+
+def test_sigterm_answers_what_was_accepted(folder):
+    with server(folder, "--max_batch_texts", "4") as (address, process):
+        text = "the cat sat on the mat and the sky is blue"
+        httpx.post(address + "/score", json={"inputs": [text]})
+        results, sent = [], threading.Barrier(9)
+
+        def ask():
+            with httpx.Client(base_url=address, timeout=60) as client:
+                client.get("/health")  # the connection stands
+                sent.wait()
+                results.append(client.post("/score", json={"inputs": [text] * 40}).status_code)
+
+        clients = [threading.Thread(target=ask) for _ in range(8)]
+        for client in clients:
+            client.start()
+        sent.wait()
+        deadline = time.monotonic() + 30
+        while read_meters(address)["cloze_waiting_texts"] < 320:
+            assert time.monotonic() < deadline and not results
+        process.send_signal(signal.SIGTERM)
+        for client in clients:
+            client.join()
+        output, errors = process.communicate(timeout=60)
+        assert results == [200] * 8
+        assert process.returncode == 0 and "every accepted request was answered" in output, errors
+
+
+def test_what_cannot_be_served_ends_in_one_line(folder, capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(folder), "--port", port]) == 2
+    assert f"found 127.0.0.1:{port} not free" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no chromium on this machine")
+def test_the_page_in_a_browser(address, offline):
+    from playwright.sync_api import sync_playwright
+
+    text = "the [MASK] sat on [MASK]"
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page, requested, errors = browser.new_page(), [], []
+        page.on("request", lambda request: requested.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        page.fill("#text", text)
+        page.click("#ask")
+        page.wait_for_selector("#picture:visible")
+        expected = offline.fill_mask(text, 10)
+        assert page.locator("#guesses .guess b").all_inner_texts() == [g.token for blank in expected for g in blank]
+        shown = page.locator("#guesses .guess").first.inner_text()
+        assert f"{100 * expected[0][0].probability:.1f}%" in shown
+        tokens = offline.attention(text).tokens
+        assert page.locator("#attention th.top").all_inner_texts() == tokens
+        assert page.locator("#attention td.cell").count() == len(tokens) ** 2
+        before = page.locator("#attention").inner_html()
+        page.select_option("#layer", value="1")
+        assert page.locator("#attention").inner_html() != before
+        page.fill("#text", "no blank <b>here</b>")
+        page.click("#ask")
+        page.wait_for_function("document.getElementById('error').textContent")
+        assert "found no [MASK]" in page.inner_text("#error") and page.locator("#error b").count() == 0
+        assert page.locator("#picture").is_hidden()
+        page.goto(address + "/docs")
+        page.wait_for_selector(".opblock")
+        assert page.locator(".opblock").count() == len(offline.abilities()) + 3
+        browser.close()
+    assert not errors and all(url.startswith((address, "data:")) for url in requested), (errors, requested)
