@@ -226,7 +226,7 @@ def test_the_page_in_a_browser(address, offline):
         assert page.locator("#attention th.top").all_inner_texts() == tokens
         assert page.locator("#attention td.cell").count() == len(tokens) ** 2
         before = page.locator("#attention").inner_html()
-        page.select_option("#layer", value="1")
+        page.select_option("#layer", label="2")
         assert page.locator("#attention").inner_html() != before
         page.fill("#text", "no blank <b>here</b>")
         page.click("#ask")
