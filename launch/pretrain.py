@@ -25,7 +25,6 @@ from launch.preemption import StopRequest
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
-from pipeline.storage import readable_errors
 
 EXIT_COMPLETE = 0
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
@@ -106,6 +105,7 @@ def pretrain(config: PretrainConfig) -> int:
     # Imported here and below: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
     from launch import distributed
     from launch.engine import deepspeed_config
+    from launch.probing import resolve
 
     console = Console(environment.is_main)
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
@@ -115,9 +115,8 @@ def pretrain(config: PretrainConfig) -> int:
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
         device = distributed.initialize(environment)
-        # A disk that is full when a line of metrics is written, say, is for the user to mend.
-        with readable_errors(Path(config.output)), \
-                Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
+        config = resolve(config, manifest, environment, device, console)
+        with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
             trainer = prepare_trainer(config, manifest, environment, device, console, heartbeat)
             complete = train(config, trainer, StopRequest(deadline))
         distributed.shutdown()
@@ -134,6 +133,18 @@ def print_deepspeed_config(config: DeepSpeedConfig) -> None:
     print(json.dumps(deepspeed_config(config, config.processes), indent=1))
 
 
+def build_model(config: PretrainConfig):
+    """The model of the run with its initial weights."""
+    from model.bert import BertForPreTraining, init_weights
+
+    model = BertForPreTraining(config.model, attention_kernel=config.train.attention_kernel,
+                               gradient_checkpointing=config.train.gradient_checkpointing)
+    init_weights(model, config.seed)
+    if config.train.compile:
+        model.bert.encoder.compile_layers()
+    return model
+
+
 def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Environment, device, console: Console,
                     heartbeat: Heartbeat):
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
@@ -146,7 +157,6 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
     from launch.phases import Start
     from launch.profiling import StepProfiler
     from launch.trainer import Trainer
-    from model.bert import BertForPreTraining, init_weights
     from model.flops import num_parameters
 
     checkpoints = CheckpointManager(Path(config.output) / runs.CHECKPOINTS, environment, device,
@@ -156,10 +166,8 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
     if elastic:
         console.say(f"step {step} was saved by another number of processes: converting it")
         checkpoints.convert(step)
-    model = BertForPreTraining(config.model, attention_kernel=config.train.attention_kernel,
-                               gradient_checkpointing=config.train.gradient_checkpointing)
+    model = build_model(config)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
-    init_weights(model, config.seed)
     start = Start(config, manifest, model, checkpoints, console) if step is None and config.init_from else None
     parameters = num_parameters(model)  # before ZeRO-3 empties them
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)

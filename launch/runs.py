@@ -33,6 +33,7 @@ FREE_FIELDS = {
     "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
     "train.micro_batch_size", "train.log_every_steps", "train.max_skipped_steps", "train.stop_before_seconds",
     "train.gradient_checkpointing", "train.attention_kernel",
+    "train.compile", "train.memory_limit_gib",
 }  # fmt: skip
 # What the weights are shaped by: no run can go on with another.
 FIXED = ("model.", "tokenizer_fingerprint")
@@ -104,6 +105,11 @@ def model_folder(folder: Path) -> Path:
 def tokenizer_folder(folder: Path) -> Path:
     """Where the tokenizer of a run or of a model folder lies."""
     return folder / TOKENIZER if is_pretraining(folder) else model_folder(folder)
+
+
+def saved_micro_batch_size(folder: Path) -> int | None:
+    """What an earlier part of this run trained with; None if there is none."""
+    return _read(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
 
 
 def check_folder(config, facts: dict[str, str]) -> None:

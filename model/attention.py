@@ -232,7 +232,8 @@ def eager_attention(
     # beta = 0 ignores the first argument; alpha scales inside the product instead of in a pass of its own.
     scores = torch.baddbmm(query.new_empty(1, 1, 1), query, key.transpose(1, 2), beta=0, alpha=size**-0.5)
     if bias is not None:  # in place on what is no view, or autograd copies the scores again in backward
-        scores.add_(bias.expand(batch, heads, -1, -1).reshape(batch * heads, -1, key.shape[1]))
+        # flatten, not a reshape to -1: with dynamic shapes torch 2.13's inductor then reads other sequences' bias.
+        scores.add_(bias.expand(batch, heads, -1, -1).flatten(0, 1))
     probabilities = scores.softmax(-1).view(batch, heads, length, key.shape[1])
     weights = dropout(probabilities, probability, dropout_seed)
     if head_mask is not None:

@@ -107,7 +107,7 @@ class BertModel(InFolders, nn.Module):
         if sequence_offsets is not None:
             layout = concatenated_layout(
                 self.config, kernel, sequence_offsets, longest, len(tokens), hidden.dtype,
-                grouped=not output_attentions,
+                grouped=not output_attentions and not self.encoder.compiled,  # groups differ from batch to batch
             )  # fmt: skip
         else:
             layout = padded_layout(self.config, kernel, attention_mask, hidden)

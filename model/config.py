@@ -42,6 +42,8 @@ class BertConfig:
     """Dropout of the attention probabilities, 0 <= p < 1; must be 0 for the varlen kernel."""
     classifier_dropout: float | None = None
     """Dropout before a fine-tuning classifier; null: hidden_dropout_prob."""
+    classifier_transform: bool = False
+    """Whether dense, activation and norm stand before a fine-tuning classifier, as in ModernBERT."""
     layer_norm_eps: float = 1e-12
     """Added to the variance in every normalisation."""
     initializer_range: float = 0.02

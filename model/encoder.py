@@ -203,6 +203,7 @@ class Encoder(nn.Module):
     def __init__(self, config: BertConfig, gradient_checkpointing: str = "none") -> None:
         super().__init__()
         self.config = config
+        self.compiled = False
         self.checkpoint_every = parse_checkpointing(gradient_checkpointing)
         self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         if config.norm_position == "pre":
@@ -259,6 +260,7 @@ class Encoder(nn.Module):
         weights stay as they are. On CPU it brings nothing; attention dropout in the sdpa kernel breaks the graph
         there, and costs a part of the gain.
         """
+        self.compiled = True
         for layer in self.layers:
             layer.compile(dynamic=True)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import BertConfig, ModelError
-from model.embeddings import Norm, compute_dtype
+from model.embeddings import compute_dtype, encoder_norm
 from model.encoder import ACTIVATIONS
 
 IGNORED = -100  # label without a loss, as everywhere in torch
@@ -121,9 +121,7 @@ class MaskedLanguageModelHead(nn.Module):
         if config.mlm_head != "linear":
             self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
             self.activation = ACTIVATIONS["relu" if config.mlm_head == "d2l" else config.hidden_act]
-            self.norm = Norm(
-                config.hidden_size, config.layer_norm_eps, kind=config.normalization, bias=config.norm_bias
-            )
+            self.norm = encoder_norm(config)
         self.transforms = config.mlm_head != "linear"
         self.decoder = VocabularyProjection(config)
         if config.tie_word_embeddings:
@@ -136,6 +134,20 @@ class MaskedLanguageModelHead(nn.Module):
         if self.transforms:
             hidden = self.norm(self.activation(self.dense(hidden)))
         return self.decoder(hidden, labels)
+
+
+class ClassifierTransform(nn.Module):
+    """Dense, activation and norm before the classifiers of ModernBERT (arXiv 2412.13663)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.norm = encoder_norm(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., hidden) -> (..., hidden)."""
+        return self.norm(self.activation(self.dense(hidden)))
 
 
 class NextSentenceHead(nn.Module):

@@ -53,7 +53,7 @@ def config_to_huggingface(
     config: BertConfig, architecture: str, dtype: torch.dtype, head: HeadConfig | None = None
 ) -> dict:
     """The content of config.json: of `transformers`' BERT or ModernBERT, or of our own format."""
-    family = _export_family(config, architecture, head)
+    family, rate = _export_family(config, architecture, head), config.classifier_dropout
     if family is None:
         values = {"model_type": OWN_MODEL_TYPE, "architectures": [architecture], **dataclasses.asdict(config)}
         return values if head is None else values | {"head": dataclasses.asdict(head)}
@@ -62,13 +62,15 @@ def config_to_huggingface(
         values |= {"architectures": [architecture], "hidden_act": _ACTIVATIONS[config.hidden_act]}
         values |= {name: getattr(config, name) for name in _BERT_FIELDS}
     else:
-        values |= {"architectures": ["ModernBertModel" if architecture == "BertModel" else "ModernBertForMaskedLM"]}
+        theirs = architecture.replace("BertForPreTraining", "BertForMaskedLM")  # there are no pairs
+        values |= {"architectures": [f"Modern{theirs}"]}
         values |= {theirs: getattr(config, ours) for ours, theirs in _MODERN_FIELDS.items()}
         values |= {
             "hidden_activation": _ACTIVATIONS[config.hidden_act],
             "classifier_activation": _ACTIVATIONS[config.hidden_act],
             **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), config.linear_bias),
             **dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_prob),
+            "classifier_dropout": config.hidden_dropout_prob if rate is None else rate,
             "global_attn_every_n_layers": config.global_attention_every,
             "rope_parameters": {
                 "full_attention": {"rope_type": "default", "rope_theta": config.rotary_theta},
@@ -79,6 +81,8 @@ def config_to_huggingface(
         values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
         values["label2id"] = {label: number for number, label in enumerate(head.labels)}
         values["problem_type"] = _PROBLEMS[head.problem]
+        if family == "modernbert":
+            values["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
     return values
 
 
@@ -86,8 +90,10 @@ def _export_family(config: BertConfig, architecture: str, head: HeadConfig | Non
     """The family in transformers that has this architecture and head; None: our own format."""
     family = family_of(config)
     if family == "modernbert":
-        known = ("BertModel", "BertForMaskedLM", "BertForPreTraining")
-        return family if architecture in known else None
+        if architecture in ("BertModel", "BertForMaskedLM", "BertForPreTraining"):
+            return family
+        known = config.classifier_transform and architecture != "BertForNextSentencePrediction"
+        return family if known and not (head and (head.columns or head.pooling == "max")) else None
     needs_pooler = architecture in ("BertForPreTraining", "BertForNextSentencePrediction",
                                     "BertForSequenceClassification", "BertForMultipleChoice")  # fmt: skip
     if (needs_pooler and not config.pooler) or (head and (head.columns or head.pooling != "pooler")):
@@ -125,6 +131,9 @@ def _modern_config(values: dict) -> BertConfig:
     biases = {values.get(name, False) for name in ("attention_bias", "mlp_bias", "classifier_bias")}
     if len(biases) > 1:
         raise ModelError("config.json: found attention_bias, mlp_bias, classifier_bias unequal, expected all equal")
+    activations = [values.get(f"{name}_activation", "gelu") for name in ("hidden", "classifier")]
+    if len(set(activations)) > 1:
+        raise ModelError(f"config.json: found hidden and classifier activation {activations}, expected them equal")
     rope = values.get("rope_parameters", {})
     every = values.get("global_attn_every_n_layers", 3)
     kinds = values.get("layer_types")
@@ -133,7 +142,7 @@ def _modern_config(values: dict) -> BertConfig:
         raise ModelError(f"config.json: found layer_types that are not global every {every} layers")
     return BertConfig(
         **fields,
-        hidden_act=_activation(values.get("hidden_activation", "gelu")),
+        hidden_act=_activation(activations[0]),
         hidden_dropout_prob=values.get("mlp_dropout", 0.0),
         linear_bias=biases.pop(),
         rotary_theta=rope.get("full_attention", {}).get("rope_theta", values.get("global_rope_theta", 160_000.0)),
@@ -144,6 +153,8 @@ def _modern_config(values: dict) -> BertConfig:
         norm_position="pre",
         first_attention_norm=False,
         gated_feed_forward=True,
+        classifier_transform=True,
+        classifier_dropout=values.get("classifier_dropout", 0.0),
         pooler=False,
     )
 
@@ -219,7 +230,7 @@ def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
     weights = _read_weights(folder)
     if values["model_type"] == OWN_MODEL_TYPE:
         return config, with_padding(weights, config)
-    return config, from_huggingface(weights, config)
+    return config, from_huggingface(weights, config, (values.get("architectures") or [""])[0])
 
 
 def load_architecture(folder: str | os.PathLike) -> str:
@@ -238,12 +249,13 @@ def load_head(folder: str | os.PathLike) -> HeadConfig | None:
         head = values["head"]
         columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
         return HeadConfig(tuple(head["labels"]), head["problem"], columns, head["pooling"])
-    if "id2label" not in values:
-        return None
+    pooling = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
+    if "id2label" not in values:  # transformers leaves out default labels
+        return HeadConfig(pooling=pooling) if pooling != "pooler" else None
     labels = tuple(label for _, label in sorted(values["id2label"].items(), key=lambda item: int(item[0])))
     problems = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     unnamed = "regression" if len(labels) == 1 else "single_label"  # as transformers decides
-    return HeadConfig(labels, problems.get(values.get("problem_type"), unnamed))
+    return HeadConfig(labels, problems.get(values.get("problem_type"), unnamed), pooling=pooling)
 
 
 def _read_config(folder: Path) -> dict:

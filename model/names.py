@@ -38,8 +38,11 @@ _MODERN = {
     "bert.embeddings.word": ("model.embeddings.tok_embeddings",),
     "bert.embeddings.norm": ("model.embeddings.norm",),
     "bert.encoder.final_norm": ("model.final_norm",),
-    "masked_lm.dense": ("head.dense",),
-    "masked_lm.norm": ("head.norm",),
+}
+_MODERN_HEADS = {  # all of them under the same names there
+    "masked_lm": {"masked_lm.dense": ("head.dense",), "masked_lm.norm": ("head.norm",)},
+    "classifier": {"transform.dense": ("head.dense",), "transform.norm": ("head.norm",), "classifier": ("classifier",)},
+    "span": {"transform.dense": ("head.dense",), "transform.norm": ("head.norm",), "span": ("classifier",)},
 }
 _MODERN_LAYER = {
     "attention.qkv": ("attn.Wqkv",),
@@ -60,7 +63,7 @@ VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "m
 _BERT_DEFAULTS = (  # fields that must be as published
     "position_embedding", "segment_padding_index", "embedding_norm", "normalization", "norm_position",
     "gated_feed_forward", "linear_bias", "norm_bias", "decoder_bias", "pooler_activation", "mlm_head",
-    "local_attention_window",
+    "local_attention_window", "classifier_transform",
 )  # fmt: skip
 _MODERN_VALUES = {
     "position_embedding": "rotary", "type_vocab_size": 0, "embedding_norm": True, "normalization": "layer_norm",
@@ -79,12 +82,15 @@ def family_of(config: BertConfig) -> str | None:
     return None
 
 
-def huggingface_names(config: BertConfig) -> dict[str, tuple[str, ...]]:
-    """Each of our parameters that a model of this configuration can have -> its names in `transformers`."""
+def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, tuple[str, ...]]:
+    """Each of our parameters that a model of this configuration can have -> its names in `transformers`.
+
+    `head`: masked_lm, classifier or span, which ModernBERT does not tell apart by name.
+    """
     family = family_of(config)
     if family is None:
         raise ModelError("model: this variant has no counterpart in transformers; it is kept in our own format")
-    modules = dict(_BERT if family == "bert" else _MODERN)
+    modules = dict(_BERT) if family == "bert" else _MODERN | _MODERN_HEADS[head]
     for layer in range(config.num_hidden_layers):
         if family == "bert":
             parts, theirs = _BERT_LAYER, f"bert.encoder.layer.{layer}."
@@ -109,7 +115,8 @@ def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
 
     ModernBERT has no next-sentence head: ours is left out there.
     """
-    names = huggingface_names(config)
+    head = next((head for head in ("classifier", "span") if f"{head}.weight" in state_dict), "masked_lm")
+    names = huggingface_names(config, head)
     result: StateDict = {}
     for name, tensor in without_padding(state_dict, config).items():
         if name.startswith("next_sentence.") and family_of(config) == "modernbert":
@@ -120,9 +127,10 @@ def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
     return result
 
 
-def from_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
+def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: str = "") -> StateDict:
     """The inverse of `to_huggingface`; also takes the old names gamma and beta, and a bare encoder's names.
 
+    `architecture`: the class's name in config.json, which alone tells ModernBERT's span from a classifier.
     Raises ModelError for parts that are missing and for names that do not belong to the architecture.
     """
     theirs = {}
@@ -133,7 +141,10 @@ def from_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}
     result: StateDict = {}
-    for ours, parts in huggingface_names(config).items():
+    head = "masked_lm"
+    if "classifier.weight" in theirs:
+        head = "span" if architecture.endswith("ForQuestionAnswering") else "classifier"
+    for ours, parts in huggingface_names(config, head).items():
         if any(part in theirs for part in parts):
             missing = [part for part in parts if part not in theirs]
             if missing:

@@ -16,6 +16,7 @@ from model.config import BertConfig, HeadConfig, ModelError
 from model.dropout import DropoutKey, draw_seed, dropout
 from model.heads import (
     IGNORED,
+    ClassifierTransform,
     MaskedLanguageModelHead,
     NextSentenceHead,
     class_losses,
@@ -91,20 +92,14 @@ class BertForNextSentencePrediction(BertPreTrained):
         )
 
 
-class _Classifier(BertPreTrained):
-    """Dropout and one linear map over whatever a subclass reads."""
+class _WithTransform(BertPreTrained):
+    """What stands between the encoder and a linear map: the transform, if the model has one, and dropout."""
 
-    takes_head = True
-
-    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options) -> None:
+    def __init__(self, config: BertConfig, **options) -> None:
         super().__init__(config, **options)
-        self.head = head or HeadConfig()
-        self.classifier = nn.Linear(config.hidden_size, self._num_outputs())
+        self.transform = ClassifierTransform(config) if config.classifier_transform else nn.Identity()
         rate = config.classifier_dropout
         self.dropout_probability = config.hidden_dropout_prob if rate is None else rate
-
-    def _num_outputs(self) -> int:
-        return self.head.num_outputs
 
     def _encode(self, input_ids: Tensor | None, inputs: dict) -> tuple:
         """The encoder's output and the seed of the classifier's dropout, which is drawn once for both."""
@@ -115,8 +110,33 @@ class _Classifier(BertPreTrained):
         place = DropoutKey(seed, self.config.num_hidden_layers + 1).at(0)
         return self.bert(input_ids, dropout_seed=seed, **inputs), place
 
+    def _transform(self, features: Tensor, seed: int | None) -> Tensor:
+        return dropout(self.transform(features), self.dropout_probability, seed)
+
+
+class _Classifier(_WithTransform):
+    """One linear map over whatever a subclass reads."""
+
+    takes_head = True
+
+    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options) -> None:
+        super().__init__(config, **options)
+        self.head = head or HeadConfig()
+        self.classifier = nn.Linear(config.hidden_size, self._num_outputs())
+
+    def _num_outputs(self) -> int:
+        return self.head.num_outputs
+
+    def _read(self, encoded, inputs: dict) -> Tensor:
+        """(B, hidden): what sentence-level heads read of each sequence."""
+        if self.head.pooling == "pooler":
+            return pooled(encoded)
+        return pool(
+            encoded.last_hidden_state, self.head.pooling, inputs.get("sequence_offsets"), inputs.get("attention_mask")
+        )
+
     def _classify(self, features: Tensor, seed: int | None) -> Tensor:
-        return self.classifier(dropout(features, self.dropout_probability, seed))
+        return self.classifier(self._transform(features, seed))
 
 
 class BertForSequenceClassification(_Classifier):
@@ -127,14 +147,7 @@ class BertForSequenceClassification(_Classifier):
         numbers.
         """
         encoded, seed = self._encode(input_ids, inputs)
-        if self.head.pooling == "pooler":
-            features = pooled(encoded)
-        else:
-            features = pool(
-                encoded.last_hidden_state, self.head.pooling, inputs.get("sequence_offsets"),
-                inputs.get("attention_mask"),
-            )  # fmt: skip
-        scores = self._classify(features, seed)
+        scores = self._classify(self._read(encoded, inputs), seed)
         output = TaskOutput(scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
         if labels is None:
             return output
@@ -198,7 +211,7 @@ class BertForMultipleChoice(_Classifier):
         elif num_choices is None:
             raise ModelError("num_choices: expected with ids that are not (B, choices, S); give it")
         encoded, seed = self._encode(input_ids, inputs)
-        scores = self._classify(pooled(encoded), seed).view(-1, num_choices)
+        scores = self._classify(self._read(encoded, inputs), seed).view(-1, num_choices)
         output = TaskOutput(scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
         if labels is None:
             return output
@@ -228,7 +241,7 @@ class SpanOutput(NamedTuple):
         return (self.start_losses.sum() / self.num_starts + self.end_losses.sum() / self.num_ends) / 2
 
 
-class BertForQuestionAnswering(BertPreTrained):
+class BertForQuestionAnswering(_WithTransform):
     """The span of the text that answers a question: a score for each token to be its start, and its end."""
 
     uses_pooler = False
@@ -246,8 +259,11 @@ class BertForQuestionAnswering(BertPreTrained):
 
         Over padded inputs the softmax runs over the padding too, as the reference's does.
         """
-        encoded = self.bert(input_ids, **inputs)
-        start, end = self.span(encoded.last_hidden_state).unbind(-1)
+        encoded, seed = self._encode(input_ids, inputs)
+        hidden = encoded.last_hidden_state
+        if self.config.classifier_transform:  # BERT has neither transform nor dropout here
+            hidden = self._transform(hidden, seed)
+        start, end = self.span(hidden).unbind(-1)
         output = SpanOutput(start, end, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
         if start_positions is None or end_positions is None:
             return output

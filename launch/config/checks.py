@@ -20,6 +20,9 @@ def check_sections(config) -> None:
         # _do_optimizer_sanity_check); with one process stage 1 partitions nothing away.
         raise UserError("train.precision: found fp16 at zero.stage 0, expected stage 1 to 3, where gradients are "
                         "accumulated in fp32; add --zero.stage 1")
+    if config.train.compile and config.zero.stage == 3:
+        raise UserError("train.compile: found true at zero.stage 3, expected stage 0 to 2, where a layer's weights "
+                        "stay in place; compiled code would keep those that stage 3 takes away")
     if config.optimizer.whole_tensors and config.zero.stage:
         raise UserError(f"optimizer.name: found {config.optimizer.name} at zero.stage {config.zero.stage}, expected "
                         "adamw: it measures whole tensors, of which each process would hold a part; use "

@@ -115,10 +115,13 @@ class FinetuneConfig:
             raise UserError(f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2")
         if self.evaluation.samples is not None:
             raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
-        for name, usual in (("initial_global_batch_size", None), ("loss_reduction", "tokens")):
+        if self.train.micro_batch_size == "auto":
+            raise UserError("train.micro_batch_size: found auto, expected a number: it is for pretraining")
+        for name, usual in (("initial_global_batch_size", None), ("loss_reduction", "tokens"), ("compile", False)):
             found = getattr(self.train, name)
             if found != usual:
-                raise UserError(f"train.{name}: found {found}, expected {usual or 'null'}: it is for pretraining")
+                expected = "null" if usual is None else usual
+                raise UserError(f"train.{name}: found {found}, expected {expected}: it is for pretraining")
         check_sections(self)
 
     def for_task(self, task: Task, positions: int) -> FinetuneConfig:

@@ -25,8 +25,10 @@ class TrainConfig:
     """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
     batch_warmup_tokens: int = 0
     """Real tokens after which the global batch has its full size, 0 or more."""
-    micro_batch_size: int = 32
-    """Samples in one forward and backward pass of one process."""
+    micro_batch_size: int | Literal["auto"] = 32
+    """Samples in one forward and backward pass of one process; auto: the most that fit, tried at the first start."""
+    memory_limit_gib: float | None = None
+    """GiB that a process may use, for micro_batch_size: auto; null: what the GPU, or its share of this machine, has."""
     learning_rate: float = 1e-4
     """Peak learning rate, above 0; the schedule multiplies it."""
     precision: Literal["bf16", "fp16", "fp32", "autocast"] = "bf16"
@@ -38,6 +40,8 @@ class TrainConfig:
     """Layers whose activations are computed again in backward to save memory: none, all, or every_N."""
     attention_kernel: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
     """Attention kernel; auto: the fastest that the device and the dropout allow."""
+    compile: bool = False
+    """Whether torch.compile makes kernels of the encoder's layers, for GPUs; not with zero.stage 3."""
     loss_reduction: Literal["tokens", "samples"] = "tokens"
     """tokens: mean over all masked tokens of the global batch; samples: mean over each sample's mean."""
     log_every_steps: int = 10
@@ -48,7 +52,9 @@ class TrainConfig:
     """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
 
     def __post_init__(self) -> None:
-        at_least("train", self, max_steps=1, global_batch_size=1, micro_batch_size=1, gradient_clipping=0,
+        if self.micro_batch_size != "auto":
+            at_least("train", self, micro_batch_size=1)
+        at_least("train", self, max_steps=1, global_batch_size=1, memory_limit_gib=0, gradient_clipping=0,
                  log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0, initial_global_batch_size=1,
                  batch_increment=1, batch_warmup_tokens=0)
         if self.learning_rate <= 0:
@@ -75,6 +81,14 @@ class TrainConfig:
         return self.batch_increment or self.initial_global_batch_size
 
     @property
+    def batch_sizes(self) -> dict[str, int]:
+        """What every micro-batch must divide, by the field's name."""
+        sizes = {"global_batch_size": self.global_batch_size}
+        if self.initial_global_batch_size is not None:
+            sizes |= {"initial_global_batch_size": self.initial_global_batch_size, "batch_increment": self.increment}
+        return sizes
+
+    @property
     def budget_seconds(self) -> float | None:
         """The time budget in the unit of the clock."""
         return None if self.time_budget_hours is None else self.time_budget_hours * 3600
@@ -92,26 +106,24 @@ class BatchArithmetic:
 
     @classmethod
     def of(cls, train: TrainConfig, world_size: int) -> BatchArithmetic:
-        """Divide; UserError with the numbers if it leaves a rest."""
-        at_once = train.micro_batch_size * world_size
-        sizes = {"global_batch_size": train.global_batch_size}
-        if train.initial_global_batch_size is not None:
-            sizes |= {"initial_global_batch_size": train.initial_global_batch_size, "batch_increment": train.increment}
+        """Divide; UserError with the numbers if it leaves a rest. What is not tried yet (auto) counts as 1."""
+        micro_batch_size = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
+        at_once, sizes = micro_batch_size * world_size, train.batch_sizes
         for name, size in sizes.items():
             if size % at_once:
                 # The largest micro-batch not above the wished one that divides all, if the processes divide all.
                 shares = [size // world_size for size in sizes.values()]
                 mend = f"set train.{name} to a multiple of {world_size}"
                 if not any(size % world_size for size in sizes.values()):
-                    fitting = (n for n in range(min(train.micro_batch_size, *shares), 0, -1)
+                    fitting = (n for n in range(min(micro_batch_size, *shares), 0, -1)
                                if not any(share % n for share in shares))
                     mend = f"set train.micro_batch_size to {next(fitting)}"
                 raise UserError(f"train.{name}: found {size}, expected a multiple of train.micro_batch_size x "
-                                f"processes = {train.micro_batch_size} x {world_size} = {at_once}; {mend}")
+                                f"processes = {micro_batch_size} x {world_size} = {at_once}; {mend}")
         grows = train.initial_global_batch_size is not None
         growth = (f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "
                   f"{train.batch_warmup_tokens:,} tokens") if grows else ""
-        return cls(train.global_batch_size, train.micro_batch_size, train.global_batch_size // at_once, world_size,
+        return cls(train.global_batch_size, micro_batch_size, train.global_batch_size // at_once, world_size,
                    growth)
 
     def __str__(self) -> str:

@@ -25,6 +25,21 @@ def test_the_arithmetic_is_checked_and_printed():
     BatchArithmetic.of(replace(wrong, micro_batch_size=6), 2)
 
 
+def test_a_micro_batch_is_a_number_or_auto():
+    options = ["--data", "d", "--output", "o", "--train.micro_batch_size"]
+    assert parse("pretrain", [*options, "auto"]).train.micro_batch_size == "auto"
+    assert parse("pretrain", [*options, "8"]).train.micro_batch_size == 8
+    with pytest.raises(UserError, match="train.micro_batch_size: found 0, expected at least 1"):
+        parse("pretrain", [*options, "0"])
+    with pytest.raises(UserError, match="train.micro_batch_size"):
+        parse("pretrain", [*options, "many"])
+
+
+def test_compiled_layers_are_refused_where_weights_move():
+    with pytest.raises(UserError, match="train.compile: found true at zero.stage 3, expected stage 0 to 2"):
+        parse("pretrain", ["--data", "d", "--output", "o", "--train.compile", "true", "--zero.stage", "3"])
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "autocast"])
 def test_gradients_are_accumulated_and_reduced_in_fp32(stage, precision):

@@ -248,10 +248,11 @@ def test_bf16_stays_near_fp32(mode, kernel):
 
 
 @pytest.mark.slow  # compiling takes half a minute
-def test_compiled_layers_leave_gradients_as_they_are_for_any_number_of_tokens():
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_compiled_layers_leave_gradients_as_they_are_for_any_number_of_tokens(kernel):
     config = dataclasses.replace(TINY, hidden_dropout_prob=0.1)
-    plain = pretraining_model(config, attention_kernel="sdpa")
-    compiled = pretraining_model(config, attention_kernel="sdpa", gradient_checkpointing="every_2")
+    plain = pretraining_model(config, attention_kernel=kernel)
+    compiled = pretraining_model(config, attention_kernel=kernel, gradient_checkpointing="every_2")
     compiled.bert.encoder.compile_layers()
     assert set(plain.state_dict()) == set(compiled.state_dict())
     for lengths in LENGTHS:

@@ -1,6 +1,7 @@
 """Variants: what each changes, against formulas written out here; layouts and kernels agree for all of them."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import yaml
 
 from model.attention import alibi_slopes
 from model.bert import BertForPreTraining, BertModel
-from model.config import BertConfig
+from model.config import BertConfig, HeadConfig
 from model.embeddings import rotary_tables, rotate_packed, sinusoidal_table
 from model.hub import load_pretrained
-from model.tasks import BertForMaskedLM
+from model.names import to_huggingface
+from model.tasks import ARCHITECTURES, BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 
 TOLERANCE = dict(atol=1e-5, rtol=0)
@@ -29,6 +31,7 @@ MODERN = dataclasses.replace(
     linear_bias=False,
     norm_bias=False,
     pooler=False,
+    classifier_transform=True,
     local_attention_window=8,
     num_hidden_layers=5,
     layer_norm_eps=1e-5,
@@ -196,6 +199,54 @@ def test_modern_bert_matches_the_reference_and_goes_there_and_back(tmp_path):
     again = BertForMaskedLM(config)
     again.load_state_dict(weights)
     torch.testing.assert_close(again(**{name: flat[name] for name in names}).loss, output.loss, **TOLERANCE)
+
+
+HEADS = {
+    "BertForSequenceClassification": [HeadConfig(("a", "b", "c"), pooling=kind) for kind in ("cls", "mean")]
+    + [HeadConfig(("x", "y"), "multi_label", pooling="mean"), HeadConfig(("x",), "regression", pooling="cls")],
+    "BertForTokenClassification": [HeadConfig(("a", "b", "c"), pooling="cls")],
+    "BertForMultipleChoice": [HeadConfig(pooling=kind) for kind in ("cls", "mean")],
+    "BertForQuestionAnswering": [None],
+}
+
+
+@pytest.mark.parametrize("name, head", [(name, head) for name, heads in HEADS.items() for head in heads])
+def test_every_head_of_modern_bert_matches_the_reference_and_goes_there_and_back(tmp_path, name, head):
+    cls, padded = ARCHITECTURES[name], batch()
+    model = scramble(cls(MODERN) if head is None else cls(MODERN, head)).train()
+    model.save(tmp_path / "ours")
+    theirs, report = getattr(transformers, f"Modern{name}").from_pretrained(
+        tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    assert json.loads((tmp_path / "ours/config.json").read_text())["architectures"] == [f"Modern{name}"]
+    inputs = {key: padded[key] for key in ("input_ids", "attention_mask")}
+    labels = {"labels": torch.tensor([2, 0, 1, 1, 0])}
+    if name == "BertForTokenClassification":
+        labels = {"labels": (padded["labels"] % 3).masked_fill(padded["labels"] == -100, -100)}
+    elif name == "BertForMultipleChoice":
+        inputs = {key: tensor[:4].unflatten(0, (2, 2)) for key, tensor in inputs.items()}
+        labels = {"labels": torch.tensor([1, 0])}
+    elif name == "BertForQuestionAnswering":
+        labels = {"start_positions": torch.tensor([1, 40, 0, 3, 29]), "end_positions": torch.tensor([2, 47, 16, 8, 29])}
+    elif head.problem == "multi_label":
+        labels = {"labels": torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [0, 1]]).float()}
+    elif head.problem == "regression":
+        labels = {"labels": torch.randn(5, generator=torch.Generator().manual_seed(1))}
+    output, expected = model(**inputs, **labels), theirs.train()(**inputs, **labels)
+    torch.testing.assert_close(output.loss, expected.loss, **TOLERANCE)
+    seen = padded["attention_mask"].bool() if "Token" in name or "Question" in name else ...  # padding has no scores
+    torch.testing.assert_close(output[0][seen], expected[1][seen], **TOLERANCE)
+    output.loss.backward()
+    expected.loss.backward()
+    ours = to_huggingface({key: each.grad for key, each in model.named_parameters()}, MODERN)
+    for key, parameter in theirs.named_parameters():
+        torch.testing.assert_close(ours.pop(key), parameter.grad, **TOLERANCE)
+    assert not ours
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = cls.from_folder(tmp_path / "theirs")
+    assert not again.new_parameters and (head is None or again.head.pooling == head.pooling)
+    torch.testing.assert_close(again(**inputs)[0], output[0], **TOLERANCE)
 
 
 def test_the_tutorials_tensors_train_its_preset_as_its_formulas_say():

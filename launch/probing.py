@@ -1,0 +1,236 @@
+"""`train.micro_batch_size: auto`: the largest micro-batch that fits into memory, found by trying, once for a run."""
+
+from __future__ import annotations
+
+import gc
+import math
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from launch import distributed, runs
+from launch.config import PretrainConfig
+from launch.console import Console
+from launch.environment import Environment, processes_on_this_machine
+from pipeline.errors import UserError
+from pipeline.manifest import Manifest
+
+# Kept free: real batches are no larger than the probe's, but fragmentation and communication buffers vary.
+SPARE_SHARE = 0.1
+# Masked tokens of the probe's sequences over the corpus's average share: some sequences have more than others.
+MASKED_MARGIN = 1.25
+PROBE_SEED = 0
+
+
+def resolve(config: PretrainConfig, manifest: Manifest, environment: Environment, device: torch.device,
+            console: Console) -> PretrainConfig:
+    """The configuration with a number where `train.micro_batch_size` was auto; collective.
+
+    An earlier part of the run has saved its number, which holds, as far as it divides this world's share of a batch.
+
+    Raises:
+        UserError: not even one sequence fits.
+    """
+    if config.train.micro_batch_size != "auto":
+        return config
+    share = math.gcd(*config.train.batch_sizes.values()) // environment.world_size  # whose rest was refused before
+    candidates = [size for size in range(1, share + 1) if share % size == 0]
+    saved = distributed.from_main(runs.saved_micro_batch_size(Path(config.output)) or 0, device)
+    if saved:
+        chosen = max(size for size in candidates if size <= saved)
+    else:
+        chosen = _search(config, manifest, environment, device, candidates)
+        console.say(f"micro-batch: {chosen} sequences are the most that fit, of {manifest.max_length} tokens each")
+    return with_micro_batch_size(config, chosen)
+
+
+def with_micro_batch_size(config: PretrainConfig, size: int) -> PretrainConfig:
+    """The same configuration with this number."""
+    return replace(config, train=replace(config.train, micro_batch_size=size))
+
+
+def _search(config, manifest: Manifest, environment: Environment, device: torch.device, candidates: list[int]) -> int:
+    given = config.train.memory_limit_gib
+    memory = CudaMemory(device) if device.type == "cuda" else HostMemory(processes_on_this_machine(environment))
+    if given is not None:
+        memory.limit = lambda: int(given * 2**30)
+    probe = Probe(config, manifest, environment, device)
+    try:
+        return largest_that_fits(candidates, probe.run, memory, lambda fits: _agree(fits, device))
+    finally:
+        probe.release()
+
+
+def _agree(fits: bool, device: torch.device) -> bool:
+    """Whether it fits on every rank."""
+    return distributed.reduce_sum(torch.tensor([0.0 if fits else 1.0], device=device)).item() == 0
+
+
+def largest_that_fits(candidates: list[int], run: Callable, memory, agree: Callable[[bool], bool]) -> int:
+    """The largest candidate that every rank can run; collective.
+
+    A size is tried only if all ranks expect it to fit, going by the peaks of the sizes before it: a rank that ran out
+    of memory in the middle of a reduction would leave the others waiting, and a machine out of memory kills.
+
+    Args:
+        run: (size, agree) -> whether the size ran on all ranks; False: a rank was out of memory, and all backed off.
+        memory: `peak()` bytes so far, `limit()` bytes that the process may use.
+        agree: own bool -> whether it is true on all ranks.
+
+    Raises:
+        UserError: the first candidate does not fit.
+    """
+    peaks = [(0, memory.peak())]
+    best = 0
+    for size in candidates:
+        (first, low), (last, high) = peaks[-2] if len(peaks) > 1 else peaks[0], peaks[-1]
+        slope = (high - low) / (last - first) if last > first else 0.0
+        expected = high + slope * (size - last)
+        if not agree(expected <= memory.limit() * (1 - SPARE_SHARE)) or not run(size, agree):
+            break
+        peaks.append((size, memory.peak()))
+        if not agree(peaks[-1][1] <= memory.limit() * (1 - SPARE_SHARE)):
+            break
+        best = size
+    if not best:
+        raise UserError(
+            f"train.micro_batch_size: found no size that fits: the peak was {memory.peak() / 2**30:.1f} GiB at "
+            f"{candidates[0]} sequences, expected at most {1 - SPARE_SHARE:.0%} of {memory.limit() / 2**30:.1f} GiB; "
+            "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
+        )
+    return best
+
+
+class Probe:
+    """A model and an engine like the run's, trained on sequences of the greatest length, then thrown away."""
+
+    def __init__(self, config: PretrainConfig, manifest: Manifest, environment: Environment, device) -> None:
+        from launch.engine import build_engine, deepspeed_config
+        from launch.pretrain import build_model
+
+        share = config.train.global_batch_size // environment.world_size
+        # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
+        steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0)
+        alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
+        self.micro_steps = share // alone.train.micro_batch_size
+        made = deepspeed_config(alone, environment.world_size)
+        self.engine = build_engine(build_model(config), config.optimizer, config.train.learning_rate, made, device)
+        self.engine.train()
+        self.manifest, self.device, self.world_size = manifest, device, environment.world_size
+        self.partitions_weights = config.zero.stage == 3
+
+    def run(self, size: int, agree: Callable[[bool], bool]) -> bool:
+        """Whether steps of `size` sequences run on all ranks.
+
+        First each rank runs forward and backward for itself, without reductions, and can fail alone (stage 3 gathers
+        weights in forward and cannot): then all back off. The whole step, with reductions and the optimizer, follows.
+        """
+        batch = self._batch(size)
+        if not self.partitions_weights and not agree(self._fits_alone(batch)):
+            return False
+        for _ in range(self.micro_steps):
+            self.engine.backward(self._loss(batch) * self.world_size, scale_wrt_gas=False)
+            self.engine.step()
+        return True
+
+    def _loss(self, batch: dict) -> torch.Tensor:
+        return _loss_of(self.engine(**batch, dropout_seed=PROBE_SEED))
+
+    def _fits_alone(self, batch: dict) -> bool:
+        from launch.engine import compute_dtype
+
+        model, autocast = self.engine.module, self.engine.torch_autocast_enabled()
+        parameters = [each for each in model.parameters() if each.requires_grad]
+        try:
+            with torch.autocast(self.device.type, compute_dtype(self.engine), enabled=autocast):
+                loss = _loss_of(model(**batch, dropout_seed=PROBE_SEED))
+            # Neither the engine nor `backward`, whose hooks on gradients would reduce them.
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+        except (torch.OutOfMemoryError, MemoryError):
+            return False
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):  # what torch's allocator on the host says
+                raise
+            return False
+        return True
+
+    def _batch(self, size: int) -> dict:
+        """`size` sequences of the corpus's greatest length, with as many masked tokens as its sequences can have."""
+        length, counts = self.manifest.max_length, self.manifest.splits["train"].counts
+        masked = min(length, math.ceil(MASKED_MARGIN * length * counts["masked"] / counts["tokens"]))
+        generator = torch.Generator().manual_seed(PROBE_SEED)
+        ids = torch.randint(self.manifest.vocab_size, (size * length,), generator=generator)
+        positions = (torch.arange(size)[:, None] * length + torch.arange(masked)).flatten()
+        batch = {
+            "input_ids": ids, "token_type_ids": torch.zeros_like(ids),
+            "position_ids": torch.arange(length).repeat(size),
+            "sequence_offsets": torch.arange(0, (size + 1) * length, length, dtype=torch.int32),
+            "masked_positions": positions, "labels": ids[positions],
+            "next_sentence_label": torch.zeros(size, dtype=torch.int64),
+        }  # fmt: skip
+        return {name: tensor.to(self.device) for name, tensor in batch.items()} | {"max_sequence_length": length}
+
+    def release(self) -> None:
+        """Give the memory back before the run takes it."""
+        self.engine.destroy()
+        del self.engine
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+
+def _loss_of(output) -> torch.Tensor:
+    return output.mlm_losses.mean() + output.next_sentence_losses.mean()
+
+
+class CudaMemory:
+    """Memory of this process's GPU, in bytes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_reserved(self.device)
+
+    def limit(self) -> int:
+        """What the process holds and what is free."""
+        return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
+
+
+class HostMemory:
+    """Memory of this process on a machine that it shares with `processes` - 1 others of the run, in bytes."""
+
+    def __init__(self, processes: int, root: Path = Path("/")) -> None:
+        self.root = root
+        # Fixed at the start, when the others hold as little as this one.
+        self._limit = self.resident() + self.available() // processes
+
+    def peak(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def limit(self) -> int:
+        return self._limit
+
+    def resident(self) -> int:
+        """What the process holds."""
+        return _kibibytes(self.root / "proc/self/status", "VmRSS")
+
+    def available(self) -> int:
+        """What the machine has free, or what the control group (v2) leaves of it."""
+        free = _kibibytes(self.root / "proc/meminfo", "MemAvailable")
+        group = (self.root / "proc/self/cgroup").read_text().splitlines()[-1].partition("::")[2].lstrip("/")
+        for folder in (self.root / "sys/fs/cgroup" / group, self.root / "sys/fs/cgroup"):
+            largest, current = folder / "memory.max", folder / "memory.current"
+            if largest.is_file() and largest.read_text().strip() != "max":
+                free = min(free, int(largest.read_text()) - int(current.read_text()))
+        return free
+
+
+def _kibibytes(path: Path, name: str) -> int:
+    """Bytes of a line `name: N kB` of a file under /proc."""
+    (line,) = (line for line in path.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,117 @@
+"""`--train.micro_batch_size auto`: the search, memory as it is read, and real runs on two processes."""
+
+import multiprocessing
+import re
+
+import pytest
+import yaml
+
+from launch.probing import SPARE_SHARE, HostMemory, largest_that_fits
+from pipeline.errors import UserError
+from tests.launching import assert_same_weights, train, weights
+from tests.synthetic import make_shards
+
+LARGER = ("--model.hidden_size", "256", "--model.intermediate_size", "1024", "--train.global_batch_size", "512",
+          "--train.max_steps", "1", "--train.micro_batch_size", "auto")  # fmt: skip
+
+
+class Memory:
+    """100 bytes, and 7 more for each sequence that was tried."""
+
+    def __init__(self, limit: int) -> None:
+        self.tried, self._limit = [], limit
+
+    def run(self, size, agree) -> bool:
+        self.tried.append(size)
+        return agree(True)
+
+    def peak(self) -> int:
+        return 100 + 7 * max(self.tried, default=0)
+
+    def limit(self) -> int:
+        return self._limit
+
+
+def test_what_is_expected_not_to_fit_is_not_tried():
+    memory = Memory(round(170 / (1 - SPARE_SHARE)))
+    assert largest_that_fits([1, 2, 4, 8, 16], memory.run, memory, bool) == 8
+    assert memory.tried == [1, 2, 4, 8]
+
+
+def test_a_size_that_runs_out_of_memory_is_backed_off_from():
+    memory = Memory(10**9)
+    assert largest_that_fits([1, 2, 4, 8], lambda size, agree: memory.run(size, agree) and size < 4, memory, bool) == 2
+    with pytest.raises(UserError, match="found no size that fits.*gradient_checkpointing"):
+        largest_that_fits([1, 2], lambda *_: False, Memory(10**9), bool)
+
+
+def _rank(rank: int, limits: list[int], port: int, results) -> None:
+    import os
+
+    import torch
+
+    from launch import distributed
+    from launch.environment import Environment
+    from launch.probing import _agree
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
+    device = distributed.initialize(Environment(rank, rank, len(limits), "torchrun"))
+    memory = Memory(limits[rank])
+    found = largest_that_fits([1, 2, 4, 8, 16], memory.run, memory, lambda fits: _agree(fits, torch.device(device)))
+    results.put((rank, found, memory.tried))
+    distributed.shutdown()
+
+
+def test_ranks_of_unequal_memory_agree():
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    limits = [10**6, round(135 / (1 - SPARE_SHARE))]
+    processes = [context.Process(target=_rank, args=(rank, limits, port, results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = sorted(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+    assert found == [(0, 4, [1, 2, 4]), (1, 4, [1, 2, 4])]
+
+
+def test_memory_of_a_machine_is_shared_and_a_control_group_limits_it(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text("Name:\tx\nVmRSS:\t  100 kB\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    assert HostMemory(2, tmp_path).limit() == (100 + 2000) * 1024
+    (tmp_path / "sys/fs/cgroup/job").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/job/memory.max").write_text("max\n")
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{3000 * 1024}\n")
+    (tmp_path / "sys/fs/cgroup/memory.current").write_text(f"{1000 * 1024}\n")
+    assert HostMemory(2, tmp_path).limit() == (100 + 1000) * 1024
+
+
+@pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow),
+                                   pytest.param("3", marks=pytest.mark.slow)])  # fmt: skip
+def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tmp_path, stage):
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    grows = ("--train.initial_global_batch_size", "256", "--train.batch_warmup_tokens", "9") if stage == "0" else ()
+    output = train(data, run, *LARGER, *grows, "--train.memory_limit_gib", "0.9", "--zero.stage", stage, processes=2)
+    chosen = int(re.search(r"micro-batch: (\d+) sequences are the most that fit", output)[1])
+    assert chosen in (2, 4, 8, 16, 32, 64, 128), "the limit meant nothing"
+    assert yaml.safe_load((run / "config.yaml").read_text())["train"]["micro_batch_size"] == chosen
+    assert f"512 = {chosen} micro x" in output
+    again = train(data, run, *LARGER, *grows, "--train.max_steps", "2", "--zero.stage", stage,
+                  "--checkpoint.accept_changes", "true", processes=2)  # no limit now, and the saved number all the same
+    assert f"512 = {chosen} micro x" in again and "are the most that fit" not in again
+    other = tmp_path / "other"
+    train(data, other, *LARGER[:-1], str(chosen), *grows, "--train.max_steps", "1", "--zero.stage", stage, processes=2)
+    assert_same_weights(weights(run, 1), weights(other, 1))
+
+
+def test_a_limit_that_nothing_fits_ends_in_one_line(tmp_path):
+    data = make_shards(tmp_path / "data")
+    output = train(data, tmp_path / "run", *LARGER, "--train.memory_limit_gib", "0.1", status=2)
+    assert "train.micro_batch_size: found no size that fits" in output and "Traceback" not in output

@@ -1,0 +1,116 @@
+"""What of the GPU's code a machine without one can show: no questions to the device, varlen's arguments, the loss's
+chunks. The rest is in test_cuda.py."""
+
+import dataclasses
+import inspect
+import itertools
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import model.attention
+import model.bert
+from model import heads
+from model.bert import BertForPreTraining
+from model.config import BertConfig
+from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
+
+VARIANTS = {
+    "bert": {},
+    "pre-LN without pooler": dict(norm_position="pre", pooler=False),
+    "local and rotary": dict(position_embedding="rotary", local_attention_window=8),
+    "decoder": dict(is_decoder=True),
+    "local decoder": dict(is_decoder=True, local_attention_window=8),
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("checkpointing", ["none", "all"])
+@pytest.mark.parametrize("fields", list(VARIANTS.values()), ids=list(VARIANTS))
+def test_no_value_of_a_tensor_is_asked_for_in_a_step(fields, checkpointing, dropout):
+    """Fake tensors have shapes and no values: whoever needs one (.item(), .tolist(), nonzero) gets an error."""
+    config = dataclasses.replace(TINY, hidden_dropout_prob=dropout, **fields)
+    flat = concatenate(batch())
+    with FakeTensorMode():
+        net = BertForPreTraining(config, attention_kernel="sdpa", gradient_checkpointing=checkpointing)
+        inputs = {
+            name: torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+            for name, value in flat.items()
+        }
+        output = net(**inputs, dropout_seed=1)
+        loss = output.mlm_losses.sum() / output.num_masked + output.next_sentence_losses.sum()
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in net.parameters())
+        with pytest.raises(Exception, match="_local_scalar_dense"):  # that fakes do refuse
+            loss.item()
+
+
+def reference_varlen(*arguments, **options) -> torch.Tensor:
+    """varlen_attn by its documentation, sequence by sequence; takes its arguments and no others."""
+    given = inspect.signature(varlen_attn).bind(*arguments, **options)
+    given.apply_defaults()
+    given = given.arguments
+    (left, right), offsets = given["window_size"], given["cu_seq_q"].tolist()
+    pairs = list(itertools.pairwise(offsets))
+    assert given["cu_seq_q"].dtype == torch.int32 and torch.equal(given["cu_seq_q"], given["cu_seq_k"])
+    assert given["max_q"] == given["max_k"] >= max(end - start for start, end in pairs)
+    parts = []
+    for start, end in pairs:
+        query, key, value = (given[name][start:end].transpose(0, 1) for name in ("query", "key", "value"))
+        scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
+        distance = torch.arange(end - start)[None] - torch.arange(end - start)[:, None]
+        hidden = ((distance < -left) & (left >= 0)) | ((distance > right) & (right >= 0))
+        parts.append((scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value).transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("fields", list(VARIANTS.values()), ids=list(VARIANTS))
+def test_varlen_is_told_what_the_other_kernels_are_told(monkeypatch, fields):
+    config = dataclasses.replace(TINY, **fields)
+    flat, found = concatenate(batch()), []
+    for kernel in ("eager", "varlen"):
+        if kernel == "varlen":
+            monkeypatch.setattr(model.attention, "varlen_attn", reference_varlen)
+            monkeypatch.setattr(model.bert, "select_kernel", lambda *_: "varlen")  # which there is on CUDA only
+        net = pretraining_model(config, attention_kernel=kernel)
+        loss = net(**flat).loss
+        loss.backward()
+        found.append((loss, [parameter.grad for parameter in net.parameters()]))
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=0)
+
+
+class LargestFloats(TorchDispatchMode):
+    """The most elements of an fp32 tensor that any operation makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for each in torch.utils._pytree.tree_leaves(result):
+            if isinstance(each, torch.Tensor) and each.dtype == torch.float32:
+                self.largest = max(self.largest, each.numel())
+        return result
+
+
+def test_logits_of_masked_tokens_exist_once_in_16_bits_and_in_fp32_by_chunks_only(monkeypatch):
+    masked, vocabulary, width, chunk = 512, 1024, 32, 16
+    monkeypatch.setattr(heads, "_CHUNK_ELEMENTS", {False: chunk * vocabulary, True: chunk * vocabulary})
+    config = BertConfig(vocab_size=vocabulary, hidden_size=width, num_attention_heads=1)
+    projection = heads.VocabularyProjection(config).to(torch.bfloat16)
+    hidden = torch.randn(masked, width, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(vocabulary, (masked,))
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with LargestFloats() as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses, _ = projection(hidden, labels)
+        losses.sum().backward()
+    assert counter.largest <= max(chunk * vocabulary, vocabulary * width)  # a chunk, or a gradient of the weights
+    logits = masked * vocabulary * 2
+    assert logits <= sum(saved.values()) < 1.2 * logits
