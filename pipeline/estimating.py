@@ -36,8 +36,8 @@ class Estimate:
 
     def __str__(self) -> str:
         return (
-            f"about {self.tokens / 1e6:,.1f} million tokens, {_duration(self.seconds)}, "
-            f"{self.disk_bytes / 1e9:,.2f} GB on disk while preparing and {self.shard_bytes / 1e9:,.2f} GB after"
+            f"about {self.tokens / 1e6:,.2f} million tokens, {_duration(self.seconds)}, "
+            f"{_size(self.disk_bytes)} on disk while preparing and {_size(self.shard_bytes)} after"
         )
 
 
@@ -85,8 +85,8 @@ def check_disk(found: Estimate, output: Path) -> None:
     written = sum(path.stat().st_size for path in output.rglob("*") if path.is_file()) if output.is_dir() else 0
     if found.disk_bytes - written > free:
         raise UserError(
-            f"output: {output} needs about {found.disk_bytes / 1e9:,.1f} GB while preparing, "
-            f"found {free / 1e9:,.1f} GB free; free space, choose another --output, or lower --mask_sets"
+            f"output: {output} needs about {_size(found.disk_bytes)} while preparing, found {_size(free)} free; "
+            "free space, choose another --output, or lower --mask_sets"
         )
 
 
@@ -102,6 +102,10 @@ def _expansion(file: InputFile) -> float:
             return len(data) / max(1, raw.tell())
     except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
         raise UserError(f"{file.path}: can't be read ({error}); restore the file") from error
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def _duration(seconds: float) -> str:

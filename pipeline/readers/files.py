@@ -19,7 +19,7 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 BLOCK_BYTES = 1 << 20
 NEWLINE = re.compile(rb"\n")  # behind which lines end
-LONGEST_LINE = 128 << 20  # of pairs, which must be held whole
+LONGEST_LINE = 16 << 20  # of pairs, which must be held whole: its arrays take some thirty times as much
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def blocks(segment: Segment, separator: re.Pattern | None, longest: int | None) 
     """The blocks of a segment, cut behind a separator (None: nowhere).
 
     The text between two separators belongs to the segment in which the earlier one begins. What is longer than
-    `longest` bytes is cut at white space and comes in several blocks (None: it must fit into 128 MB).
+    `longest` bytes is cut at white space and comes in several blocks (None: it must fit into 16 MB).
     The blocks of one stripe of a compressed file hold whole documents: pieces of one stay together.
     """
     file = segment.file

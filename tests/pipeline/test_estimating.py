@@ -34,7 +34,7 @@ def test_a_small_disk_is_refused_before_anything_is_written(tmp_path, monkeypatc
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("pipeline.estimating.shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
     config = corpus.config(tmp_path, [path])
-    with pytest.raises(UserError, match="GB while preparing, found 0.0 GB free"):
+    with pytest.raises(UserError, match="MB while preparing, found 0.0 MB free"):
         prepare(config)
     assert not list((tmp_path / "data").rglob("task-*"))
     monkeypatch.undo()
