@@ -249,15 +249,10 @@ def _without_nan(results: dict) -> dict:
 
 
 def write_predictions(job: Job, folder: Path, name: str, examples, outputs) -> None:
-    """One JSON object a line; and the file for GLUE, if wished."""
+    """One JSON object a line."""
     predictions = examples.predictions(outputs)
     lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in predictions)
     publish_text(folder / f"{name}.jsonl", lines)
-    if job.config.glue_submission and name != "validation":
-        if not job.task.submission:
-            raise UserError(f"glue_submission: found true with the task {job.config.task}, expected one of GLUE's")
-        rows = "".join(f"{number}\t{each['prediction']}\n" for number, each in enumerate(predictions))
-        publish_text(folder / "glue" / name / job.task.submission, "index\tprediction\n" + rows)
 
 
 def save_model(job: Job, model, output: Path) -> None:

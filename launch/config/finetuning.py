@@ -77,8 +77,6 @@ class FinetuneConfig:
     """Passes over the training file, above 0; null: train.max_steps decides."""
     evaluate_every_epochs: float | None = 1.0
     """Epochs between two evaluations, above 0; null: evaluation.every_steps decides."""
-    glue_submission: bool = False
-    """Whether each test file's predictions are also written as the GLUE benchmark wants them."""
     seed: int = 42
     """Seed of the new head, order of examples and dropout, 0 or more."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(

@@ -32,8 +32,6 @@ class Task:
     """Columns of the choices (choice)."""
     choice_prefix: str = ""
     """Column whose text each choice begins with; empty: none (choice)."""
-    submission: str = ""
-    """Name of the file that the GLUE benchmark wants the predictions in; empty: none."""
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -48,19 +46,16 @@ TASKS = {
     "pair-regression": Task("regression", ("text_a", "text_b"), metrics=("pearson", "spearman", "mean_squared_error")),
     "multi-label": Task("multi_label", ("text",), ("labels",), metrics=("f1_micro", "f1_macro", "exact_match")),
     "label-columns": Task("columns", ("text",), (), metrics=("accuracy_mean",)),
-    "sst2": Task("classification", ("sentence",), labels=_BINARY, metrics=("accuracy",), submission="SST-2.tsv"),
+    "sst2": Task("classification", ("sentence",), labels=_BINARY, metrics=("accuracy",)),
     "cola": Task("classification", ("sentence",), labels=_BINARY, metrics=("matthews_correlation", "accuracy"),
-                 header=("source", "label", "star", "sentence"), submission="CoLA.tsv"),
-    "mnli": Task("classification", _PAIR, ("gold_label",), ("contradiction", "entailment", "neutral"),
-                 submission="MNLI-m.tsv"),
-    "qnli": Task("classification", ("question", "sentence"), labels=_ENTAILMENT, submission="QNLI.tsv"),
-    "rte": Task("classification", _PAIR, labels=_ENTAILMENT, submission="RTE.tsv"),
-    "wnli": Task("classification", _PAIR, labels=_BINARY, submission="WNLI.tsv"),
-    "qqp": Task("classification", ("question1", "question2"), ("is_duplicate",), _BINARY, ("f1", "accuracy"),
-                submission="QQP.tsv"),
-    "mrpc": Task("classification", ("#1 String", "#2 String"), ("Quality",), _BINARY, ("f1", "accuracy"),
-                 submission="MRPC.tsv"),
-    "stsb": Task("regression", _PAIR, ("score",), metrics=("pearson", "spearman"), submission="STS-B.tsv"),
+                 header=("source", "label", "star", "sentence")),
+    "mnli": Task("classification", _PAIR, ("gold_label",), ("contradiction", "entailment", "neutral")),
+    "qnli": Task("classification", ("question", "sentence"), labels=_ENTAILMENT),
+    "rte": Task("classification", _PAIR, labels=_ENTAILMENT),
+    "wnli": Task("classification", _PAIR, labels=_BINARY),
+    "qqp": Task("classification", ("question1", "question2"), ("is_duplicate",), _BINARY, ("f1", "accuracy")),
+    "mrpc": Task("classification", ("#1 String", "#2 String"), ("Quality",), _BINARY, ("f1", "accuracy")),
+    "stsb": Task("regression", _PAIR, ("score",), metrics=("pearson", "spearman")),
     # Marelli et al. 2014, as SemEval distributes it.
     "sick-entailment": Task("classification", ("sentence_A", "sentence_B"), ("entailment_judgment",),
                             ("CONTRADICTION", "ENTAILMENT", "NEUTRAL")),
