@@ -24,7 +24,6 @@ from launch.environment import (
 from launch.heartbeat import Heartbeat
 from launch.preemption import StopRequest
 from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE, find_resume, live_kernel, run
-from pipeline.errors import UserError
 from pipeline.storage import publish_text, readable_errors, sha256_of
 
 RESULTS = "results.json"
