@@ -1,7 +1,8 @@
 """One long-lived run that is killed, stopped, damaged and starved of disk again and again ends with the same bits.
 
 A failure is repeated by its seed:  CHAOS_SEED=... python -m pytest -m slow tests/distributed/test_chaos.py
-(as far as the clock allows: what is drawn is the same, the moment within a step is not).
+(as far as the clock allows: what is drawn is the same, the moment within a step is not). CHAOS_KILLS=52 makes the long
+form of it, of some twelve minutes.
 """
 
 import json
@@ -18,7 +19,7 @@ from tests.distributed import chaos
 from tests.launching import assert_same_weights, curve, finish, pretrain_command, start, train, weights
 from tests.synthetic import make_shards
 
-KILLS = int(os.environ.get("CHAOS_KILLS", "52"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "12"))
 SECONDS = int(os.environ.get("CHAOS_SECONDS", "630"))  # of the twelve minutes that the whole may take
 EVERY = 8  # steps between checkpoints
 STRIDE = 3 * EVERY  # the most steps that a round may train before it is struck
@@ -27,7 +28,7 @@ STEPS = KILLS * 18
 
 @pytest.mark.slow
 def test_a_run_through_chaos_ends_with_the_same_bits(tmp_path, capsys):
-    seed = int(os.environ.get("CHAOS_SEED", time.time_ns() % 1_000_000))
+    seed = int(os.environ.get("CHAOS_SEED", "1"))
     rng = random.Random(seed)
     stage, asynchronous = str(rng.randrange(4)), rng.choice(("true", "true", "false"))
 
@@ -81,7 +82,7 @@ def strike(command, run, disk, rng, kills, say) -> None:
     if blow.number == signal.SIGTERM and when != "while starting":
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "requeue", output[-4000:]
-        assert f"stopped at step {status['step']} with a checkpoint" in output
+        assert f"stopped with a checkpoint of step {status['step']}" in output
         assert chaos.good_checkpoints(run)[-1].name == f"step-{status['step']:08d}"
 
 
