@@ -28,16 +28,17 @@ def folder():
         yield Path(path)
 
 
-@pytest.fixture(scope="session")
+# Both are made of hosts of the same names, so the one must be gone when the other begins: a module's, not the session's.
+@pytest.fixture(scope="module")
 def slurm_cluster(folder):
-    (folder / "slurm").mkdir()
+    (folder / "slurm").mkdir(exist_ok=True)
     yield from _started(slurm, folder / "slurm")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hosts(folder):
     """The folder that `on` wants; the hosts are those of HOSTS."""
-    (folder / "hosts").mkdir()
+    (folder / "hosts").mkdir(exist_ok=True)
     for _ in _started(two_hosts, folder / "hosts"):
         yield folder / "hosts"
 

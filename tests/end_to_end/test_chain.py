@@ -136,7 +136,8 @@ def test_the_deepspeed_launcher_trains_the_same_model(chain):
                              for name in ("run", "by-deepspeed")), strict=True):
         left, right = json.loads(left), json.loads(right)
         for name in left:
-            assert name.startswith("speed/") or left[name] == right[name], name
+            # A process's speed and memory are its own affair.
+            assert name.startswith(("speed/", "memory/")) or left[name] == right[name], name
 
 
 @pytest.mark.slow
