@@ -131,6 +131,16 @@ def processes_on_this_machine(environment: Environment) -> int:
     return next((int(text) for text in given if text.isdigit()), environment.world_size)
 
 
+def visible_gpus() -> list[str]:
+    """Names under which CUDA_VISIBLE_DEVICES shows each GPU alone; none where the CPU is used."""
+    if device_type() == "cpu":
+        return []
+    import torch
+
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return chosen.split(",") if chosen else [str(number) for number in range(torch.cuda.device_count())]
+
+
 def prepare_deepspeed(environment: Environment) -> None:
     """Set what DeepSpeed reads from the environment; call before importing it.
 

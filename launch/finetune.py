@@ -24,6 +24,7 @@ from launch.environment import (
 from launch.heartbeat import Heartbeat
 from launch.preemption import StopRequest
 from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE, find_resume, live_kernel, run
+from pipeline.errors import UserError
 from pipeline.storage import publish_text, readable_errors, sha256_of
 
 RESULTS = "results.json"
@@ -77,6 +78,13 @@ def read_job(config: FinetuneConfig) -> Job:
 def finetune(config: FinetuneConfig) -> int:
     """Run or continue a fine-tuning; returns the exit status. Called by every process of the run."""
     environment = read_environment()
+    if config.seeds > 1 or config.grid:
+        from launch.finetuning.sweep import sweep
+
+        if environment.world_size > 1:
+            raise UserError(f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
+                            "process, which starts a run on each GPU; leave torchrun out")
+        return sweep(config)
     prepare_deepspeed(environment)
     if device_type() == "cpu":
         keep_freed_pages()
@@ -226,7 +234,7 @@ def report(job: Job, trainer) -> None:
     model.to(trainer.device).eval()
     torch.cuda.empty_cache()
     results = {"task": config.task, "model": config.model, "seed": config.seed, "best_step": step,
-               "steps": trainer.state.step, "metric": config.evaluation.metric}
+               "steps": trainer.state.step, "metric": config.evaluation.metric, "majority": job.validation.majority()}
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
         outputs = predict(model, examples, config.train.micro_batch_size, environment.rank, environment.world_size,
                           trainer.device)

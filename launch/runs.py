@@ -33,7 +33,7 @@ FREE_FIELDS = {
     "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
     "train.micro_batch_size", "train.log_every_steps", "train.max_skipped_steps", "train.stop_before_seconds",
     "train.gradient_checkpointing", "train.attention_kernel",
-    "train.compile", "train.memory_limit_gib",
+    "train.compile", "train.memory_limit_gib", "seeds", "grid",
 }  # fmt: skip
 # What the weights are shaped by: no run can go on with another.
 FIXED = ("model.", "tokenizer_fingerprint")
@@ -175,6 +175,18 @@ def locked(folder: Path) -> Iterator[None]:
             raise UserError(f"output: found {folder} in use by another job, expected it free; wait for that job or "
                             "choose another --output") from None
         yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a job holds the run."""
+    try:
+        with open(folder / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def set_status(folder: Path, state: str, step: int) -> None:

@@ -77,6 +77,11 @@ class FinetuneConfig:
     """Passes over the training file, above 0; null: train.max_steps decides."""
     evaluate_every_epochs: float | None = 1.0
     """Epochs between two evaluations, above 0; null: evaluation.every_steps decides."""
+    seeds: int = 1
+    """Runs of each setting, with `seed` and the numbers after it, each in its own folder in `output`; at least 1."""
+    grid: list[str] = field(default_factory=list)
+    """Settings to try, `FIELD=VALUE,VALUE` each, as learning_rate=2e-5,3e-5 (`train.` may be left out); every
+    combination is run."""
     seed: int = 42
     """Seed of the new head, order of examples and dropout, 0 or more."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(
@@ -101,7 +106,7 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         at_least("finetune", self, max_length=8, head_tokens=1, window_step=1, max_query_tokens=1,
-                 max_answer_tokens=1, reinitialize_layers=0, seed=0)
+                 max_answer_tokens=1, reinitialize_layers=0, seed=0, seeds=1)
         for name in ("epochs", "evaluate_every_epochs"):
             value = getattr(self, name)
             if value is not None and value <= 0:

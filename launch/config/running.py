@@ -37,7 +37,8 @@ class EvaluationConfig:
     samples: int | None = None
     """Validation samples used, the same ones with the same masks each time; null: all."""
     metric: str = "loss"
-    """Which `validation/...` curve decides what is best: less is better for losses, more for everything else."""
+    """Which `validation/...` curve decides what is best: less is better for losses and errors, more for
+    everything else."""
     keep_best: bool = False
     """Whether the best evaluation's checkpoint is saved and kept beside the newest ones."""
     patience: int | None = None
@@ -50,7 +51,7 @@ class EvaluationConfig:
 
     def is_better(self, value: float, than: float) -> bool:
         """Whether a value of the metric is better than another."""
-        return value < than if self.metric.endswith(("loss", "perplexity")) else value > than
+        return value < than if self.metric.endswith(("loss", "perplexity", "error")) else value > than
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,9 @@ class ChoiceExamples(Examples):
         loss = functional.cross_entropy(torch.from_numpy(outputs), torch.from_numpy(self._true)).item()
         return {"loss": loss, "accuracy": float(np.mean(outputs.argmax(1) == self._true))}
 
+    def majority(self) -> dict[str, float]:
+        return {"accuracy": float(np.bincount(self._true).max() / len(self._true))}
+
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         chances = torch.from_numpy(outputs).double().softmax(-1).tolist()
         described = []

@@ -150,6 +150,12 @@ class TextExamples(Examples):
         return values | means | {f"{name}_{column}": value for column, part in zip(self._columns, each, strict=True)
                                  for name, value in part.items()}
 
+    def majority(self) -> dict[str, float]:
+        if self._head.problem != "single_label":
+            return {}
+        guesses = np.full_like(self._true, np.bincount(self._true).argmax())
+        return scoring.measure(self._task.metrics, self._true, guesses)
+
     def _loss(self, outputs: np.ndarray) -> float:
         scores, true = torch.from_numpy(outputs), torch.from_numpy(self._true)
         if self._head.problem == "single_label":

@@ -56,6 +56,10 @@ class Examples(ABC):
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         """Every metric by its usual name, from the outputs (num_places, width) of all units; only if `labelled`."""
 
+    def majority(self) -> dict[str, float]:
+        """Metrics of always answering what is most frequent here; none where that says nothing."""
+        return {}
+
     @abstractmethod
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         """What is predicted for each example, with its probability."""

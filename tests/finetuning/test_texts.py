@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from sklearn.dummy import DummyClassifier
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer as PlainTokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TextClassificationPipeline
@@ -46,6 +47,8 @@ def test_it_learns_and_says_so(sentiment_run):
     measured = [line for line in read_metrics(output) if "validation/accuracy" in line]
     assert len(measured) >= 12 and measured[0]["validation/accuracy"] < 0.8
     assert results["test/dev"] == results["validation"]
+    labels = [each["label"] for each in lines(output / "predictions" / "validation.jsonl")]
+    assert results["majority"] == {"accuracy": DummyClassifier().fit(labels, labels).score(labels, labels)}
 
 
 def test_transformers_loads_what_was_made_and_answers_alike(sentiment_run, files):
