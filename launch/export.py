@@ -1,4 +1,4 @@
-"""`cloze export`: a run's newest good checkpoint as a Hugging Face folder."""
+"""`cloze export`: a run's newest good checkpoint as a Hugging Face folder, and as an ONNX graph."""
 
 from __future__ import annotations
 
@@ -15,23 +15,48 @@ from pipeline.storage import readable_errors
 
 
 def export(config: ExportConfig) -> int:
-    """Write config.json, model.safetensors and the tokenizer's files; returns the exit status."""
+    """Write config.json, model.safetensors and the tokenizer's files, with `onnx` a graph; returns the exit status."""
     prepare_deepspeed(read_environment())
-    from launch.checkpoint import read_weights
-    from model.hub import save_pretrained
-
     console = Console()
     run = Path(config.run)
-    model_config = runs.model_config(run)
     output = Path(config.output) if config.output else run.with_name(run.name + "-hf")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"output: found {output} there already, expected a new or empty folder; remove it or choose "
                         "another --output")
-    step, weights = read_weights(run, config.step, console.warn)
+    if config.onnx:
+        from launch.onnx import check_installed, write_onnx
+
+        check_installed()
     aside = output.with_name(output.name + ".tmp")  # renamed when it is whole
     shutil.rmtree(aside, ignore_errors=True)
     with readable_errors(output):
-        save_pretrained(aside, model_config, weights, run / runs.TOKENIZER)
+        said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (
+            _copy_model(config, run, aside))
+        if config.onnx:
+            write_onnx(aside)
         os.replace(aside, output)
-    console.say(f"exported step {step} of {run} to {output}")
+    console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
     return 0
+
+
+def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
+    """The model folder of a checkpoint of pretraining; returns what it was."""
+    from launch.checkpoint import read_weights
+    from model.hub import save_pretrained
+
+    model_config = runs.model_config(run)
+    step, weights = read_weights(run, config.step, console.warn)
+    save_pretrained(folder, model_config, weights, run / runs.TOKENIZER)
+    return f"step {step} of {run}"
+
+
+def _copy_model(config: ExportConfig, run: Path, folder: Path) -> str:
+    """The model folder that a fine-tuning has left, or that `run` is; returns what it was."""
+    source = runs.model_folder(run)
+    if not (source / "config.json").is_file():
+        raise UserError(f"run: found neither a run nor a model in {run}, expected the folder of a run of cloze "
+                        "pretrain or finetune, or a Hugging Face folder")
+    if config.step is not None:
+        raise UserError(f"step: found {config.step} with {source}, which is one model, expected null; leave --step out")
+    shutil.copytree(source, folder)
+    return str(source)

@@ -13,11 +13,13 @@ class ExportConfig:
     """Turn a run's newest good checkpoint into a Hugging Face folder."""
 
     run: str
-    """Folder of the run."""
+    """Folder of a run of pretraining; or of a fine-tuning, or of a model, which are copied."""
     output: str | None = None
     """Folder to write, which must not exist yet or be empty; null: RUN-hf."""
     step: int | Literal["best"] | None = None
     """Step of the checkpoint; best: that of the best evaluation (evaluation.keep_best); null: the newest good one."""
+    onnx: bool = False
+    """Whether the folder also gets model.onnx, for any batch and length, and onnx.json, which names its inputs."""
 
 
 @dataclass(frozen=True)

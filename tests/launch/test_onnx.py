@@ -1,0 +1,104 @@
+"""ONNX graphs in onnxruntime against torch: every head, unequal lengths, padding, sizes that the export never saw."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from launch.cli import main
+from launch.onnx import write_onnx
+from model.config import BertConfig, HeadConfig
+from model.initialization import init_weights
+from model.tasks import ARCHITECTURES
+from tests.launch.tiny_models import labels, save_model
+
+ort = pytest.importorskip("onnxruntime")
+SHAPE = dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+             max_position_embeddings=24, initializer_range=0.3)  # fmt: skip
+MODERN = SHAPE | dict(position_embedding="rotary", type_vocab_size=0, norm_position="pre", first_attention_norm=False,
+                      gated_feed_forward=True, classifier_transform=True, pooler=False, linear_bias=False,
+                      norm_bias=False, local_attention_window=4, global_attention_every=2)  # fmt: skip
+THREE = HeadConfig(("a", "b", "c"))
+CASES = {
+    **{name: (name, SHAPE, THREE if getattr(cls, "takes_head", False) else None)
+       for name, cls in ARCHITECTURES.items()},
+    "mean of label columns": ("BertForSequenceClassification", SHAPE, HeadConfig(
+        ("x: 0", "x: 1", "y: 0", "y: 1"), "columns", (("x", ("0", "1")), ("y", ("0", "1"))), "mean")),
+    "max": ("BertForSequenceClassification", SHAPE, HeadConfig(("a", "b"), pooling="max")),
+    "alibi": ("BertForTokenClassification", SHAPE | {"position_embedding": "alibi"}, THREE),
+    "ModernBERT": ("BertForQuestionAnswering", MODERN, None),
+}  # fmt: skip
+
+
+def alone(model, ids, segments, choice):
+    """Outputs of one sequence (or of the choices of one example) as training computes them, without any padding."""
+    inputs = {"input_ids": torch.cat(ids), "sequence_offsets": torch.tensor(np.cumsum([0, *map(len, ids)])).int()}
+    if model.config.type_vocab_size:
+        inputs["token_type_ids"] = torch.cat(segments)
+    output = model(**inputs, **({"num_choices": len(ids)} if choice else {}))
+    names = ("last_hidden_state", "pooled_output", "prediction_logits", "next_sentence_logits", "logits",
+             "start_logits", "end_logits")
+    return [getattr(output, name)[None] if getattr(output, name).dim() == 1 and not choice else getattr(output, name)
+            for name in names if getattr(output, name, None) is not None]
+
+
+OFTEN = "BertForPreTraining", "BertForMultipleChoice", "mean of label columns", "ModernBERT"  # an export takes seconds
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case in OFTEN else pytest.mark.slow)
+                                  for case in CASES])
+@torch.inference_mode()
+def test_outputs_are_torch_s(case, tmp_path):
+    name, shape, head = CASES[case]
+    model = ARCHITECTURES[name](BertConfig(**shape), **({"head": head} if head else {})).eval()
+    init_weights(model, 1)
+    model.save(tmp_path)
+    write_onnx(tmp_path)
+
+    session = ort.InferenceSession(tmp_path / "model.onnx")
+    described = json.loads((tmp_path / "onnx.json").read_text())
+    assert list(described["inputs"]) == [each.name for each in session.get_inputs()]
+    assert list(described["outputs"]) == [each.name for each in session.get_outputs()]
+    assert described["max_length"] == 24 and described["architecture"] == name
+    rng, choice = np.random.default_rng(2), name == "BertForMultipleChoice"
+    for lengths in ([24, 3, 11, 1, 17, 8], [5]):
+        longest = max(lengths)
+        ids = rng.integers(0, 60, (len(lengths), longest))  # whatever stands in the padding is nothing
+        segments = rng.integers(0, 2, ids.shape)
+        mask = (np.arange(longest) < np.array(lengths)[:, None]).astype(np.int64)
+        feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+        if choice:  # those of one example
+            feed = {key: value[None] for key, value in feed.items()}
+        found = session.run(None, {key: feed[key] for key in described["inputs"]})
+        rows = [(torch.from_numpy(ids[row, :length]), torch.from_numpy(segments[row, :length]))
+                for row, length in enumerate(lengths)]
+        if choice:
+            (expected,) = alone(model, *zip(*rows, strict=True), True)
+            np.testing.assert_allclose(found[0], expected, atol=1e-5)
+            continue
+        for row, (tokens, parts) in enumerate(rows):
+            for ours, theirs in zip(found, alone(model, [tokens], [parts], False), strict=True):
+                ours = ours[row, : len(tokens)] if ours.shape[:2] == ids.shape else ours[row]
+                np.testing.assert_allclose(ours, theirs.reshape(ours.shape), atol=1e-5)
+
+
+def test_the_command_adds_a_graph_to_a_fine_tuned_model(tmp_path, capsys):
+    save_model(tmp_path / "run" / "model", "BertForSequenceClassification", **labels("bad", "good"))
+    assert main(["export", str(tmp_path / "run"), "--onnx", "true"]) == 0
+    assert "with an ONNX graph" in capsys.readouterr().out
+    made = {path.name for path in (tmp_path / "run-hf").iterdir()}
+    assert {"model.onnx", "onnx.json", "model.safetensors", "config.json", "tokenizer.json"} <= made
+    assert json.loads((tmp_path / "run-hf" / "onnx.json").read_text())["outputs"]["logits"]["shape"][-1] == 2
+
+
+def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch):
+    save_model(tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), "--step", "3"]) == 2
+    assert "leave --step out" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert main(["export", str(tmp_path / "model"), "--onnx", "true"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pip install 'cloze[onnx]'" in line and "onnxscript" in line
+    assert not (tmp_path / "model-hf").exists()
