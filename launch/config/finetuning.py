@@ -39,6 +39,8 @@ class FinetuneConfig:
     """Folder that keeps what comes from the hub; null: the hub library's own."""
     offline: bool = True
     """Whether a hub name is only looked up in that folder; false: it is fetched."""
+    pickled_weights: bool = False
+    """Whether pytorch_model.bin of a hub name is taken where it has no model.safetensors; read as tensors only."""
     text_columns: list[str] = field(default_factory=list)
     """Column of the text, or the two columns of a pair; empty: as the task names them."""
     label_columns: list[str] = field(default_factory=list)

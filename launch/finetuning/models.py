@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from launch import runs
 from launch.config import FinetuneConfig
+from launch.hub import fetch_model, is_name
 from model.bert import BertPreTrained
 from model.config import BertConfig, HeadConfig
 from model.hub import load_head, load_pretrained
@@ -22,9 +22,6 @@ from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
 FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_HUB_FILES = ["config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "tokenizer_config.json",
-              "special_tokens_map.json"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,8 @@ def find_source(config: FinetuneConfig) -> Source:
         values = json.loads((path / "config.json").read_text(encoding="utf-8"))
         head, own_tokenizer, expected = load_head(path), path, values.get(FINGERPRINT)
     tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)
-    if expected is None and config.tokenizer and any((own_tokenizer / name).is_file() for name in _HUB_FILES[2:4]):
+    has_own = any((own_tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
+    if expected is None and config.tokenizer and has_own:
         expected = Tokenizer.from_folder(own_tokenizer).fingerprint
     if expected is not None and tokenizer.fingerprint != expected:
         raise UserError(f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
@@ -92,18 +90,11 @@ def _check_vocabulary(tokenizer: Tokenizer, shape: BertConfig, path: Path) -> No
 
 def _from_hub(config: FinetuneConfig) -> Path:
     """The folder in which the hub library keeps a model."""
-    if not _HUB_NAME.fullmatch(config.model):
+    if not is_name(config.model):
         raise UserError(f"model: found no {config.model}, expected a Cloze run, a Hugging Face folder or hub name, or "
                         "a file of configs/model/")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(config.model, revision=config.revision, cache_dir=config.cache_dir,
-                                      local_files_only=config.offline, allow_patterns=_HUB_FILES))
-    except Exception as error:  # network, names, rights: the library raises many kinds
-        how = "it is looked up offline; add --offline false to fetch it" if config.offline else "check the name"
-        raise UserError(f"model: found no folder and no fetched hub model {config.model!r} "
-                        f"({type(error).__name__}); {how}") from error
+    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
+                       pickled=config.pickled_weights)
 
 
 def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | None, config: FinetuneConfig

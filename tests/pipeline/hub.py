@@ -16,7 +16,7 @@ COMMIT = "c" * 40
 @contextmanager
 def serve(repository: str, folder: Path) -> Iterator[str]:
     """Serve the files of `folder` as the data set `repository`; gives the address for HF_ENDPOINT."""
-    handler = type("Handler", (_Handler,), {"repository": repository, "folder": folder})
+    handler = type("Served", (Handler,), {"repository": repository, "folder": folder})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -26,9 +26,10 @@ def serve(repository: str, folder: Path) -> Iterator[str]:
         server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     repository: str
     folder: Path
+    commit = COMMIT
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_) -> None:
@@ -100,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
             start = int(wanted.group(1))
             self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(data)}")
         self.send_header("ETag", f'"{self._digest(path)}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", self.commit)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(part)))
         self.end_headers()
