@@ -55,6 +55,7 @@ COMMANDS = {
     "predict classify": _prediction("label texts or pairs of texts", "ClassifyConfig"),
     "predict tag": _prediction("tag the words of texts: entities, parts of speech", "TagConfig"),
     "predict answer": _prediction("answer questions from a text", "AnswerConfig"),
+    "predict choose": _prediction("choose which text goes on with another best", "ChooseConfig"),
     "predict similarity": _prediction("how alike texts are", "SimilarityConfig"),
     "predict embed": _prediction("one vector for each text", "EmbedConfig"),
     "predict features": _prediction("vectors of tokens or of a word, a picture of attention", "FeaturesConfig"),

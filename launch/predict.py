@@ -16,6 +16,7 @@ from launch import runs
 from launch.environment import device_type, prepare_deepspeed, read_environment
 from launch.predicting.answers import AnswerQuestion, Span
 from launch.predicting.blanks import FillMask, Guess, Score, SentenceScore
+from launch.predicting.choices import Choice, Choose
 from launch.predicting.labels import Classify, Label
 from launch.predicting.operation import Batch, Operation, Row
 from launch.predicting.tags import Tag, TagWords
@@ -115,6 +116,14 @@ class Predictor:
     def answer(self, question: str, context: str, top_k: int = 1, **options: Any) -> list[Span]:
         """The best answers in a context of any length; further options are those of `AnswerQuestion`."""
         return self._one(AnswerQuestion(top_k=top_k, **options), question, context)
+
+    def choose(self, text: str, choices: Sequence[str]) -> list[Choice]:
+        """What goes on with a text best, of at least two choices: the most probable first. What is longer than the
+        model's positions is cut, with a warning.
+        """
+        (result,) = self.map(Choose(), [Row(text, choices=tuple(choices))])
+        self._warn(result.cut_tokens)
+        return result.ranking
 
     def similarity(self, text: str, other: str, pooling: str = "mean", layer: int = -1) -> float:
         """Cosine of the vectors of two texts, -1 to 1; pooling and layer as in `embed`."""
@@ -244,5 +253,5 @@ def _row(text: str | tuple[str, str] | Row) -> Row:
 
 OPERATIONS: dict[str, type[Operation]] = {
     operation.name: operation
-    for operation in (FillMask, Classify, TagWords, AnswerQuestion, Compare, Embed, Features, Score, Attend)
+    for operation in (FillMask, Classify, TagWords, AnswerQuestion, Choose, Compare, Embed, Features, Score, Attend)
 }

@@ -5,6 +5,7 @@ from typing import Literal
 
 from launch.predicting.answers import AnswerQuestion
 from launch.predicting.blanks import FillMask, Score
+from launch.predicting.choices import Choose
 from launch.predicting.labels import Classify
 from launch.predicting.tags import TagWords
 from launch.predicting.vectors import Compare, Embed, Features
@@ -65,6 +66,11 @@ class AnswerConfig(AnswerQuestion, Input):
 
     context: str | None = None
     """Text in which the questions on the command line are answered."""
+
+
+@dataclass(frozen=True)
+class ChooseConfig(Choose, Input):
+    """Choose what goes on with a text best: on the command line and in a line (with tabs) a text, then its choices."""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ if TYPE_CHECKING:  # operations are also the options of commands, which are pars
 
 @dataclass(frozen=True)
 class Row:
-    """A text, or a pair of texts, and where it comes from (for messages)."""
+    """A text, a pair of texts, or a text with its choices; and where it comes from (for messages)."""
 
     text: str
     pair: str | None = None
     place: str = "text"
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class Operation:
     """Something to ask a model for. Subclasses are frozen dataclasses of their options.
 
     head: the attribute of a model that the operation needs, None for any encoder. fields: names of its one or two
-    texts in JSON; `takes_pair`: never, maybe or always the second. key: name of a result that is no object, in JSON.
+    texts in JSON; `takes_pair`: never, maybe or always the second; `takes_choices`: the second is a list of them. key:
+    name of a result that is no object, in JSON.
     """
 
     name: ClassVar[str]
     head: ClassVar[str | None] = None
     fields: ClassVar[tuple[str, str]] = ("text", "pair")
     takes_pair: ClassVar[str] = "maybe"
+    takes_choices: ClassVar[bool] = False
     key: ClassVar[str] = ""
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet
 
 from launch.predicting.answers import Span
 from launch.predicting.blanks import SentenceScore
+from launch.predicting.choices import Ranking
 from launch.predicting.labels import Labels
 from launch.predicting.operation import Operation, Row
 from launch.predicting.vectors import Attentions, Embedding, Similarity, TokenVectors
@@ -25,7 +26,8 @@ _LARGEST_PICTURE_INCHES = 100  # a side; 10,000 pixels, beyond which viewers giv
 
 def as_json(operation: Operation, row: Row, result: Any) -> dict[str, Any]:
     """A result with its texts, as JSON's kinds of values."""
-    texts = {name: text for name, text in zip(operation.fields, (row.text, row.pair), strict=True) if text is not None}
+    given = row.text, list(row.choices) if operation.takes_choices else row.pair
+    texts = {name: text for name, text in zip(operation.fields, given, strict=True) if text is not None}
     content = plain(result)
     return texts | (content if isinstance(content, dict) else {operation.key: content})
 
@@ -47,6 +49,9 @@ def table_rows(row: Row, result: Any) -> Iterator[dict[str, str]]:
         for label in result.labels:
             column = {"column": label.column} if label.column else {}
             yield {"text": text} | column | {"label": label.label, "score": f"{label.score:.4f}"}
+    elif isinstance(result, Ranking):
+        for choice in result.ranking:
+            yield {"text": row.text, "choice": choice.text, "probability": f"{choice.probability:.4f}"}
     elif isinstance(result, Similarity):
         yield {"text": row.text, "other": row.pair or "", "cosine": f"{result.cosine:.4f}"}
     elif isinstance(result, Embedding):

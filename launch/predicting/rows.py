@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 
-from launch.predicting.config import AnswerConfig, Input, PairInput, SimilarityConfig
+from launch.predicting.config import AnswerConfig, ChooseConfig, Input, PairInput, SimilarityConfig
 from launch.predicting.operation import Operation, Row
 from pipeline.errors import UserError
 
@@ -20,17 +20,18 @@ def read_rows(config: Input) -> Iterator[Row]:
     if config.text:
         yield from _given(config)
         return
-    fields = config.fields if isinstance(config, Operation) else Operation.fields
+    kind = type(config) if isinstance(config, Operation) else Operation
+    fields = kind.fields
     if config.file in (None, "-"):
         if config.file is None and sys.stdin.isatty():
             raise UserError(f"text: found none, expected a {fields[0]} on the command line, --file, or lines on "
                             "standard input")
-        yield from _parse(sys.stdin.buffer, "standard input", config.lines == "json", fields)
+        yield from _parse(sys.stdin.buffer, "standard input", config.lines == "json", kind)
         return
     as_json = config.lines == "json" if config.lines else config.file.endswith((".jsonl", ".json"))
     try:
         with open(config.file, "rb") as file:
-            yield from _parse(file, config.file, as_json, fields)
+            yield from _parse(file, config.file, as_json, kind)
     except OSError as error:
         raise UserError(f"file: {config.file}: {error.strerror}; expected a file of texts") from error
 
@@ -40,6 +41,9 @@ def _given(config: Input) -> Iterator[Row]:
         if len(config.text) == 1:
             raise UserError("text: found one text, expected at least two to compare")
         yield from (Row(config.text[0], other) for other in config.text[1:])
+        return
+    if isinstance(config, ChooseConfig):
+        yield Row(config.text[0], choices=tuple(config.text[1:]))
         return
     pair = None
     if isinstance(config, AnswerConfig):
@@ -52,7 +56,7 @@ def _given(config: Input) -> Iterator[Row]:
         yield Row(text, pair, "text" if len(config.text) == 1 else f"text {number}")
 
 
-def _parse(file: Iterable[bytes], name: str, as_json: bool, fields: tuple[str, str]) -> Iterator[Row]:
+def _parse(file: Iterable[bytes], name: str, as_json: bool, kind: type[Operation]) -> Iterator[Row]:
     number = 0
     for number, content in enumerate(file, 1):
         place = f"{name}:{number}"
@@ -60,19 +64,22 @@ def _parse(file: Iterable[bytes], name: str, as_json: bool, fields: tuple[str, s
             line = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise UserError(f"{place}: found bytes that are no UTF-8, expected text ({error.reason})") from error
-        yield _from_json(line, place, fields) if as_json else _from_line(line, place)
+        yield (_from_json if as_json else _from_line)(line, place, kind)
     if not number:
         raise UserError(f"{name}: found no line, expected at least one text")
 
 
-def _from_line(line: str, place: str) -> Row:
+def _from_line(line: str, place: str, kind: type[Operation]) -> Row:
     parts = line.split("\t")
+    if kind.takes_choices:
+        return Row(parts[0], None, place, tuple(parts[1:]))
     if len(parts) > 2:
         raise UserError(f"{place}: found {len(parts)} columns, expected a text, or two with a tab between them")
     return Row(*parts, place=place)
 
 
-def _from_json(line: str, place: str, fields: tuple[str, str]) -> Row:
+def _from_json(line: str, place: str, kind: type[Operation]) -> Row:
+    fields = kind.fields
     try:
         content = json.loads(line)
     except ValueError as error:
@@ -80,6 +87,10 @@ def _from_json(line: str, place: str, fields: tuple[str, str]) -> Row:
     if not isinstance(content, dict) or not isinstance(content.get(fields[0]), str):
         raise UserError(f"{place}: found no text {fields[0]!r}, expected a JSON object with it")
     pair = content.get(fields[1])
+    if kind.takes_choices:
+        if not isinstance(pair, list) or not all(isinstance(choice, str) for choice in pair):
+            raise UserError(f"{place}: found {fields[1]} = {pair!r}, expected a list of texts")
+        return Row(content[fields[0]], None, place, tuple(pair))
     if pair is not None and not isinstance(pair, str):
         raise UserError(f"{place}: found {fields[1]} = {pair!r}, expected a text")
     return Row(content[fields[0]], pair, place)

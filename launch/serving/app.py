@@ -129,10 +129,12 @@ def _body(operation: type[Operation], config: ServeConfig) -> Any:
     name = operation.__name__
     first, second = operation.fields
     parts = {first: (text, ...)}
-    if operation.takes_pair != "never":
+    if operation.takes_choices:
+        parts[second] = (Annotated[list[text], Field(max_length=config.max_texts)], ...)
+    elif operation.takes_pair != "never":
         parts[second] = (text, ...) if operation.takes_pair == "always" else (text | None, None)
     pair = create_model(f"{name}Input", __config__=strict, **parts)
-    each = pair if operation.takes_pair == "always" else text | pair
+    each = pair if operation.takes_pair == "always" or operation.takes_choices else text | pair
     docs = {doc.arg_name: doc.description for kind in operation.__mro__[:-1] for doc in parse_from_object(kind).params}
     options = {
         field.name: (field.type, Field(field.default, description=docs.get(field.name)))
@@ -147,4 +149,6 @@ def _row(each: Any, operation: type[Operation], number: int) -> Row:
     if isinstance(each, str):
         return Row(each, None, place)
     first, second = operation.fields
+    if operation.takes_choices:
+        return Row(getattr(each, first), None, place, tuple(getattr(each, second)))
     return Row(getattr(each, first), getattr(each, second, None), place)

@@ -19,6 +19,7 @@ def folder(tmp_path_factory):
     save_model(base / "runs" / "sst2" / "model", "BertForSequenceClassification", **labels("negative", "positive"))
     save_model(base / "runs" / "rte" / "model", "BertForSequenceClassification", **labels("entailment", "not"))
     save_model(base / "runs" / "ner" / "model", "BertForTokenClassification", **labels(*TAGS))
+    save_model(base / "runs" / "swag" / "model", "BertForMultipleChoice")
     save_model(base / "runs" / "squad" / "model", "BertForQuestionAnswering")
     (base / "sentences.txt").write_text("the sky is blue\nthe sea is blue\n")
     return base

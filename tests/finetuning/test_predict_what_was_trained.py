@@ -1,0 +1,167 @@
+"""What `cloze finetune` leaves is what `cloze predict` and `cloze serve` use: the same predictions, kind by kind."""
+
+import json
+import random
+
+import httpx
+import numpy as np
+import pytest
+
+from launch.cli import main
+from launch.predict import Predictor
+from launch.predicting.tags import _entities, _entity
+from tests.finetuning.running import finetune, lines
+from tests.finetuning.small import GOOD, OTHERS, make_model, sentence, write_tsv
+from tests.launch.serving import server
+
+FEW = ("--epochs", 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def ask(capsys, operation: str, folder, rows: list, *options: str, path) -> list[dict]:
+    """What the command prints for lines of JSON."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    assert main(["predict", operation, str(folder), "--file", str(path), "--format", "json", *options]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def trained(model, folder, task: str, header: tuple, rows: list, *overrides) -> list[dict]:
+    """Fine-tune on rows, validate on the first ten; returns the predictions for these."""
+    train, validation = (write_tsv(folder / f"{name}.tsv", header, chosen)
+                         for name, chosen in (("train", rows), ("dev", rows[:10])))
+    finetune(task, model, train, validation, folder / "run", *FEW, *overrides)
+    return lines(folder / "run" / "predictions" / "validation.jsonl")
+
+
+RNG = random.Random(3)
+SINGLE = [sentence(RNG, RNG.choice(GOOD)) for _ in range(24)]
+CASES = {  # task -> header, rows, overrides
+    "classification": (("text", "label"), [(text, "abc"[n % 3]) for n, text in enumerate(SINGLE)], ()),
+    "pair-classification": (("text_a", "text_b", "label"), [(a, b, "xy"[n % 2]) for n, (a, b) in enumerate(
+        zip(SINGLE, reversed(SINGLE), strict=True))], ("--max_length", 64)),
+    "pair-regression": (("text_a", "text_b", "label"), [(a, b, n / 5) for n, (a, b) in enumerate(
+        zip(SINGLE, reversed(SINGLE), strict=True))], ("--max_length", 64)),
+    "multi-label": (("text", "labels"), [(text, ("red", "blue", "red,blue", "")[n % 4])
+                                         for n, text in enumerate(SINGLE)], ("--pooling", "mean")),
+    "label-columns": (("text", "size", "kind"), [(text, "sl"[n % 2], "pqr"[n % 3]) for n, text in enumerate(SINGLE)],
+                      ("--label_columns", "size", "kind")),
+}
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_texts_and_pairs(model, tmp_path, capsys, task):
+    header, rows, overrides = CASES[task]
+    expected = trained(model, tmp_path, task, header, rows, *overrides)
+    pairs = task.startswith("pair")
+    asked = [{"text": row[0]} | ({"pair": row[1]} if pairs else {}) for row in rows[:10]]
+    found = ask(capsys, "classify", tmp_path / "run", asked, path=tmp_path / "asked.jsonl")
+    for ours, theirs in zip(found, expected, strict=True):
+        scores = {(each.get("column"), each["label"]): each["score"] for each in ours["labels"]}
+        if task == "pair-regression":
+            assert list(scores.values()) == [pytest.approx(theirs["prediction"], abs=1e-5)]
+            continue
+        chances = theirs["probabilities"]
+        if task != "label-columns":
+            chances = {None: chances}
+        assert scores == {(column, label): pytest.approx(chance, abs=1e-5)
+                          for column, parts in chances.items() for label, chance in parts.items()}
+        best = {column: max(parts, key=parts.get) for column, parts in chances.items()}
+        if task == "label-columns":
+            assert theirs["prediction"] == best
+        elif task != "multi-label":
+            assert theirs["prediction"] == best[None] == ours["labels"][0]["label"]
+
+
+def test_tags(model, tmp_path, capsys):
+    text = ""
+    for number in range(30):
+        words = RNG.choices(OTHERS, k=RNG.randint(3, 12))
+        place = number % len(words)
+        words[place] = GOOD[number % 3]
+        text += "".join(f"{word} {'B-x' if spot == place else 'I-x' if spot == place + 1 else 'O'}\n"
+                        for spot, word in enumerate(words)) + "\n"
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conll").write_text(text)
+    finetune("ner", model, tmp_path / "train.conll", tmp_path / "dev.conll", tmp_path / "run", "--epochs", 16)
+    expected = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
+    asked = [{"text": " ".join(each["words"])} for each in expected]
+    found = ask(capsys, "tag", tmp_path / "run", asked, path=tmp_path / "asked.jsonl")
+    seen = 0
+    for ours, theirs in zip(found, expected, strict=True):
+        ends = np.cumsum([len(word) + 1 for word in theirs["words"]]) - 1
+        words = [(tag, chance, int(end) - len(word), int(end)) for word, tag, chance, end in zip(
+            theirs["words"], theirs["prediction"], theirs["probabilities"], ends, strict=True)]
+        entities = [_entity(group) for group in _entities(words)]
+        expected_tags = [(kind, start, end) for kind, _, start, end in entities if kind != "O"]
+        assert [(each["label"], each["start"], each["end"]) for each in ours["tags"]] == expected_tags
+        for each, (_, score, _, _) in zip(ours["tags"], [e for e in entities if e[0] != "O"], strict=True):
+            assert each["score"] == pytest.approx(score, abs=1e-5)
+        seen += len(expected_tags)
+    assert seen
+
+
+def test_answers(model, tmp_path, capsys):
+    questions = []
+    for number in range(24):
+        words = RNG.choices(OTHERS, k=RNG.randint(20, 60))
+        place = RNG.randrange(len(words))
+        words[place] = GOOD[number % 3]
+        start = len(" ".join(words[:place])) + bool(place)
+        questions.append({"context": " ".join(words), "qas": [{"id": str(number), "question": "w1 ?", "answers": [
+            {"text": words[place], "answer_start": start}]}]})
+    for name, chosen in (("train", questions), ("dev", questions[:8])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": chosen}]}))
+    windows = ("--max_length", "32", "--window_step", "16")
+    finetune("squad", model, tmp_path / "train.json", tmp_path / "dev.json", tmp_path / "run", *FEW, *windows)
+    expected = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
+    asked = [{"question": each["qas"][0]["question"], "context": each["context"]} for each in questions[:8]]
+    found = ask(capsys, "answer", tmp_path / "run", asked, *windows, path=tmp_path / "asked.jsonl")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours["answers"][0]["text"], ours["answers"][0]["start"]) == (theirs["prediction"], theirs["start"])
+
+
+def test_choices_by_command_python_and_http(model, tmp_path, capsys):
+    header = ("text", "choice0", "choice1", "choice2", "choice3", "label")
+    rows = [(SINGLE[n], *RNG.sample(SINGLE, 4), n % 4) for n in range(24)]
+    expected = trained(model, tmp_path, "multiple-choice", header, rows, "--max_length", 64)
+    asked = [{"text": row[0], "choices": list(row[1:5])} for row in rows[:10]]
+    run = tmp_path / "run"
+    found = ask(capsys, "choose", run, asked, path=tmp_path / "asked.jsonl")
+    with server(run) as (address, _), httpx.Client(base_url=address) as client:
+        served = client.post("/choose", json={"inputs": asked}).json()["results"]
+        wrong = client.post("/choose", json={"inputs": [{"text": "w1", "choices": ["w2"]}]})
+        assert wrong.status_code == 422 and "at least two choices" in wrong.json()["detail"]
+        assert client.post("/choose", json={"inputs": ["w1"]}).status_code == 422
+        vectors = client.post("/features", json={"inputs": ["w1 w2"]}).json()["results"][0]
+        assert len(vectors["tokens"]) == 4
+        weights = client.post("/attention", json={"inputs": ["w1 w2"]}).json()["results"][0]["weights"]
+        assert np.allclose(np.sum(weights, -1), 1, atol=1e-5)
+    for ours, theirs, by_http, row in zip(found, expected, served, asked, strict=True):
+        assert ours["text"] == row["text"] and ours["choices"] == row["choices"]
+        chances = {each["number"]: each["probability"] for each in ours["ranking"]}
+        assert {str(number): chance for number, chance in chances.items()} == {
+            label: pytest.approx(chance, abs=1e-5) for label, chance in theirs["probabilities"].items()}
+        assert str(ours["ranking"][0]["number"]) == theirs["prediction"]
+        assert [each["number"] for each in by_http["ranking"]] == [each["number"] for each in ours["ranking"]]
+    capsys.readouterr()
+    assert main(["predict", "choose", str(run), rows[0][0], *rows[0][1:5]]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["ranking"] == found[0]["ranking"]
+    best = Predictor.from_folder(run).choose(rows[0][0], rows[0][1:5])[0]
+    assert best.text == found[0]["ranking"][0]["text"] and best.number == found[0]["ranking"][0]["number"]
+    assert main(["predict", "choose", str(run), "w1", "w2"]) == 2
+    assert "at least two choices" in capsys.readouterr().err
+
+
+def test_features_and_attention_of_a_fine_tuned_model(model, tmp_path, capsys):
+    rows = CASES["classification"][1]
+    trained(model, tmp_path, "classification", ("text", "label"), rows)
+    (found,) = ask(capsys, "features", tmp_path / "run", [{"text": "w1 fine"}], path=tmp_path / "asked.jsonl")
+    assert found["tokens"] == ["[CLS]", "w1", "fine", "[SEP]"] and np.shape(found["vectors"]) == (4, 32)
+    assert main(["predict", "features", str(tmp_path / "run"), "w1 fine", "--attention", str(tmp_path / "a.svg")]) == 0
+    assert (tmp_path / "a.svg").stat().st_size > 1000
