@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +23,7 @@ from launch.heartbeat import Heartbeat
 from launch.preemption import StopRequest
 from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE, find_resume, live_kernel, run
 from pipeline.errors import UserError
-from pipeline.storage import publish_text, readable_errors, sha256_of
-
-RESULTS = "results.json"
-PREDICTIONS = "predictions"
+from pipeline.storage import sha256_of
 
 
 @dataclass(frozen=True)
@@ -64,11 +59,13 @@ def read_job(config: FinetuneConfig) -> Job:
     Raises:
         UserError, ModelError: one of them is missing, damaged or does not fit.
     """
+    from launch.finetuning.glue import submission_names
     from launch.finetuning.kinds import read_examples
     from launch.finetuning.models import find_source
     from launch.finetuning.tasks import find_task
 
     task = find_task(config.task)
+    submission_names(config)  # whatever is wrong with them is said before anything is read
     source = find_source(config)
     config = config.for_task(task, source.config.max_position_embeddings)
     architecture, head, train, validation, test = read_examples(config, task, source.tokenizer)
@@ -92,6 +89,7 @@ def finetune(config: FinetuneConfig) -> int:
     from launch import distributed
     from launch.engine import deepspeed_config
     from launch.finetuning import scoring
+    from launch.finetuning.reporting import report
 
     scoring.check_installed()
     console = Console(environment.is_main)
@@ -121,6 +119,7 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
     from launch.engine import build_engine, deepspeed_config
     from launch.finetuning.models import freeze, start_model
     from launch.finetuning.objective import FinetuningObjective
+    from launch.finetuning.reporting import Evaluation
     from launch.profiling import StepProfiler
     from launch.trainer import Trainer
     from model.flops import num_parameters
@@ -143,7 +142,7 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
     print_facts(job, engine, device, console, environment.world_size, [("parameters", parameters), ("weights", origin)])
     trainer = Trainer(
         config, engine=engine, objective=FinetuningObjective(),
-        evaluate=partial(evaluate, job, engine, environment, device), flops=partial(_flops, model.config),
+        evaluate=Evaluation(job, engine, environment, device), flops=partial(_flops, model.config),
         checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
         profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
         facts={"zero_stage": config.zero.stage},
@@ -192,17 +191,6 @@ def print_facts(job: Job, engine, device, console: Console, world_size: int, row
     ])  # fmt: skip
 
 
-def evaluate(job: Job, engine, environment: Environment, device, beat) -> dict[str, float]:
-    """Every metric of the validation file. Collective."""
-    from launch.finetuning.examples import predict
-
-    engine.eval()
-    outputs = predict(engine, job.validation, job.config.train.micro_batch_size, environment.rank,
-                      environment.world_size, device, beat)
-    engine.train()
-    return job.validation.metrics(outputs)
-
-
 def train(job: Job, trainer, stop: StopRequest) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
     from launch.finetuning.examples import ExampleStream
@@ -212,66 +200,4 @@ def train(job: Job, trainer, stop: StopRequest) -> bool:
         job.train, config.train.global_batch_size, config.train.micro_batch_size, environment.rank,
         environment.world_size, config.seed, trainer.state.samples_consumed,
     )  # fmt: skip
-    return run(config, trainer, iter(stream), stop)
-
-
-def report(job: Job, trainer) -> None:
-    """Write results.json, predictions and the model of the best checkpoint. Collective."""
-    import torch
-
-    from launch.checkpoint import read_weights
-    from launch.finetuning.examples import predict
-
-    config, environment, console = job.config, trainer.environment, trainer.console
-    output, best = Path(config.output), trainer.state.best_step
-    if best not in trainer.checkpoints.steps():  # the evaluation before the first step is never saved
-        console.warn(f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
-                     "checkpoint holds; the last one is taken")
-        best = None
-    step, weights = read_weights(output, best, console.warn)
-    model = job.architecture(trainer.engine.module.config, **({"head": job.head} if job.head else {}))
-    model.load_state_dict(weights)
-    model.to(trainer.device).eval()
-    torch.cuda.empty_cache()
-    results = {"task": config.task, "model": config.model, "seed": config.seed, "best_step": step,
-               "steps": trainer.state.step, "metric": config.evaluation.metric, "majority": job.validation.majority()}
-    for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
-        outputs = predict(model, examples, config.train.micro_batch_size, environment.rank, environment.world_size,
-                          trainer.device)
-        metrics = examples.metrics(outputs) if examples.labelled else {}
-        results[split] = {"examples": len(examples)} | metrics
-        if environment.is_main:
-            write_predictions(job, output / PREDICTIONS, split.replace("/", "-"), examples, outputs)
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()) or "no labels: predicted only"
-        console.say(f"{split}: {shown}")
-    if environment.is_main:
-        save_model(job, model, output)
-        publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
-
-
-def _without_nan(results: dict) -> dict:
-    """NaN (a correlation with constant predictions) as null: JSON has no other word for it."""
-    return {name: _without_nan(value) if isinstance(value, dict) else None if value != value else value
-            for name, value in results.items()}
-
-
-def write_predictions(job: Job, folder: Path, name: str, examples, outputs) -> None:
-    """One JSON object a line."""
-    predictions = examples.predictions(outputs)
-    lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in predictions)
-    publish_text(folder / f"{name}.jsonl", lines)
-
-
-def save_model(job: Job, model, output: Path) -> None:
-    """DIR/model: a Hugging Face folder with labels, task and the tokenizer's fingerprint."""
-    from launch.finetuning.models import FINGERPRINT
-    from model.hub import save_pretrained
-
-    aside = output / (runs.MODEL + ".tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    with readable_errors(aside):
-        save_pretrained(aside, model.config, model.state_dict(), output / runs.TOKENIZER,
-                        architecture=type(model).__name__, head=job.head,
-                        notes={"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint})
-        shutil.rmtree(output / runs.MODEL, ignore_errors=True)
-        os.replace(aside, output / runs.MODEL)
+    return run(config, trainer, iter(stream), stop, trainer.evaluate.showing)

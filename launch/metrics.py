@@ -7,6 +7,7 @@ import statistics
 from collections import deque
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -73,6 +74,12 @@ class MetricsWriter:
         """A page of TensorBoard's text panel."""
         with readable_errors(self._folder):
             self._board.add_text(name, markdown, step)
+            self._board.flush()
+
+    def precision_recall(self, name: str, step: int, labels: list[int], probabilities: list[float]) -> None:
+        """A curve in TensorBoard's panel of them: labels 0 and 1, and the probability of 1."""
+        with readable_errors(self._folder):
+            self._board.add_pr_curve(name, np.array(labels), np.array(probabilities), step)
             self._board.flush()
 
     def embeddings(self, step: int, vectors: torch.Tensor, names: list[str]) -> None:

@@ -79,6 +79,8 @@ class FinetuneConfig:
     """Passes over the training file, above 0; null: train.max_steps decides."""
     evaluate_every_epochs: float | None = 1.0
     """Epochs between two evaluations, above 0; null: evaluation.every_steps decides."""
+    glue_submission: bool = False
+    """Whether each test file's predictions are also written as gluebenchmark.com takes them."""
     seeds: int = 1
     """Runs of each setting, with `seed` and the numbers after it, each in its own folder in `output`; at least 1."""
     grid: list[str] = field(default_factory=list)

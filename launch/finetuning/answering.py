@@ -187,6 +187,9 @@ class AnswerExamples(Examples):
             total += (sums.log() + largest - scores[at[:, side], side]).mean().item() / 2
         return total
 
+    def text(self, number: int) -> str:
+        return self._questions[number].text
+
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         found, odds = self._answers(outputs)
         described = []

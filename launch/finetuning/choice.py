@@ -27,6 +27,7 @@ class ChoiceExamples(Examples):
         prefix = (task.choice_prefix,) if task.choice_prefix else ()
         table.need((*shared, *prefix, *choices), "text_columns")
         self.name, self._rows, self._labels = table.path.name.split(".")[0], table.rows, labels
+        self._shared, self._choices = (*shared, *prefix), choices
         first = [" ".join(text_of(row, column) for column in shared) for row in table.rows for _ in choices]
         second = [" ".join(text_of(row, column) for column in (*prefix, choice))
                   for row in table.rows for choice in choices]
@@ -57,6 +58,10 @@ class ChoiceExamples(Examples):
 
     def majority(self) -> dict[str, float]:
         return {"accuracy": float(np.bincount(self._true).max() / len(self._true))}
+
+    def text(self, number: int) -> str:
+        row = self._rows[number]
+        return " / ".join(text_of(row, column) for column in (*self._shared, *self._choices))
 
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         chances = torch.from_numpy(outputs).double().softmax(-1).tolist()

@@ -74,7 +74,8 @@ class TextExamples(Examples):
                  tokenizer: Tokenizer, *, max_length: int, keep: str, head_tokens: int) -> None:
         table.need(texts, "text_columns")
         self.name = table.path.name.split(".")[0]
-        self._rows, self._head, self._task, self._columns = table.rows, head, task, targets
+        self._rows, self._head, self._task = table.rows, head, task
+        self._texts, self._columns = texts, targets
         sides = [[text_of(row, column) for row in table.rows] for column in texts]
         self._sequences, cut = build_sequences(tokenizer, sides[0], sides[1] if len(sides) > 1 else None, max_length,
                                                keep=keep, head_tokens=head_tokens)
@@ -166,6 +167,9 @@ class TextExamples(Examples):
         measure = functional.mse_loss if self._head.problem == "regression" else (
             functional.binary_cross_entropy_with_logits)
         return measure(scores, true.float()).item()
+
+    def text(self, number: int) -> str:
+        return " / ".join(text_of(self._rows[number], column) for column in self._texts)
 
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         described = []

@@ -61,6 +61,10 @@ class Examples(ABC):
         return {}
 
     @abstractmethod
+    def text(self, number: int) -> str:
+        """What a person reads of the example of a number, as `predictions` counts them."""
+
+    @abstractmethod
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         """What is predicted for each example, with its probability."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from launch.config import FinetuneConfig
 from launch.finetuning.answering import AnswerExamples
 from launch.finetuning.choice import ChoiceExamples
@@ -30,6 +32,11 @@ def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> R
     Raises:
         UserError: a file does not hold what the task needs.
     """
+    names = [Path(path).name.split(".")[0] for path in config.test]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
+                            "the results go; rename one")
     made = _READERS[task.kind](config, task, tokenizer)
     train, validation = made[2], made[3]
     for examples, path in ((train, config.train_file), (validation, config.validation)):

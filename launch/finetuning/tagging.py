@@ -162,6 +162,10 @@ class TagExamples(Examples):
         values = {"accuracy": float(np.bincount(self._true).max() / len(self._true))}
         return values if self._task.metrics[0] == "accuracy" else values | {"f1": 0.0}  # of no entity at all
 
+    def text(self, number: int) -> str:
+        low, high = self._sentences.bounds[number : number + 2]
+        return " ".join(self._sentences.words[low:high])
+
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         scores = torch.from_numpy(outputs[self._words]).double().softmax(-1)
         chances, guesses = (part.numpy() for part in scores.max(-1))
