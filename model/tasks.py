@@ -252,10 +252,14 @@ class BertForQuestionAnswering(_WithTransform):
 
     def forward(
         self, input_ids: Tensor | None = None, *, start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None, **inputs,
+        end_positions: Tensor | None = None, softmax: Tensor | None = None, start_targets: Tensor | None = None,
+        end_targets: Tensor | None = None, num_softmaxes: int = 0, **inputs,
     ) -> SpanOutput:  # fmt: skip
         """Positions: (B,) int64 from the start of each sequence; outside of it (or negative) there is no
         loss.
+
+        Instead of them, for tokens of several sequences that compete in one softmax: `softmax` (T,) int64, the number
+        of each token's, below `num_softmaxes`, or -1; targets (T,) bool. Losses are then (num_softmaxes,).
 
         Over padded inputs the softmax runs over the padding too, as the reference's does.
         """
@@ -265,6 +269,13 @@ class BertForQuestionAnswering(_WithTransform):
             hidden = self._transform(hidden, seed)
         start, end = self.span(hidden).unbind(-1)
         output = SpanOutput(start, end, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        if softmax is not None:
+            count = torch.tensor(num_softmaxes, device=start.device)
+            return output._replace(
+                start_losses=shared_softmax_losses(start.float(), softmax, start_targets, num_softmaxes),
+                end_losses=shared_softmax_losses(end.float(), softmax, end_targets, num_softmaxes),
+                num_starts=count, num_ends=count,
+            )  # fmt: skip
         if start_positions is None or end_positions is None:
             return output
         offsets = inputs.get("sequence_offsets")
@@ -289,6 +300,25 @@ def _span_losses(scores: Tensor, positions: Tensor, offsets: Tensor | None) -> t
     at = (offsets[:-1] + positions).where(inside, 0)
     losses = (totals.log() + largest - scores[at]).where(inside, 0.0)
     return losses, inside.sum()
+
+
+def shared_softmax_losses(scores: Tensor, softmax: Tensor, targets: Tensor, num_softmaxes: int) -> Tensor:
+    """-log of the probability that all targets of a softmax have together: (num_softmaxes,), of scores (T,).
+
+    Args:
+        softmax: (T,) int64, in which one a score competes, -1 in none; each has a target.
+        targets: (T,) bool.
+    """
+    competing = softmax >= 0
+    scores, softmax, targets = scores[competing], softmax[competing], targets[competing]
+    largest = scores.new_full((num_softmaxes,), -torch.inf)
+    largest = largest.scatter_reduce(0, softmax, scores.detach(), "amax")
+    shares = (scores - largest[softmax]).exp()
+    total = torch.zeros_like(largest).index_add(0, softmax, shares)
+    # The targets' own largest score keeps their sum from vanishing where they are hopeless.
+    hits = torch.full_like(largest, -torch.inf).scatter_reduce(0, softmax[targets], scores[targets].detach(), "amax")
+    right = torch.zeros_like(largest).index_add(0, softmax[targets], (scores - hits[softmax])[targets].exp())
+    return total.log() + largest - right.log() - hits
 
 
 ARCHITECTURES: dict[str, type[nn.Module]] = {

@@ -65,6 +65,9 @@ class FinetuneConfig:
     """Longest question in tokens, at least 1; more are cut (squad, squad2)."""
     max_answer_tokens: int = 30
     """Longest answer in tokens that is predicted, at least 1 (squad, squad2)."""
+    answer_softmax: Literal["window", "document"] = "window"
+    """Over what training normalizes the scores of starts and ends: each window, or all tokens of the text, each once;
+    a batch then counts questions with all their windows (squad, squad2)."""
     answer_units: Literal["words", "characters"] = "words"
     """What exact match and F1 compare; characters for languages without spaces, as Chinese (squad, squad2)."""
     pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"

@@ -20,6 +20,8 @@ from launch.finetuning.squad import (
     squad_metrics,
     squad_scores,
 )
+from launch.finetuning.windows import counts_once, windows_of
+from model.tasks import shared_softmax_losses
 from pipeline import ragged
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
@@ -40,18 +42,13 @@ class Window:
     """Position of the first of them in the sequence."""
 
 
-def windows_of(num_tokens: int, length: int, step: int) -> list[tuple[int, int]]:
-    """First token and number of tokens of each window: `length` tokens, `step` apart, until the last token is in one.
-
-    >>> windows_of(12, 6, 3)
-    [(0, 6), (3, 6), (6, 6)]
-    """
-    firsts = range(0, max(num_tokens - length, 0) + step, step) if num_tokens > length else range(1)
-    return [(first, min(length, num_tokens - first)) for first in firsts]
-
-
 class AnswerExamples(Examples):
-    """Windows `[CLS] question [SEP] part of the text [SEP]`; the answer of a window without it is at [CLS]."""
+    """Windows `[CLS] question [SEP] part of the text [SEP]`; the answer of a window without it is at [CLS].
+
+    A unit is a window; with `answer_softmax: document` it is a question with all its windows, whose tokens compete in
+    one softmax (Clark and Gardner 2018, arXiv 1710.10723, section 3.4: shared normalization), each token of the text
+    in the one window where it counts. A question that may have no answer has every window's [CLS] for it.
+    """
 
     width = 2
 
@@ -69,11 +66,15 @@ class AnswerExamples(Examples):
         self._offsets = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encoded]
         ids = [np.array(each.ids, np.int64) for each in encoded]
         self._windows, self._sequences, cut = self._build(tokenizer, ids, config, path)
-        self.lengths = self._sequences.lengths
         self.num_places = len(self._sequences.input_ids)
         self._of_question = ragged.to_offsets(np.bincount([window.question for window in self._windows],
                                                           minlength=len(self._questions)))
-        if self.labelled:
+        self._shared = config.answer_softmax == "document"
+        self._of_unit = self._of_question if self._shared else np.arange(len(self._windows) + 1)
+        self.lengths = np.diff(self._sequences.offsets[self._of_unit])
+        if self.labelled and self._shared:
+            self._candidates, self._right = self._shared_targets()
+        elif self.labelled:
             self._positions = np.array([self._positions_in(window) for window in self._windows])
         self.facts = (f"{len(self._questions):,} questions on {len(self._contexts):,} texts, {len(self._windows):,} "
                       f"windows, {self.lengths.sum():,} tokens, {cut:,} questions cut")
@@ -103,23 +104,58 @@ class AnswerExamples(Examples):
         offsets = ragged.to_offsets(np.array([len(part) for part in parts]))
         return windows, Sequences(np.concatenate(parts).astype(np.int64), offsets, np.array(starts)), cut
 
-    def _positions_in(self, window: Window) -> tuple[int, int]:
-        """First and last position of the first right answer in a window; that of [CLS], 0, if it is not whole there."""
-        question = self._questions[window.question]
+    def _answer_tokens(self, question: Question) -> tuple[int, int] | None:
+        """First and last token, in the text, of the first right answer; None if there is none."""
         if not question.answers:
-            return 0, 0
+            return None
         text, start = question.answers[0]
         offsets = self._offsets[question.context]
         inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + len(text)))
-        if not len(inside) or inside[0] < window.first or inside[-1] >= window.first + window.count:
+        return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+    def _positions_in(self, window: Window) -> tuple[int, int]:
+        """First and last position of the right answer in a window; that of [CLS], 0, if it is not whole there."""
+        answer = self._answer_tokens(self._questions[window.question])
+        if answer is None or answer[0] < window.first or answer[1] >= window.first + window.count:
             return 0, 0
         shift = window.begins - window.first
-        return int(inside[0] + shift), int(inside[-1] + shift)
+        return answer[0] + shift, answer[1] + shift
+
+    def _shared_targets(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of every place whether it competes (places,), and whether it is a right start and a right end (places, 2)."""
+        candidates, right = np.zeros(self.num_places, bool), np.zeros((self.num_places, 2), bool)
+        for number, question in enumerate(self._questions):
+            rows = np.arange(self._of_question[number], self._of_question[number + 1])
+            windows = [(self._windows[row].first, self._windows[row].count) for row in rows]
+            firsts, counts = (np.array(part) for part in zip(*windows, strict=True))
+            begins = self._sequences.offsets[rows] + self._windows[rows[0]].begins
+            places = ragged.ranges(begins, counts)[counts_once(windows)]
+            tokens = ragged.ranges(firsts, counts)[counts_once(windows)]
+            candidates[places] = True
+            answer = self._answer_tokens(question)
+            if self._version_2 or answer is None:  # an answer that no token touches is nowhere else, too
+                candidates[self._sequences.offsets[rows]] = True
+            if answer is None:
+                right[self._sequences.offsets[rows]] = True
+            else:
+                for side, token in enumerate(answer):
+                    right[places[tokens == token], side] = True
+        return candidates, right
+
+    def _rows(self, units: np.ndarray) -> np.ndarray:
+        """Sequences of some units."""
+        return ragged.ranges(self._of_unit[:-1][units], np.diff(self._of_unit)[units])
 
     def batch(self, units: np.ndarray) -> dict:
-        return self._sequences.batch(units)
+        return self._sequences.batch(self._rows(units))
 
     def targets(self, units: np.ndarray) -> dict:
+        if self._shared:
+            places = self.places(units)
+            question = np.repeat(np.arange(len(units)), self.lengths[units])
+            starts, ends = torch.from_numpy(self._right[places]).unbind(1)
+            return {"softmax": torch.from_numpy(np.where(self._candidates[places], question, -1)),
+                    "start_targets": starts, "end_targets": ends, "num_softmaxes": len(units)}
         starts, ends = torch.from_numpy(self._positions[units]).unbind(1)
         return {"start_positions": starts, "end_positions": ends}
 
@@ -127,7 +163,7 @@ class AnswerExamples(Examples):
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
 
     def places(self, units: np.ndarray) -> np.ndarray:
-        return self._sequences.tokens(units)
+        return self._sequences.tokens(self._rows(units))
 
     def _answer(self, number: int, outputs: np.ndarray) -> tuple[str, int, float, float]:
         """Text, first character and probability of the best span over all windows of a question, and how much better
@@ -175,8 +211,13 @@ class AnswerExamples(Examples):
         return values
 
     def _loss(self, outputs: np.ndarray) -> float:
-        """Mean over windows of the mean of both ends' losses."""
+        """Mean over units of the mean of both ends' losses."""
         scores = torch.from_numpy(outputs).double()
+        if self._shared:
+            targets = self.targets(np.arange(len(self)))
+            losses = [shared_softmax_losses(scores[:, side], targets["softmax"], targets[f"{name}_targets"], len(self))
+                      for side, name in enumerate(("start", "end"))]
+            return torch.stack(losses).mean().item()
         offsets = torch.from_numpy(self._sequences.offsets)
         at = offsets[:-1, None] + torch.from_numpy(self._positions)
         total = 0.0

@@ -44,6 +44,8 @@ class FinetuningObjective:
 
 def _num_targets(micro_batch: dict) -> Tensor:
     """Targets of each part of a micro-batch: (parts,)."""
+    if "num_softmaxes" in micro_batch:
+        return torch.full((2,), micro_batch["num_softmaxes"])
     if "start_positions" in micro_batch:
         return torch.stack([(micro_batch[name] >= 0).sum() for name in ("start_positions", "end_positions")])
     labels = micro_batch["labels"]

@@ -5,6 +5,7 @@ import random
 import re
 import string
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +20,15 @@ from transformers import (
 )
 
 from launch.cli import main, parse
-from launch.finetuning.answering import AnswerExamples, windows_of
+from launch.finetuning.answering import AnswerExamples
+from launch.finetuning.models import find_source, start_model
+from launch.finetuning.objective import FinetuningObjective
 from launch.finetuning.squad import best_threshold, normalized_characters, read_squad, squad_scores
 from launch.finetuning.tagging import TagExamples, find_tags, read_conll
 from launch.finetuning.tasks import find_task
+from launch.finetuning.windows import counts_once, windows_of
+from launch.metrics import read_metrics
+from model.tasks import BertForQuestionAnswering
 from pipeline.tokenizer import Tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import GOOD, OTHERS, make_model, write_tsv
@@ -180,6 +186,83 @@ def test_questions_without_an_answer(model, tmp_path):
     assert metrics["exact_match"] == metrics["no_answer_f1"] == metrics["has_answer_f1"] == metrics["best_f1"] == 100.0
     metrics = examples.metrics(np.zeros((examples.num_places, 2), np.float32))
     assert metrics["best_exact_match"] >= 100 * 7 / 21 - 1e-9, "as good as never answering"
+
+
+def best_window(windows: list[tuple[int, int]], token: int) -> int:
+    """Where a token counts, by the BERT release's words: most context on the poorer side; the first of equal ones."""
+    scores = [min(token - first, first + count - 1 - token) + 0.01 * count if first <= token < first + count else -1
+              for first, count in windows]
+    return scores.index(max(scores))
+
+
+def test_a_token_of_several_windows_counts_in_the_one_where_most_stands_around_it():
+    for total in range(1, 30):
+        windows = windows_of(total, 7, 3)
+        expected = [best_window(windows, first + place) == number
+                    for number, (first, count) in enumerate(windows) for place in range(count)]
+        chosen = counts_once(windows)
+        assert chosen.tolist() == expected and chosen.sum() == total
+
+
+@pytest.mark.parametrize("task", ["squad", "squad2"])
+def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
+    """Against scores by transformers, window by window, put together token by token; and its gradient."""
+    model = make_model(tmp_path / "model", dropout=0.0)
+    path = squad(tmp_path / "train.json", random.Random(4), 12, task == "squad2")
+    examples = answer_examples(model, path, task, "--answer_softmax", "document")
+    assert len(examples) == 12 < len(examples._windows)
+    config = parse("finetune", [task, "--model", str(model), "--train", "t", "--validation", "v", "--output", "o"])
+    reader = start_model(BertForQuestionAnswering, find_source(config), None, config)[0].eval()
+    reader.save(tmp_path / "saved", model)
+    reference = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "saved").eval()
+    everything = np.arange(len(examples))
+    micro = examples.batch(everything) | examples.targets(everything)
+    objective = FinetuningObjective()
+    batch = SimpleNamespace(micro_batches=[micro])
+    loss, _ = objective(reader(**micro), micro, torch.tensor(objective.counts(batch), dtype=torch.float64))
+    loss.backward()
+
+    expected = []
+    contexts, questions, _ = read_squad(path)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for question in questions:
+        encoded = tokenizer(contexts[question.context], add_special_tokens=False, return_offsets_mapping=True)
+        asked = tokenizer(question.text, add_special_tokens=False)["input_ids"]
+        windows = windows_of(len(encoded["input_ids"]), 24 - 3 - len(asked), 8)
+        scores = []
+        for first, count in windows:
+            ids = [2, *asked, 3, *encoded["input_ids"][first : first + count], 3]
+            segments = [0] * (len(asked) + 2) + [1] * (count + 1)
+            output = reference(torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
+            scores.append(torch.stack([output.start_logits[0], output.end_logits[0]]))
+        where = [best_window(windows, token) for token in range(len(encoded["input_ids"]))]
+        tokens = [scores[window][:, token - windows[window][0] + len(asked) + 2] for token, window in enumerate(where)]
+        starts = [[low for low, _ in encoded["offset_mapping"]].index(start) for _, start in question.answers]
+        nothing = [part[:, 0] for part in scores] if task == "squad2" else []
+        chances = torch.stack(tokens + nothing).softmax(0)
+        # The answer is one token, its own start and end.
+        right = chances[starts[0]] if starts else chances[len(tokens):].sum(0)
+        expected.append(-right.log().mean())
+    total = torch.stack(expected).mean()
+    total.backward()
+    assert loss.item() == pytest.approx(total.item(), abs=1e-5)
+    assert (reader.span.weight.grad - reference.qa_outputs.weight.grad).abs().max() < 1e-5
+    ours = reader.bert.embeddings.word.weight.grad[:74] - reference.bert.embeddings.word_embeddings.weight.grad
+    assert ours.abs().max() < 1e-5
+    outputs = torch.stack([reader(**examples.batch(everything)).start_logits,
+                           reader(**examples.batch(everything)).end_logits], -1)
+    assert examples.metrics(outputs.detach().numpy())["loss"] == pytest.approx(total.item(), abs=1e-5)
+    empty = examples.metrics(np.full((examples.num_places, 2), -3e4, np.float32))["loss"]
+    assert np.isfinite(empty)
+
+
+def test_a_run_with_one_softmax_a_text_learns_to_answer(model, tmp_path):
+    rng = random.Random(0)
+    train, validation = squad(tmp_path / "train.json", rng, 24), squad(tmp_path / "dev.json", rng, 11)
+    results, _ = finetune("squad", model, train, validation, tmp_path / "run", "--epochs", 4, "--max_length", 24,
+                          "--window_step", 8, "--answer_softmax", "document")
+    losses = [line["validation/loss"] for line in read_metrics(tmp_path / "run") if "validation/loss" in line]
+    assert min(losses[1:]) < losses[0] and results["validation"]["examples"] == 11
 
 
 def test_a_reader_and_its_twin_in_transformers(model, tmp_path):
