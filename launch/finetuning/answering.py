@@ -204,10 +204,11 @@ class AnswerExamples(Examples):
         values = {"loss": self._loss(outputs)} | squad_metrics(self._questions, given, self._units, self._version_2)
         if self._version_2:
             none = np.array([not question.answers for question in self._questions])
-            for name, scores in zip(("exact_match", "f1"), squad_scores(self._questions, best, self._units).T,
-                                    strict=True):
-                value, threshold = best_threshold(scores, none, odds)
-                values |= {f"best_{name}": 100 * value, f"best_{name}_threshold": threshold}
+            answered = np.array([text != "" for text in best])
+            scores = squad_scores(self._questions, best, self._units, True)
+            for name, column in (("exact", scores[:, 0]), ("f1", scores[:, 1])):
+                value, threshold = best_threshold(column, none, answered, odds)
+                values |= {f"best_{name}": 100 * value, f"best_{name}_thresh": threshold}
         return values
 
     def _loss(self, outputs: np.ndarray) -> float:
@@ -237,7 +238,7 @@ class AnswerExamples(Examples):
         for question, (text, start, probability), odd in zip(self._questions, found, odds, strict=True):
             entry: dict = {"id": question.id, "prediction": text, "start": start, "probability": probability}
             if self._version_2:
-                entry |= {"no_answer_odds": float(odd)} | ({"prediction": ""} if odd > 0 else {})
+                entry |= {"best": text, "no_answer_odds": float(odd)} | ({"prediction": ""} if odd > 0 else {})
             described.append(entry | ({"label": _right(question)} if self.labelled else {}))
         return described
 

@@ -59,7 +59,7 @@ def _values(made: dict[str, dict]) -> dict[str, dict[str, float]]:
         for split, measured in results.items():
             if split == "validation" or split.startswith("test/"):
                 for name, value in measured.items():
-                    if value is not None and name != "examples":
+                    if value is not None and name != "examples" and not name.endswith("total"):
                         values.setdefault(f"{split}/{name}", {})[run] = value
     return values
 

@@ -80,48 +80,65 @@ def exact_match(answer: str, right: str, units: Callable[[str], list[str]]) -> f
     return float(units(answer) == units(right))
 
 
-def f1(answer: str, right: str, units: Callable[[str], list[str]]) -> float:
-    """Harmonic mean of the shares of units that the two have in common; without units, 1 if both have none."""
+def f1(answer: str, right: str, units: Callable[[str], list[str]], version_2: bool) -> float:
+    """Harmonic mean of the shares of units that the two have in common; where neither has any, 1 by the script of
+    SQuAD 2.0 and 0 by that of 1.1.
+    """
     guessed, true = units(answer), units(right)
     if not guessed or not true:
-        return float(guessed == true)
+        return float(version_2 and guessed == true)
     common = sum((Counter(guessed) & Counter(true)).values())
     return 2 * common / (len(guessed) + len(true))
 
 
-def squad_scores(questions: list[Question], answers: list[str], units: Callable[[str], list[str]]) -> np.ndarray:
-    """Exact match and F1 of each answer against the best of the right ones, (questions, 2), 0 to 1."""
+def squad_scores(questions: list[Question], answers: list[str], units: Callable[[str], list[str]], version_2: bool
+                 ) -> np.ndarray:
+    """Exact match and F1 of each answer against the best of the right ones, (questions, 2), 0 to 1.
+
+    SQuAD 2.0's script leaves right answers out that have no units; without any left, no answer is the right one.
+    """
     scores = []
     for question, answer in zip(questions, answers, strict=True):
-        right = [text for text, _ in question.answers] or [""]
-        scores.append([max(measure(answer, text, units) for text in right) for measure in (exact_match, f1)])
+        right = [text for text, _ in question.answers if units(text) or not version_2] or [""]
+        scores.append([max(exact_match(answer, text, units) for text in right),
+                       max(f1(answer, text, units, version_2) for text in right)])
     return np.array(scores)
 
 
 def squad_metrics(questions: list[Question], answers: list[str], units: Callable[[str], list[str]], version_2: bool
                   ) -> dict[str, float]:
-    """In percent, by the official scripts' names.
+    """In percent, by the official scripts' names: exact_match and f1 (1.1); exact, f1, HasAns_, NoAns_ (2.0, which
+    has exact_match here too).
 
     Args:
         answers: the best answer of each; the empty text where none is given.
         version_2: whether questions may have no answer.
     """
-    scores = 100 * squad_scores(questions, answers, units)
+    scores = 100 * squad_scores(questions, answers, units, version_2)
     values = {"exact_match": float(scores[:, 0].mean()), "f1": float(scores[:, 1].mean())}
     if not version_2:
         return values
     none = np.array([not question.answers for question in questions])
-    for name, chosen in (("has_answer", ~none), ("no_answer", none)):
+    values |= {"exact": values["exact_match"], "total": len(questions)}
+    for name, chosen in (("HasAns", ~none), ("NoAns", none)):
         if chosen.any():
-            values |= {f"{name}_{measure}": float(scores[chosen, column].mean())
-                       for column, measure in enumerate(("exact_match", "f1"))}
+            values |= {f"{name}_exact": float(scores[chosen, 0].mean()), f"{name}_f1": float(scores[chosen, 1].mean()),
+                       f"{name}_total": int(chosen.sum())}
     return values
 
 
-def best_threshold(scores: np.ndarray, none: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
-    """Mean of scores (N,) if no answer is given where `odds` exceed the best threshold, and that threshold."""
+def best_threshold(scores: np.ndarray, none: np.ndarray, answered: np.ndarray, odds: np.ndarray
+                   ) -> tuple[float, float]:
+    """Mean of scores (N,) if no answer is given where `odds` exceed the best threshold, and that threshold.
+
+    Args:
+        none: whether a question has no answer. answered: whether a text was predicted at all. All (N,).
+
+    Where never answering is best, the threshold is below all odds (the official script says 0, as if odds were
+    probabilities).
+    """
     order = np.argsort(odds, kind="stable")
-    gains = np.where(none, -1.0, scores)[order]
+    gains = np.where(none, -1.0 * answered, scores)[order]
     totals = none.sum() + np.concatenate([[0.0], np.cumsum(gains)])
     best = int(totals.argmax())
     return float(totals[best] / len(scores)), float(odds[order][best - 1]) if best else float(odds.min() - 1)

@@ -23,7 +23,14 @@ from launch.cli import main, parse
 from launch.finetuning.answering import AnswerExamples
 from launch.finetuning.models import find_source, start_model
 from launch.finetuning.objective import FinetuningObjective
-from launch.finetuning.squad import best_threshold, normalized_characters, read_squad, squad_scores
+from launch.finetuning.squad import (
+    Question,
+    best_threshold,
+    normalized_characters,
+    normalized_words,
+    read_squad,
+    squad_scores,
+)
 from launch.finetuning.tagging import TagExamples, find_tags, read_conll
 from launch.finetuning.tasks import find_task
 from launch.finetuning.windows import counts_once, windows_of
@@ -183,9 +190,9 @@ def test_answers_come_back_in_the_characters_of_the_text(model, tmp_path):
 def test_questions_without_an_answer(model, tmp_path):
     examples = answer_examples(model, squad(tmp_path / "train.json", random.Random(3), 21, True), "squad2")
     metrics = examples.metrics(perfect(examples))
-    assert metrics["exact_match"] == metrics["no_answer_f1"] == metrics["has_answer_f1"] == metrics["best_f1"] == 100.0
+    assert metrics["exact_match"] == metrics["NoAns_f1"] == metrics["HasAns_f1"] == metrics["best_f1"] == 100.0
     metrics = examples.metrics(np.zeros((examples.num_places, 2), np.float32))
-    assert metrics["best_exact_match"] >= 100 * 7 / 21 - 1e-9, "as good as never answering"
+    assert metrics["best_exact"] >= 100 * 7 / 21 - 1e-9, "as good as never answering"
 
 
 def best_window(windows: list[tuple[int, int]], token: int) -> int:
@@ -290,29 +297,79 @@ def test_a_reader_and_its_twin_in_transformers(model, tmp_path):
         assert ours["prediction"] == context[int(offsets[first, 0]) : int(offsets[last, 1])]
 
 
-def official_f1(prediction: str, truth: str) -> float:
-    """F1 as SQuAD's evaluation script v1.1 defines it, written from its definition."""
-    def words(text: str) -> list[str]:
-        text = "".join(c for c in text.lower() if c not in string.punctuation)
-        return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split()).split()
+def official_words(text: str) -> list[str]:
+    """Both scripts' normal form, from its definition: small letters, no punctuation, no articles."""
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
-    guessed, true = words(prediction), words(truth)
+
+def official_f1(prediction: str, truth: str, version: int) -> float:
+    """F1 as evaluate-v1.1.py and evaluate-v2.0.py define it, restated."""
+    guessed, true = official_words(prediction), official_words(truth)
+    if version == 2 and (not guessed or not true):
+        return float(guessed == true)
     same = sum((Counter(guessed) & Counter(true)).values())
     if not same:
-        return float(guessed == true)
+        return 0.0
     precision, recall = same / len(guessed), same / len(true)
     return 2 * precision * recall / (precision + recall)
 
 
-def test_scores_are_those_of_the_official_script(tmp_path):
-    from launch.finetuning.squad import Question, normalized_words
+def official_v2(truths: list[list[str]], predictions: list[str], odds: list[float], threshold: float) -> dict:
+    """What evaluate-v2.0.py prints, restated by its definitions, but for the thresholds."""
+    results = {}
+    for name in ("exact", "f1"):
+        raw = []
+        for right, guess in zip(truths, predictions, strict=True):
+            right = [text for text in right if official_words(text)] or [""]
+            raw.append(max(float(official_words(guess) == official_words(text)) if name == "exact"
+                           else official_f1(guess, text, 2) for text in right))
+        final = [float(not right) if odd > threshold else score
+                 for right, score, odd in zip(truths, raw, odds, strict=True)]
+        results[name] = 100 * np.mean(final)
+        for group, chosen in (("HasAns", True), ("NoAns", False)):
+            results[f"{group}_{name}"] = 100 * np.mean([score for score, right in zip(final, truths, strict=True)
+                                                        if bool(right) == chosen])
+            results[f"{group}_total"] = sum(bool(right) == chosen for right in truths)
+        current = best = sum(not right for right in truths)
+        for number in sorted(range(len(odds)), key=lambda number: odds[number]):
+            current += raw[number] if truths[number] else -1 if predictions[number] else 0
+            best = max(best, current)
+        results[f"best_{name}"] = 100 * best / len(truths)
+    return results | {"total": len(truths)}
 
-    cases = [("The cat.", "cat"), ("a cat sat", "the cat sat down"), ("", "x"), ("x", ""), ("3.5%", "35"),
-             ("an", "the")]
-    questions = [Question(str(n), "", 0, ((truth, 0),), False) for n, (_, truth) in enumerate(cases)]
-    scores = squad_scores(questions, [prediction for prediction, _ in cases], normalized_words)
-    assert scores[:, 1].tolist() == pytest.approx([official_f1(*case) for case in cases])
-    assert scores[:, 0].tolist() == [1, 0, 0, 0, 1, 1]
+
+CASES = [("The cat.", "cat"), ("a cat sat", "the cat sat down"), ("", "x"), ("x", ""), ("3.5%", "35"), ("an", "the"),
+         ("cat, cat sat", "cat sat"), ("...", "?"), ("Straße", "strasse"), ("the the", "cat")]
+
+
+def test_scores_are_those_of_the_official_scripts():
+    for version in (1, 2):
+        questions = [Question(str(n), "", 0, ((truth, 0),), False) for n, (_, truth) in enumerate(CASES)]
+        if version == 2:  # an answer without words is none there
+            questions = [Question(q.id, "", 0, ((CASES[n][1], 0), ("the", 0)), False) for n, q in enumerate(questions)]
+        scores = squad_scores(questions, [prediction for prediction, _ in CASES], normalized_words, version == 2)
+        if version == 1:
+            assert scores[:, 1].tolist() == pytest.approx([official_f1(*case, 1) for case in CASES])
+        assert scores[:, 0].tolist() == [
+            max(official_words(guess) == official_words(text) for text in
+                (([truth] if official_words(truth) else [""]) if version == 2 else [truth])) for guess, truth in CASES]
+
+
+def test_squad_2_has_its_official_names_and_values(model, tmp_path):
+    """Random scores, so that answers are wrong, partly right, right, and withheld rightly and wrongly."""
+    examples = answer_examples(model, squad(tmp_path / "train.json", random.Random(3), 30, True), "squad2")
+    outputs = perfect(examples) + np.random.default_rng(1).normal(0, 5, (examples.num_places, 2)).astype(np.float32)
+    _, questions, _ = read_squad(tmp_path / "train.json")
+    predictions = examples.predictions(outputs)
+    texts, odds = [each["best"] for each in predictions], [each["no_answer_odds"] for each in predictions]
+    expected = official_v2([[text for text, _ in q.answers] for q in questions], texts, odds, 0.0)
+    metrics = examples.metrics(outputs)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert metrics["exact_match"] == metrics["exact"] and 0 < metrics["exact"] < 100
+    assert [each["prediction"] for each in predictions] == ["" if odd > 0 else text
+                                                            for text, odd in zip(texts, odds, strict=True)]
+    assert metrics["best_f1"] >= metrics["f1"] and np.isfinite(metrics["best_f1_thresh"])
 
 
 def test_chinese_answers_are_compared_by_character():
@@ -323,7 +380,7 @@ def test_the_best_threshold_is_found():
     rng = np.random.default_rng(0)
     scores, none, odds = rng.random(30), rng.random(30) < 0.4, rng.normal(size=30)
     scores[none] = 0.0
-    value, threshold = best_threshold(scores, none, odds)
+    value, threshold = best_threshold(scores, none, np.ones(30, bool), odds)
     tried = {cut: np.where(odds > cut, none, scores).mean() for cut in (*odds, odds.min() - 1)}
     assert value == pytest.approx(max(tried.values())) == np.where(odds > threshold, none, scores).mean()
 
