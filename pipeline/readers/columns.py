@@ -1,16 +1,20 @@
 """Rows of tables to documents: Parquet files, and data sets of the `datasets` library (hub.py)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
 from pipeline.errors import UserError
 from pipeline.readers import hub
 from pipeline.readers.files import InputFile, Segment
-from pipeline.readers.lines import encode, field, in_pieces, order
+from pipeline.readers.lines import check_fields, in_pieces, order, valid
 from pipeline.records import Document
 
-_ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once
+_ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once,
+_BYTES_AT_ONCE = 32 << 20  # at most about so many bytes of them
+# Bytes of a row's text: Arrow holds it four times while it decodes a Parquet page, and a worker may take 1.5 GB.
+_LONGEST_TEXT = 192 << 20
 
 
 def segments(file: InputFile, target_bytes: int) -> list[Segment]:
@@ -37,30 +41,57 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
 
 
 def read(segment: Segment) -> Iterator[Document]:
-    """Documents of a segment, with the row in its file as their place."""
+    """Documents of a segment, with the row in its file as their place. A long text is never copied as a whole."""
     config = segment.file.config
-    rows = _parquet_rows(segment) if segment.file.format == "parquet" else hub.rows(segment)
-    for place, record in rows:
-        text, name = field(record, config.text_field, config.id_field, f"{segment.file.path}: row {place}")
-        encoded, damaged = encode(segment, text, place)
-        yield from in_pieces(order(segment, place << 12), encoded, name, damaged)
+    for start, rows in _parquet_rows(segment) if segment.file.format == "parquet" else hub.rows(segment):
+        for place, text, name in _values(rows, segment, config.text_field, config.id_field, start):
+            for document in in_pieces(order(segment, place << 12), text, name, damaged=False):
+                data, damaged = valid(segment, document.text, lambda _, place=place: f"row {place}")
+                yield replace(document, text=data, damaged=damaged)
 
 
-def _parquet_rows(segment: Segment) -> Iterator[tuple[int, dict]]:
+def _values(
+    rows: pa.RecordBatch, segment: Segment, text_field: str, id_field: str | None, start: int
+) -> Iterator[tuple[int, memoryview, str | None]]:
+    """Place, text and id of each row. A null is an empty document."""
+    where = f"{segment.file.path}: row {start}"
+    check_fields(rows.schema.names, text_field, id_field, where)
+    texts = rows.column(text_field)
+    if pa.types.is_dictionary(texts.type):
+        texts = texts.dictionary_decode()
+    if not any(test(texts.type) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
+        raise UserError(f"{where}: {text_field}: found {texts.type}, expected a string")
+    texts = texts.cast(pa.large_binary())  # of the same bytes
+    names = [None] * len(rows) if id_field is None else map(str, rows.column(id_field).to_pylist())
+    for place, (text, name) in enumerate(zip(texts, names, strict=True), start):
+        data = memoryview(text.as_buffer() if text.is_valid else b"")
+        if len(data) > _LONGEST_TEXT:
+            raise UserError(
+                f"{segment.file.path}: row {place}: {text_field}: found {len(data) >> 20} MB in one row, expected at "
+                f"most {_LONGEST_TEXT >> 20}; divide it, or write it as a JSON line or as text, read in pieces"
+            )
+        yield place, data, name
+
+
+def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of rows with the place of their first."""
     from pyarrow import parquet
 
     config, path = segment.file.config, segment.file.path
     try:
         with parquet.ParquetFile(path, memory_map=True) as table:
             wanted = [name for name in (config.text_field, config.id_field) if name in table.schema_arrow.names]
-            place = sum(table.metadata.row_group(group).num_rows for group in range(segment.start))
+            groups = [table.metadata.row_group(group) for group in range(segment.stop)]
+            place = sum(group.num_rows for group in groups[: segment.start])
+            groups = groups[segment.start :]
+            mean = sum(group.total_byte_size for group in groups) // max(1, sum(group.num_rows for group in groups))
             batches = table.iter_batches(
-                _ROWS_AT_ONCE, row_groups=range(segment.start, segment.stop), use_threads=False,
+                min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(mean, 1))),
+                row_groups=range(segment.start, segment.stop), use_threads=False,
                 columns=wanted or table.schema_arrow.names[:1],
             )  # fmt: skip
             for batch in batches:
-                for record in batch.to_pylist():
-                    yield place, record
-                    place += 1
+                yield place, batch
+                place += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: can't be read as Parquet: {error}") from error

@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
+
 from pipeline.config import SourceConfig
 from pipeline.errors import UserError
 from pipeline.readers.files import InputFile, Segment
@@ -53,21 +55,25 @@ def _with_commit(entry: str) -> str:
         return f"{name}@{HfApi().dataset_info(name, revision=revision or None).sha}"
 
 
-def rows(segment: Segment) -> Iterator[tuple[int, dict]]:
-    """Rows of a segment with their places."""
+def rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of rows of a segment with the place of their first."""
     path = segment.file.path
     data = _load(path, segment.file.config)
     with _loading(path):  # what is streamed may end in the middle
         if os.path.isdir(path):
+            table = data.with_format("arrow")
             for start in range(segment.start, segment.stop, _ROWS_AT_ONCE):
-                columns = data[start : min(start + _ROWS_AT_ONCE, segment.stop)]
-                for row, values in enumerate(zip(*columns.values(), strict=True)):
-                    yield start + row, dict(zip(columns, values, strict=True))
+                for batch in table[start : min(start + _ROWS_AT_ONCE, segment.stop)].to_batches():
+                    yield start, batch
+                    start += len(batch)
         else:
+            config = segment.file.config
             stream = data.shard(num_shards=segment.stop, index=segment.start)
             for row, record in enumerate(stream):
                 # rows are numbered inside a stream shard, and shards interleave: an order all the same, and a fixed one
-                yield row * segment.stop + segment.start, record
+                used = {name: value if name in (config.text_field, config.id_field) else None
+                        for name, value in record.items()}  # fmt: skip
+                yield row * segment.stop + segment.start, pa.RecordBatch.from_pylist([used])
 
 
 def _load(path: str, config: SourceConfig):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.errors import UserError
 from pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
@@ -44,7 +44,7 @@ def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Bl
             for escaped in line.feed(block.data[:end]):
                 piece += 1
                 data, damaged = _valid(segment, escaped, block.offset)
-                text, broken = encode(segment, line.decode(data), block.offset)
+                text, broken = _encode(segment, line.decode(data), block.offset)
                 yield Document(order(segment, block.offset) + piece, text, line.id, piece, damaged or broken)
             if block.goes_on:
                 continue
@@ -95,7 +95,7 @@ def _json_documents(segment: Segment, block: Block, separator: re.Pattern) -> It
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}: byte {offset}: the line isn't JSON ({error}); mend it") from error
             text, name = field(record, config.text_field, config.id_field, f"{path}: byte {offset}")
-            encoded, broken = encode(segment, text, offset)
+            encoded, broken = _encode(segment, text, offset)
             place = order(segment, offset)
             yield from in_pieces(place, encoded, name, damaged or broken)
         offset += len(line) + 1
@@ -105,12 +105,7 @@ def field(record, text_field: str, id_field: str | None, where: str) -> tuple[st
     """The text and the id of a record. Raises UserError that names the fields that are there."""
     if not isinstance(record, dict):
         raise UserError(f"{where}: found {type(record).__name__}, expected an object with {text_field!r}")
-    for name in (text_field, id_field):
-        if name is not None and name not in record:
-            raise UserError(
-                f"{where}: found no field {name!r}, there are {', '.join(map(repr, record)) or 'none'}; "
-                "choose with --source.text_field and --source.id_field"
-            )
+    check_fields(record, text_field, id_field, where)
     text = record[text_field]
     if text is None:
         text = ""  # a null is an empty document, and counted as one
@@ -119,32 +114,48 @@ def field(record, text_field: str, id_field: str | None, where: str) -> tuple[st
     return text, None if id_field is None else str(record[id_field])
 
 
-def in_pieces(place: int, text: bytes, name: str | None, damaged: bool) -> Iterator[Document]:
-    """A document, or its pieces if it is long."""
+def check_fields(found: Iterable[str], text_field: str, id_field: str | None, where: str) -> None:
+    """Raise UserError, which names what is there, unless the text and the id are among the fields found."""
+    for name in (text_field, id_field):
+        if name is not None and name not in found:
+            raise UserError(
+                f"{where}: found no field {name!r}, there are {', '.join(map(repr, found)) or 'none'}; "
+                "choose with --source.text_field and --source.id_field"
+            )
+
+
+def in_pieces(place: int, text: bytes | memoryview, name: str | None, damaged: bool) -> Iterator[Document]:
+    """A document, or its pieces if it is long: copies of a memoryview's parts, never of the whole."""
     if len(text) <= LONGEST_PIECE:
-        yield Document(place, text, name, damaged=damaged)
+        yield Document(place, bytes(text), name, damaged=damaged)
         return
     start = piece = 0
     while start < len(text):
         stop = min(start + LONGEST_PIECE, len(text))
         if stop < len(text):
-            stop = start + cut_place(text[start : stop + 1], LONGEST_PIECE)
+            stop = start + cut_place(bytes(text[start : stop + 1]), LONGEST_PIECE)
         piece += 1
-        yield Document(place + piece, text[start:stop], name, piece=piece, damaged=damaged and piece == 1)
+        yield Document(place + piece, bytes(text[start:stop]), name, piece=piece, damaged=damaged and piece == 1)
         start = stop
 
 
-def encode(segment: Segment, text: str, place: int) -> tuple[bytes, bool]:
+def _encode(segment: Segment, text: str, place: int) -> tuple[bytes, bool]:
     """UTF-8 of a string; lone surrogates, which JSON can write, are encoding errors."""
     try:
         return text.encode(), False
     except UnicodeEncodeError as error:
         if segment.file.config.encoding_errors == "stop":
-            raise _bad_encoding(segment, place, f"the lone surrogate {error.object[error.start]!r}") from error
+            lone = f"the lone surrogate {error.object[error.start]!r}"
+            raise _bad_encoding(segment, f"byte {place}", lone) from error
         return _SURROGATE.sub("\ufffd", text).encode(), True
 
 
 def _valid(segment: Segment, data: bytes, offset: int) -> tuple[bytes, bool]:
+    return valid(segment, data, lambda place: f"byte {offset + place}")
+
+
+def valid(segment: Segment, data: bytes, where: Callable[[int], str]) -> tuple[bytes, bool]:
+    """Text as UTF-8, and whether bytes that aren't were replaced. where: what an error calls the place of a byte."""
     if data.isascii():
         return data, False
     try:
@@ -152,12 +163,12 @@ def _valid(segment: Segment, data: bytes, offset: int) -> tuple[bytes, bool]:
         return data, False
     except UnicodeDecodeError as error:
         if segment.file.config.encoding_errors == "stop":
-            raise _bad_encoding(segment, offset + error.start, f"byte 0x{data[error.start]:02x}") from error
+            raise _bad_encoding(segment, where(error.start), f"byte 0x{data[error.start]:02x}") from error
         return data.decode(errors="replace").encode(), True
 
 
-def _bad_encoding(segment: Segment, place: int, what: str) -> UserError:
+def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:
     return UserError(
-        f"{segment.file.path}: byte {place}: found {what}, expected UTF-8; convert the file, or replace such bytes "
+        f"{segment.file.path}: {where}: found {what}, expected UTF-8; convert the file, or replace such bytes "
         "with --source.encoding_errors replace"
     )

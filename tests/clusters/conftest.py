@@ -28,7 +28,7 @@ def folder():
         yield Path(path)
 
 
-# Both are made of hosts of the same names, so the one must be gone when the other begins: a module's, not the session's.
+# A module's, not the session's: both are made of hosts of the same names, so one must be gone when the other begins.
 @pytest.fixture(scope="module")
 def slurm_cluster(folder):
     (folder / "slurm").mkdir(exist_ok=True)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from pipeline.manifest import Manifest
@@ -11,21 +13,25 @@ from tests.pipeline import corpus
 
 
 @pytest.mark.slow
-def test_an_enormous_line_stays_within_memory(tmp_path):
-    """64 MB in one line; a worker may take 1.5 GB for any input, and takes much less for this one."""
-    words = " ".join(corpus.documents(2000))
-    with open(tmp_path / "a.txt", "w") as file:
-        for _ in range(64 * 10**6 // len(words)):
-            file.write(words.replace("\n", " ") + " ")
-        file.write("\n\n" + "\n\n".join(text.replace("\n", " ") for text in corpus.documents(70, seed=1)))
+@pytest.mark.parametrize("kind", ["txt", "parquet"])
+def test_an_enormous_document_stays_within_memory(tmp_path, kind):
+    """64 MB in one line or row; a worker may take 1.5 GB for any input, and takes much less for this one."""
+    words = " ".join(corpus.documents(2000)).replace("\n", " ") + " "
+    enormous = words * (64 * 10**6 // len(words))
+    others = [text.replace("\n", " ") for text in corpus.documents(70, seed=1)]
+    if kind == "txt":
+        (tmp_path / "a.txt").write_text("\n\n".join([enormous, *others]))
+    else:
+        parquet.write_table(pa.table({"text": [enormous, *others]}), tmp_path / "a.parquet")
     script = (
         "import resource, sys; from pathlib import Path; from pipeline.prepare import prepare;"
         "from tests.pipeline import corpus; folder = Path(sys.argv[1]);"
-        "prepare(corpus.config(folder, [folder / 'a.txt'], shards=corpus.ShardsConfig()));"
+        "prepare(corpus.config(folder, [folder / sys.argv[2]], shards=corpus.ShardsConfig()));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True)
+    command = [sys.executable, "-c", script, str(tmp_path), f"a.{kind}"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 1000  # MB
     assert Manifest.load(tmp_path / "data").counts["documents_in_pieces"] == 1

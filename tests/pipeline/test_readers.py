@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline import readers
 from pipeline.config import PrepareConfig, SourceConfig
 from pipeline.errors import UserError
-from pipeline.readers import files, lines
+from pipeline.readers import columns, files, lines
 from tests.pipeline import corpus
 
 
@@ -104,6 +104,32 @@ def test_parquet_fields_and_row_groups(tmp_path):
     assert [d.text.decode() for d in found] == made and [d.id for d in found] == [f"n{i}" for i in range(50)]
     with pytest.raises(UserError, match="'text', there are 'body'"):
         read([tmp_path])
+
+
+def test_texts_of_tables_of_every_kind(tmp_path, monkeypatch):
+    made = [*corpus.documents(5), None, "é" * 3000]
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        parquet.write_table(pa.table({"text": pa.array(made, pa.string()).cast(kind)}), tmp_path / "a.parquet")
+        assert [d.text.decode() for d in read([tmp_path])] == [text or "" for text in made]
+    with monkeypatch.context() as patch:
+        patch.setattr(lines, "LONGEST_PIECE", 1001)  # in the middle of a letter
+        pieces = [d for d in read([tmp_path]) if d.text.startswith("é".encode())]
+        assert b"".join(d.text for d in pieces).decode() == made[-1] and [d.piece for d in pieces] == [1, 2, 3, 4, 5, 6]
+        patch.setattr(columns, "_LONGEST_TEXT", 5999)
+        with pytest.raises(UserError, match="a.parquet: row 6: text: found 0 MB in one row, expected"):
+            read([tmp_path])
+    parquet.write_table(pa.table({"text": [3]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="text: found int64, expected a string"):
+        read([tmp_path])
+
+
+def test_a_table_whose_text_is_no_utf8_stops_or_is_replaced(tmp_path):
+    made = pa.array([b"good", b"b\xffd"]).view(pa.string())  # Arrow does not look
+    parquet.write_table(pa.table({"text": made}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="a.parquet: row 1: found byte 0xff, expected UTF-8"):
+        read([tmp_path])
+    found = read([tmp_path], encoding_errors="replace")
+    assert [(d.text.decode(), d.damaged) for d in found] == [("good", False), ("b\ufffdd", True)]
 
 
 def test_saved_datasets(tmp_path):
