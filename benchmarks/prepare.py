@@ -5,8 +5,9 @@
 
 One core each, in the same run, each in a fresh process with its imports done: bare `tokenizers.encode_batch_fast` on
 the sentences; Hugging Face `map` + `group_texts` + collator; all of ours (reading, sentences, pairs, ten mask sets,
-checksums, zstd); then ours with one and two workers. Rounds alternate, and the best of each counts, so that other
-load on the machine falls on all alike.
+checksums, zstd); then ours with one and two workers; and a vocabulary learned by `tokenizers` alone, from texts in
+memory, and by `cloze vocab`, which reads them from the files first. Rounds alternate, and the best of each counts, so
+that other load on the machine falls on all alike.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 BARE_BYTES = 6 << 20  # of text for the slow ones: a rate needs no more
+VOCABULARY = 8192
 FILES = 8
 MADE_BYTES = 96 << 20  # of text, so that two workers have more to do than to start
 
@@ -141,19 +143,46 @@ def ours(
     return manifest.counts["tokens"], seconds
 
 
+def vocabulary_by_tokenizers(files: list[str], folder: str) -> tuple[int, float]:
+    """(bytes, seconds) of the library's own training, texts in memory."""
+    from tokenizers import BertWordPieceTokenizer
+
+    from pipeline.config import PrepareConfig
+    from pipeline.readers import plan, read
+
+    _, tasks = plan(PrepareConfig(input=files))
+    texts = [document.text.decode() for task in tasks for document in read(task)]
+    began = time.perf_counter()
+    BertWordPieceTokenizer().train_from_iterator(texts, VOCABULARY, show_progress=False)
+    return sum(map(len, texts)), time.perf_counter() - began
+
+
+def vocabulary_by_ours(files: list[str], folder: str) -> tuple[int, float]:
+    """(bytes, seconds) of all that `cloze vocab` does."""
+    from pipeline.config import PrepareConfig
+    from pipeline.readers import plan, read
+    from pipeline.vocabulary import train_vocabulary
+
+    _, tasks = plan(PrepareConfig(input=files))
+    size = sum(len(document.text.decode()) for task in tasks for document in read(task))
+    began = time.perf_counter()
+    train_vocabulary(PrepareConfig(input=files, output=f"{folder}/vocab", vocab_size=VOCABULARY))
+    return size, time.perf_counter() - began
+
+
 def measure(function, rounds: list[float], **arguments) -> None:
-    """Run in a fresh process, so that no table is filled and no memory warm; append tokens a second."""
+    """Run in a fresh process, so that no table is filled and no memory warm; append what it counts a second."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(sender, function), kwargs=arguments)
     process.start()
     sender.close()
     try:
-        tokens, seconds = receiver.recv()
+        count, seconds = receiver.recv()
     except EOFError:
         sys.exit(f"{function.__name__} failed")
     process.join()
-    rounds.append(tokens / seconds)
+    rounds.append(count / seconds)
 
 
 def answer(sender, function, **arguments) -> None:
@@ -178,15 +207,11 @@ def main() -> None:
 
 
 def run(files: list[str], folder: Path, rounds: int, json_file: str | None, quick: bool) -> None:
-    from pipeline.config import PrepareConfig
-    from pipeline.vocabulary import train_vocabulary
-
-    tokenizer = str(folder / "vocab")
-    began = time.perf_counter()
-    sample = files[:2]  # enough to learn the words from, and this isn't what is measured
-    train_vocabulary(PrepareConfig(input=sample, output=tokenizer, vocab_size=8192))
-    print(f"vocabulary of 8,192 trained on {len(sample)} files in {time.perf_counter() - began:.1f} s")
-    common = {"files": files, "tokenizer": tokenizer, "folder": str(folder)}
+    sample = files[:1] if quick else files[:2]  # enough to learn the words from
+    learned: dict[str, list[float]] = {"tokenizers": [], "ours": []}
+    measure(vocabulary_by_tokenizers, learned["tokenizers"], files=sample, folder=str(folder))
+    measure(vocabulary_by_ours, learned["ours"], files=sample, folder=str(folder))
+    common = {"files": files, "tokenizer": str(folder / "vocab"), "folder": str(folder)}
     rates: dict[str, list[float]] = {"tokenizers": [], "datasets_map": [], "ours": [], "ours_plain": [], "two": []}
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}")
@@ -203,6 +228,7 @@ def run(files: list[str], folder: Path, rounds: int, json_file: str | None, quic
         "ratio_to_tokenizers": best["ours"] / best["tokenizers"],
         "ratio_to_datasets_map": best["ours"] / best["datasets_map"],
         "two_worker_speedup": best.get("two", 0) / best["ours"],
+        "vocabulary_ratio_to_tokenizers": learned["ours"][0] / learned["tokenizers"][0],
         "tokens_per_second": {name: round(rate) for name, rate in best.items()},
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
     }
@@ -217,6 +243,9 @@ def run(files: list[str], folder: Path, rounds: int, json_file: str | None, quic
     for name, rate in best.items():
         print(f"{labels[name]:42} {rate / 1e6:7.2f} M tokens/s  {rate / best['tokenizers']:5.2f} x")
     print(f"two workers against one: {figures['two_worker_speedup']:.2f} x")
+    for name, label in (("tokenizers", "vocabulary, tokenizers alone"), ("ours", "vocabulary, cloze vocab")):
+        rate = learned[name][0]
+        print(f"{label:42} {rate / 1e6:7.2f} MB/s        {rate / learned['tokenizers'][0]:5.2f} x")
     if json_file:
         Path(json_file).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

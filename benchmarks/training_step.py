@@ -81,9 +81,10 @@ def worker(name: str, workload: str, device: str, threads: int) -> None:
 
     library, options, _ = contenders(device)[name]
     if options.get("keep_pages"):
-        from launch.environment import keep_freed_pages
+        from launch.environment import bound_primitive_caches, keep_freed_pages
 
         keep_freed_pages()
+        bound_primitive_caches()
     torch.set_num_threads(threads)
     shape, vocab_size, length, full_share, num_sequences = workloads(device)[workload]
     model = build(library, options, shape, vocab_size, length, device)

@@ -13,6 +13,7 @@ from launch.config import BatchArithmetic, FinetuneConfig
 from launch.console import Console
 from launch.environment import (
     Environment,
+    bound_primitive_caches,
     device_type,
     job_end_time,
     keep_freed_pages,
@@ -85,6 +86,7 @@ def finetune(config: FinetuneConfig) -> int:
     prepare_deepspeed(environment)
     if device_type() == "cpu":
         keep_freed_pages()
+        bound_primitive_caches()
     # Imported here and below: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
     from launch import distributed
     from launch.engine import deepspeed_config

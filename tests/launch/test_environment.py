@@ -81,6 +81,38 @@ def test_incomplete_variables_are_named(variables, expected):
         read_environment(variables)
 
 
+SHAPES = """
+import sys, torch
+from launch.environment import bound_primitive_caches
+if sys.argv[1] == "bound":
+    bound_primitive_caches()
+def resident():
+    fields = open("/proc/self/status").read().split()
+    return int(fields[fields.index("RssAnon:") + 1]) / 1024
+torch.set_num_threads(1)
+linear = torch.nn.Linear(256, 1024).bfloat16()
+for count in range(1000, 1010):
+    linear(torch.ones(count, 256, dtype=torch.bfloat16)).sum().backward()
+before = resident()
+for count in range(1010, 1210):
+    linear(torch.ones(count, 256, dtype=torch.bfloat16)).sum().backward()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="memory is read from /proc")
+def test_products_of_ever_new_shapes_do_not_fill_the_memory():
+    def grown(mode, **variables):  # by MB
+        return float(subprocess.run([sys.executable, "-c", SHAPES, mode], stdout=subprocess.PIPE, text=True, check=True,
+                                    env=os.environ | variables).stdout)
+
+    unbounded = grown("leave")
+    if unbounded < 30:
+        pytest.skip("this processor keeps no compiled products of bf16")
+    assert grown("bound") < unbounded / 2
+    assert grown("bound", ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024", LRU_CACHE_CAPACITY="1024") > unbounded / 2
+
+
 PROBE = """
 import resource, sys, torch
 from launch.environment import keep_freed_pages
