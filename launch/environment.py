@@ -184,8 +184,8 @@ def keep_freed_pages() -> bool:
 
 
 # oneDNN and PyTorch's layer above it each keep the last 1,024 compiled products of matrices, of 0.3 MB and more.
-# Batches of concatenated tokens hardly ever have a shape twice, so nearly all of it is never used again: the small model
-# grew to 3.3 GB, of which 0.6 are in use. One step has some 30 different products (forward and both of backward).
+# Batches of concatenated tokens hardly ever have a shape twice, so nearly all of it is never used again: the small
+# model grew to 3.3 GB, of which 0.6 are in use. One step has some 30 different products (forward, both of backward).
 _KEPT_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 
 
