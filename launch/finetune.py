@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -103,8 +104,8 @@ def finetune(config: FinetuneConfig) -> int:
     with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
         device = distributed.initialize(environment)
         with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
-            trainer = prepare_trainer(job, environment, device, console, heartbeat)
-            complete = train(job, trainer, StopRequest(deadline))
+            trainer, learned = prepare_trainer(job, environment, device, console, heartbeat)
+            complete = train(learned, trainer, StopRequest(deadline))
             if complete:
                 report(job, trainer)
         distributed.shutdown()
@@ -114,7 +115,8 @@ def finetune(config: FinetuneConfig) -> int:
 
 
 def prepare_trainer(job: Job, environment: Environment, device, console: Console, heartbeat: Heartbeat):
-    """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
+    """The trainer, at the step of the newest checkpoint if there is one, and the job with what it is trained on; then
+    the folder is described."""
     import torch
 
     from launch.checkpoint import CheckpointManager
@@ -142,9 +144,10 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
     made = deepspeed_config(config, environment.world_size, load_universal=elastic)
     engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
     print_facts(job, engine, device, console, environment.world_size, [("parameters", parameters), ("weights", origin)])
+    learned = _with_features(job, engine, environment, device, console, heartbeat)
     trainer = Trainer(
         config, engine=engine, objective=FinetuningObjective(),
-        evaluate=Evaluation(job, engine, environment, device), flops=partial(_flops, model.config),
+        evaluate=Evaluation(learned, engine, environment, device), flops=partial(_flops, model.config),
         checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
         profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
         facts={"zero_stage": config.zero.stage},
@@ -154,7 +157,29 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
         console.say(f"resumed from step {step} of {config.train.max_steps}")
     if environment.is_main:
         runs.describe(config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
-    return trainer
+    return trainer, learned
+
+
+def _with_features(job: Job, engine, environment: Environment, device, console: Console, heartbeat: Heartbeat) -> Job:
+    """The job, whose training and validation examples an encoder that does not learn has run over once. Collective."""
+    import torch
+
+    from launch.engine import compute_dtype
+    from launch.finetuning.features import encode_once
+
+    if job.config.freeze != "encoder":
+        return job
+    began = time.perf_counter()
+    engine.module.eval()
+    with torch.autocast(device.type, compute_dtype(engine), enabled=engine.torch_autocast_enabled()):
+        train, validation = (
+            encode_once(engine.module.features, examples, job.config.train.micro_batch_size, environment.rank,
+                        environment.world_size, device, partial(heartbeat.beat, 0, "compute"))
+            for examples in (job.train, job.validation))  # fmt: skip
+    engine.module.train()
+    console.say(f"the encoder has run over {len(job.train) + len(job.validation):,} examples once, in "
+                f"{time.perf_counter() - began:.1f} s; only the head is trained from here on")
+    return replace(job, train=train, validation=validation)
 
 
 def _num_learning(model) -> int:
@@ -165,6 +190,8 @@ def _flops(shape, micro_batch: dict) -> float:
     """Model FLOPs of a micro-batch, from its real lengths; heads are below a thousandth."""
     from model.flops import training_flops
 
+    if "features" in micro_batch:
+        return 0.0
     lengths = micro_batch["sequence_offsets"].long().diff()
     return training_flops(shape, (int(lengths.sum()), int((lengths * lengths).sum())), 0, summed=True)
 
@@ -196,10 +223,15 @@ def print_facts(job: Job, engine, device, console: Console, world_size: int, row
 def train(job: Job, trainer, stop: StopRequest) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
     from launch.finetuning.examples import ExampleStream
+    from launch.finetuning.models import unfreezing
 
     config, environment = job.config, trainer.environment
     stream = ExampleStream(
         job.train, config.train.global_batch_size, config.train.micro_batch_size, environment.rank,
         environment.world_size, config.seed, trainer.state.samples_consumed,
     )  # fmt: skip
-    return run(config, trainer, iter(stream), stop, trainer.evaluate.showing)
+    batches = iter(stream)
+    if config.unfreeze_every_epochs is not None:
+        each = max(1, round(config.unfreeze_every_epochs * len(job.train) / config.train.global_batch_size))
+        batches = unfreezing(batches, trainer.engine.module, trainer.state.step, each)
+    return run(config, trainer, batches, stop, trainer.evaluate.showing)

@@ -184,8 +184,15 @@ class HeadConfig:
     """
     pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
     """What a sentence-level head reads; without a pooler in the model, pooler means cls."""
+    layers: Literal["last", "last_four", "weighted"] = "last"
+    """The encoder layers that a head reads: the last; the last four side by side; a learned weighted sum of all
+    (Devlin et al. 2019, table 7; Peters et al. 2018, equation 1).
+    """
 
     def __post_init__(self) -> None:
+        if self.layers != "last" and self.pooling == "pooler":
+            raise ModelError(f"head.layers: found {self.layers} with head.pooling = pooler, expected cls, mean or max: "
+                             "the pooler was trained on the last layer alone")
         if (self.problem == "columns") != bool(self.columns):
             raise ModelError(
                 f"head.columns: found {len(self.columns)} columns with head.problem = {self.problem}, expected "

@@ -162,6 +162,19 @@ class NextSentenceHead(nn.Module):
         return self.classifier(pooled)
 
 
+class LayerMix(nn.Module):
+    """A learned sum of the layers' vectors: softmax of a weight each, times a scale (Peters et al. 2018, eq. 1)."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(num_layers))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(N, layers, hidden) -> (N, hidden)."""
+        return self.scale * torch.einsum("l,nlh->nh", self.weights.softmax(0).to(vectors.dtype), vectors)
+
+
 def class_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy (...) fp32 of scores (..., classes), 0 where the label (...) is ignored, and bool hits
     (...).

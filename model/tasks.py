@@ -17,6 +17,7 @@ from model.dropout import DropoutKey, draw_seed, dropout
 from model.heads import (
     IGNORED,
     ClassifierTransform,
+    LayerMix,
     MaskedLanguageModelHead,
     NextSentenceHead,
     class_losses,
@@ -93,7 +94,11 @@ class BertForNextSentencePrediction(BertPreTrained):
 
 
 class _WithTransform(BertPreTrained):
-    """What stands between the encoder and a linear map: the transform, if the model has one, and dropout."""
+    """What stands between the encoder and a linear map: the transform, if the model has one, and dropout.
+
+    `forward` takes either ids or `features`: what `features` made of them before, so that an encoder that does not
+    learn need not run again.
+    """
 
     def __init__(self, config: BertConfig, **options) -> None:
         super().__init__(config, **options)
@@ -102,13 +107,14 @@ class _WithTransform(BertPreTrained):
         self.dropout_probability = config.hidden_dropout_prob if rate is None else rate
 
     def _encode(self, input_ids: Tensor | None, inputs: dict) -> tuple:
-        """The encoder's output and the seed of the classifier's dropout, which is drawn once for both."""
+        """The encoder's output (None with `features`) and the seed of the classifier's dropout, drawn once for both."""
+        given = "features" in inputs
         if not self.training:
-            return self.bert(input_ids, **inputs), None
+            return None if given else self.bert(input_ids, **inputs), None
         seed = inputs.pop("dropout_seed", None)
         seed = draw_seed() if seed is None else seed
         place = DropoutKey(seed, self.config.num_hidden_layers + 1).at(0)
-        return self.bert(input_ids, dropout_seed=seed, **inputs), place
+        return None if given else self.bert(input_ids, dropout_seed=seed, **inputs), place
 
     def _transform(self, features: Tensor, seed: int | None) -> Tensor:
         return dropout(self.transform(features), self.dropout_probability, seed)
@@ -118,25 +124,67 @@ class _Classifier(_WithTransform):
     """One linear map over whatever a subclass reads."""
 
     takes_head = True
+    reads_tokens = False
 
     def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options) -> None:
         super().__init__(config, **options)
         self.head = head or HeadConfig()
-        self.classifier = nn.Linear(config.hidden_size, self._num_outputs())
+        layers = config.num_hidden_layers
+        if self.head.layers == "last_four" and layers < 4:
+            raise ModelError(f"head.layers: found last_four with {layers} layers, expected at least 4")
+        if self.head.layers == "weighted":
+            self.mix = LayerMix(layers)
+        self.classifier = nn.Linear(config.hidden_size * (4 if self.head.layers == "last_four" else 1),
+                                    self._num_outputs())
 
     def _num_outputs(self) -> int:
         return self.head.num_outputs
 
-    def _read(self, encoded, inputs: dict) -> Tensor:
-        """(B, hidden): what sentence-level heads read of each sequence."""
-        if self.head.pooling == "pooler":
-            return pooled(encoded)
-        return pool(
-            encoded.last_hidden_state, self.head.pooling, inputs.get("sequence_offsets"), inputs.get("attention_mask")
-        )
+    def features(self, input_ids: Tensor | None = None, **inputs) -> Tensor:
+        """What the head reads of the encoder: (B, layers read, hidden), of tokens (T, layers read, hidden)."""
+        return self._features(self._encode(input_ids, self._asked(inputs))[0], inputs)
 
-    def _classify(self, features: Tensor, seed: int | None) -> Tensor:
-        return self.classifier(self._transform(features, seed))
+    def _asked(self, inputs: dict) -> dict:
+        return inputs if self.head.layers == "last" else inputs | {"output_hidden_states": True}
+
+    def _features(self, encoded, inputs: dict) -> Tensor:
+        if self.head.layers == "last":
+            states = (encoded.last_hidden_state,)
+        else:
+            states = encoded.hidden_states[-4 if self.head.layers == "last_four" else 1:]
+        if self.reads_tokens:
+            return torch.stack(states, -2)
+        if self.head.pooling == "pooler":
+            return encoded.first_hidden_state[:, None]
+        places = inputs.get("sequence_offsets"), inputs.get("attention_mask")
+        return torch.stack([pool(state, self.head.pooling, *places) for state in states], 1)
+
+    def _vectors(self, features: Tensor) -> Tensor:
+        """(..., layers read, hidden) -> (..., what the linear map takes)."""
+        if self.head.layers == "weighted":
+            return self.mix(features.flatten(0, -3)).view(*features.shape[:-2], -1)
+        return features.flatten(-2)
+
+    def _scores(self, input_ids: Tensor | None, inputs: dict) -> tuple:
+        """Scores of the head, and the encoder's output, None where features stand for it."""
+        encoded, seed = self._encode(input_ids, self._asked(inputs))
+        features = inputs.get("features")
+        if features is None and self.head.pooling == "pooler" and not self.reads_tokens:
+            vectors = pooled(encoded)
+        elif features is None:
+            vectors = self._vectors(self._features(encoded, inputs))
+        else:
+            vectors = self._vectors(features)
+            if self.head.pooling == "pooler" and not self.reads_tokens and self.bert.pooler is not None:
+                vectors = self.bert.pooler(vectors)
+        return self.classifier(self._transform(vectors, seed)), encoded
+
+
+def _with_states(output: NamedTuple, encoded) -> NamedTuple:
+    """The output with what the encoder was asked to give beside, if it ran."""
+    if encoded is None:
+        return output
+    return output._replace(hidden_states=encoded.hidden_states, attentions=encoded.attentions)
 
 
 class BertForSequenceClassification(_Classifier):
@@ -146,9 +194,8 @@ class BertForSequenceClassification(_Classifier):
         """`labels`: (B,) int64 classes; (B, labels) of 0 and 1; (B, columns) int64; (B,) or (B, targets)
         numbers.
         """
-        encoded, seed = self._encode(input_ids, inputs)
-        scores = self._classify(self._read(encoded, inputs), seed)
-        output = TaskOutput(scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        scores, encoded = self._scores(input_ids, inputs)
+        output = _with_states(TaskOutput(scores), encoded)
         if labels is None:
             return output
         losses, num_labelled = self._losses(scores, labels)
@@ -179,12 +226,12 @@ class BertForTokenClassification(_Classifier):
     """A class for each token."""
 
     uses_pooler = False
+    reads_tokens = True
 
     def forward(self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, **inputs) -> TaskOutput:
         """`labels`: (T,) or (B, S) int64, -100 at padding and at word pieces that are not scored."""
-        encoded, seed = self._encode(input_ids, inputs)
-        scores = self._classify(encoded.last_hidden_state, seed)
-        output = TaskOutput(scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        scores, encoded = self._scores(input_ids, inputs)
+        output = _with_states(TaskOutput(scores), encoded)
         if labels is None:
             return output
         losses, _ = class_losses(scores, labels)
@@ -197,22 +244,26 @@ class BertForMultipleChoice(_Classifier):
     def _num_outputs(self) -> int:
         return 1
 
+    def features(self, input_ids: Tensor | None = None, *, num_choices: int | None = None, **inputs) -> Tensor:
+        """As every classifier's, one row a choice."""
+        return super().features(input_ids, **inputs)
+
     def forward(
-        self, input_ids: Tensor, *, labels: Tensor | None = None, num_choices: int | None = None, **inputs
+        self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, num_choices: int | None = None, **inputs
     ) -> TaskOutput:
         """Padded: ids (B, choices, S), masks and segments alike. Concatenated: choices one after another,
         with `num_choices`. `labels`: (B,) int64.
         """
-        if input_ids.dim() == 3:
+        if input_ids is not None and input_ids.dim() == 3:
             num_choices = input_ids.shape[1]
             input_ids = input_ids.flatten(0, 1)
             padded = ("token_type_ids", "attention_mask", "position_ids")
             inputs |= {name: inputs[name].flatten(0, 1) for name in padded if inputs.get(name) is not None}
         elif num_choices is None:
             raise ModelError("num_choices: expected with ids that are not (B, choices, S); give it")
-        encoded, seed = self._encode(input_ids, inputs)
-        scores = self._classify(self._read(encoded, inputs), seed).view(-1, num_choices)
-        output = TaskOutput(scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        scores, encoded = self._scores(input_ids, inputs)
+        scores = scores.view(-1, num_choices)
+        output = _with_states(TaskOutput(scores), encoded)
         if labels is None:
             return output
         losses, _ = class_losses(scores, labels)
@@ -250,6 +301,10 @@ class BertForQuestionAnswering(_WithTransform):
         super().__init__(config, **options)
         self.span = nn.Linear(config.hidden_size, 2)
 
+    def features(self, input_ids: Tensor | None = None, **inputs) -> Tensor:
+        """What the head reads of the encoder: (T, hidden) or (B, S, hidden)."""
+        return self._encode(input_ids, inputs)[0].last_hidden_state
+
     def forward(
         self, input_ids: Tensor | None = None, *, start_positions: Tensor | None = None,
         end_positions: Tensor | None = None, softmax: Tensor | None = None, start_targets: Tensor | None = None,
@@ -264,11 +319,11 @@ class BertForQuestionAnswering(_WithTransform):
         Over padded inputs the softmax runs over the padding too, as the reference's does.
         """
         encoded, seed = self._encode(input_ids, inputs)
-        hidden = encoded.last_hidden_state
+        hidden = inputs["features"] if encoded is None else encoded.last_hidden_state
         if self.config.classifier_transform:  # BERT has neither transform nor dropout here
             hidden = self._transform(hidden, seed)
         start, end = self.span(hidden).unbind(-1)
-        output = SpanOutput(start, end, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        output = _with_states(SpanOutput(start, end), encoded)
         if softmax is not None:
             count = torch.tensor(num_softmaxes, device=start.device)
             return output._replace(

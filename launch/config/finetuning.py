@@ -75,7 +75,14 @@ class FinetuneConfig:
     dropout: float | None = None
     """Dropout everywhere in the model, 0 <= p < 1; null: the model's own."""
     freeze: str = "none"
-    """What does not learn: none; encoder: only the head learns; below_N: only the top N layers and the head do."""
+    """What does not learn: none; encoder: only the head (and the pooler) learns, from what the encoder makes of each
+    example once, without dropout; below_N: only the top N layers and the head learn."""
+    unfreeze_every_epochs: float | None = None
+    """Epochs after which one more layer learns, from the top, at first only the head, above 0; null: all learn from
+    the start."""
+    read_layers: Literal["last", "last_four", "weighted"] = "last"
+    """The layers that the head reads: the last; the last four side by side; a learned weighted sum of all. Others than
+    the last are written in our own format, and need another pooling than the pooler."""
     reinitialize_layers: int = 0
     """Top layers (and pooler) that start from random weights, at least 0 (Zhang et al. 2021, arXiv 2006.05987)."""
     epochs: float | None = 3.0
@@ -114,7 +121,7 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         at_least("finetune", self, max_length=8, head_tokens=1, window_step=1, max_query_tokens=1,
                  max_answer_tokens=1, reinitialize_layers=0, seed=0, seeds=1)
-        for name in ("epochs", "evaluate_every_epochs"):
+        for name in ("epochs", "evaluate_every_epochs", "unfreeze_every_epochs"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UserError(f"{name}: found {value}, expected more than 0")
@@ -123,6 +130,13 @@ class FinetuneConfig:
         number = self.freeze.removeprefix("below_")
         if self.freeze not in ("none", "encoder") and not (self.freeze.startswith("below_") and number.isdigit()):
             raise UserError(f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2")
+        if self.unfreeze_every_epochs is not None and (self.freeze != "none" or self.zero.stage):
+            found = f"freeze {self.freeze}" if self.freeze != "none" else f"zero.stage {self.zero.stage}"
+            raise UserError(f"unfreeze_every_epochs: found {found}, expected freeze none and zero.stage 0, where what "
+                            "learns may change from step to step")
+        if self.freeze == "encoder" and self.zero.stage == 3:
+            raise UserError("freeze: found encoder at zero.stage 3, expected stage 0 to 2: what learns is too small to "
+                            "be partitioned")
         if self.evaluation.samples is not None:
             raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
         if self.train.micro_batch_size == "auto":

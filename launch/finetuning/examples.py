@@ -52,6 +52,10 @@ class Examples(ABC):
     def places(self, units: np.ndarray) -> np.ndarray:
         """Where the rows of outputs of some units belong: (rows,) int64."""
 
+    def feature_rows(self, units: np.ndarray) -> np.ndarray:
+        """Numbers of the vectors that a head reads of some units: of their sequences, or of their tokens: (rows,)."""
+        return self.places(units)
+
     @abstractmethod
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         """Every metric by its usual name, from the outputs (num_places, width) of all units; only if `labelled`."""
@@ -117,7 +121,8 @@ def predict(forward: Callable, examples: Examples, micro_batch_size: int, rank: 
             device: torch.device, beat: Callable[[], None] = lambda: None) -> np.ndarray:
     """Outputs of all units, float32 (num_places, width), on every rank; each unit is computed once. Collective."""
     outputs = torch.zeros(examples.num_places, examples.width, device=device)
-    for (mine,) in _rounds(examples.lengths, micro_batch_size, rank, world_size):
+    for everyone in rounds(examples.lengths, micro_batch_size, world_size):
+        mine = everyone[rank::world_size]
         # A forward is collective where parameters are partitioned: a rank with no unit left repeats one for nothing.
         units = mine if len(mine) else np.zeros(1, np.int64)
         rows = examples.outputs(forward(**to_device(examples.batch(units), device))).float()
@@ -127,9 +132,9 @@ def predict(forward: Callable, examples: Examples, micro_batch_size: int, rank: 
     return distributed.reduce_sum(outputs).cpu().numpy()
 
 
-def _rounds(lengths: np.ndarray, micro_batch_size: int, rank: int, world_size: int) -> Iterator[list[np.ndarray]]:
-    """This rank's units of each round, as many rounds on every rank; the longest first, so that memory runs out at
-    once if at all."""
+def rounds(lengths: np.ndarray, micro_batch_size: int, world_size: int) -> Iterator[np.ndarray]:
+    """The units of each round, a micro-batch for every rank, of which each takes every `world_size`-th from its own
+    on; the longest first, so that memory runs out at once if at all."""
     by_length = np.argsort(-lengths, kind="stable")
     step = micro_batch_size * world_size
-    return ([by_length[start : start + step][rank::world_size]] for start in range(0, len(lengths), step))
+    return (by_length[start : start + step] for start in range(0, len(lengths), step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from launch.config import FinetuneConfig
@@ -37,6 +38,15 @@ def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> R
         if names.count(name) > 1:
             raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
                             "the results go; rename one")
+    for name, usual in (("pooling", "pooler"), ("read_layers", "last")):
+        kinds = ("classification", "regression", "multi_label", "columns")
+        kinds += ("tagging",) if name == "read_layers" else ()
+        if getattr(config, name) != usual and task.kind not in kinds:
+            raise UserError(f"{name}: found {getattr(config, name)} with the task {config.task}, expected {usual}: it "
+                            f"is for {', '.join(kinds)}")
+    if config.read_layers != "last" and config.pooling == "pooler" and task.kind != "tagging":
+        raise UserError(f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
+                        "pooler was made for the last layer; add --pooling cls")
     made = _READERS[task.kind](config, task, tokenizer)
     train, validation = made[2], made[3]
     for examples, path in ((train, config.train_file), (validation, config.validation)):
@@ -64,7 +74,7 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
                             keep=config.keep, head_tokens=config.head_tokens)
 
     train = table(config.train_file)
-    head = find_head(task, targets, train, config.labels, config.pooling)
+    head = replace(find_head(task, targets, train, config.labels, config.pooling), layers=config.read_layers)
     test = [examples(table(path)) for path in config.test]
     return BertForSequenceClassification, head, examples(train), examples(table(config.validation)), test
 
@@ -72,6 +82,8 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
 def _tags(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
     sentences = read_conll(config.train_file)
     head = find_tags(sentences, config.labels)
+    if config.read_layers != "last":
+        head = replace(head, layers=config.read_layers, pooling="cls")  # nothing is pooled; cls is what any model has
 
     def examples(read: Sentences) -> TagExamples:
         return TagExamples(read, task, head, tokenizer, config.max_length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from model.config import BertConfig, HeadConfig
 from model.hub import load_head, load_pretrained
 from model.initialization import init_weights
 from model.names import StateDict
+from pipeline.batches import RankBatch
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -116,8 +118,9 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
         init_weights(model, config.seed)
         return model.train(), "random"
     same = head is None or (source.head is not None and source.head.labels == head.labels
-                            and source.head.problem == head.problem)
-    kept = {name: tensor for name, tensor in source.weights.items() if same or not name.startswith("classifier.")}
+                            and source.head.problem == head.problem and source.head.layers == head.layers)
+    kept = {name: tensor for name, tensor in source.weights.items()
+            if same or not name.startswith(("classifier.", "mix."))}
     model = cls.from_weights(shape, kept, config.model, new_head_seed=config.seed, **options)
     drawn = list(model.new_parameters) + reinitialize(model, config.reinitialize_layers, config.seed)
     return model.train(), config.model + (f"; drawn anew: {', '.join(drawn)}" if drawn else "")
@@ -151,3 +154,14 @@ def freeze(model: BertPreTrained, what: str) -> None:
         frozen = [model.bert.embeddings, *layers[:len(layers) - top]]
     for module in frozen:
         module.requires_grad_(False)
+
+
+def unfreezing(stream: Iterator[RankBatch], model: BertPreTrained, step: int, steps_each: int) -> Iterator[RankBatch]:
+    """The same batches; before each the top layers learn that are due: one more every `steps_each` steps, none at
+    first, the embeddings last (Howard and Ruder 2018, section 3.3). A function of the step alone.
+    """
+    parts = [*reversed(model.bert.encoder.layers), model.bert.embeddings]
+    for number, batch in enumerate(stream, step):
+        for place, part in enumerate(parts):
+            part.requires_grad_(place < number // steps_each)
+        yield batch
