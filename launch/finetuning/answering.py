@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from launch.config import FinetuneConfig
+from launch.decoding import answer_spans, counts_once, null_score
 from launch.finetuning.examples import Examples
 from launch.finetuning.sequences import Sequences
 from launch.finetuning.squad import (
@@ -20,9 +21,9 @@ from launch.finetuning.squad import (
     squad_metrics,
     squad_scores,
 )
-from launch.finetuning.windows import counts_once, windows_of
 from model.tasks import shared_softmax_losses
 from pipeline import ragged
+from pipeline.encoding import windows
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -83,7 +84,7 @@ class AnswerExamples(Examples):
                ) -> tuple[list[Window], Sequences, int]:
         special, longest = tokenizer.special_tokens, config.max_query_tokens
         flat, bounds = tokenizer.encode_batch([question.text for question in self._questions])
-        windows, parts, starts, cut = [], [], [], 0
+        made, parts, starts, cut = [], [], [], 0
         for number, question in enumerate(self._questions):
             asked = flat[bounds[number] : bounds[number + 1]].astype(np.int64)
             cut += len(asked) > longest
@@ -93,16 +94,16 @@ class AnswerExamples(Examples):
                 raise UserError(f"window_step: found {config.window_step}, expected at most {room}, the tokens that "
                                 f"question {question.id} of {path} leaves of max_length {config.max_length}; lower it "
                                 "or raise --max_length, lest tokens between two windows be in none")
-            for first, count in windows_of(len(texts[question.context]), room, config.window_step):
+            for first, end in windows(len(texts[question.context]), room, config.window_step):
                 begins = len(asked) + 2
-                windows.append(Window(number, first, count, begins))
+                made.append(Window(number, first, end - first, begins))
                 parts.append(np.concatenate([
                     [special.classification], asked, [special.separator],
-                    texts[question.context][first : first + count], [special.separator],
+                    texts[question.context][first:end], [special.separator],
                 ]))  # fmt: skip
                 starts.append(begins)
         offsets = ragged.to_offsets(np.array([len(part) for part in parts]))
-        return windows, Sequences(np.concatenate(parts).astype(np.int64), offsets, np.array(starts)), cut
+        return made, Sequences(np.concatenate(parts).astype(np.int64), offsets, np.array(starts)), cut
 
     def _answer_tokens(self, question: Question) -> tuple[int, int] | None:
         """First and last token, in the text, of the first right answer; None if there is none."""
@@ -126,11 +127,11 @@ class AnswerExamples(Examples):
         candidates, right = np.zeros(self.num_places, bool), np.zeros((self.num_places, 2), bool)
         for number, question in enumerate(self._questions):
             rows = np.arange(self._of_question[number], self._of_question[number + 1])
-            windows = [(self._windows[row].first, self._windows[row].count) for row in rows]
-            firsts, counts = (np.array(part) for part in zip(*windows, strict=True))
+            firsts = np.array([self._windows[row].first for row in rows])
+            counts = np.array([self._windows[row].count for row in rows])
             begins = self._sequences.offsets[rows] + self._windows[rows[0]].begins
-            places = ragged.ranges(begins, counts)[counts_once(windows)]
-            tokens = ragged.ranges(firsts, counts)[counts_once(windows)]
+            chosen = counts_once(list(zip(firsts, firsts + counts, strict=True)))
+            places, tokens = ragged.ranges(begins, counts)[chosen], ragged.ranges(firsts, counts)[chosen]
             candidates[places] = True
             answer = self._answer_tokens(question)
             if self._version_2 or answer is None:  # an answer that no token touches is nowhere else, too
@@ -169,29 +170,22 @@ class AnswerExamples(Examples):
         """Text, first character and probability of the best span over all windows of a question, and how much better
         [CLS] scores in the window where it scores least (Devlin et al. 2019, section 4.3).
         """
-        spans: list[tuple[float, int, int]] = []
-        nothing = np.inf
-        for window in range(self._of_question[number], self._of_question[number + 1]):
-            at, place = self._windows[window], self._sequences.offsets[window]
-            nothing = min(nothing, float(outputs[place].sum()))
-            scores = outputs[place + at.begins : place + at.begins + at.count].astype(np.float64)
-            firsts, lasts = (np.argsort(-scores[:, side], kind="stable")[:_BEST] for side in (0, 1))
-            length = lasts[None] - firsts[:, None] + 1
-            total = np.where((length > 0) & (length <= self._longest_answer),
-                             scores[firsts, 0][:, None] + scores[lasts, 1][None], -np.inf)
-            best = total.max(initial=-np.inf)
-            if np.isfinite(best):
-                first, last = np.unravel_index(total.argmax(), total.shape)
-                spans.append((float(best), int(firsts[first]) + at.first, int(lasts[last]) + at.first))
-        if not spans:  # an empty text
+        scored = []
+        for row in range(self._of_question[number], self._of_question[number + 1]):
+            at, (low, high) = self._windows[row], self._sequences.offsets[row : row + 2]
+            inside = slice(at.begins, at.begins + at.count)
+            allowed, offsets = np.zeros(high - low, bool), np.zeros((high - low, 2), np.int64)
+            allowed[inside] = True
+            offsets[inside] = self._offsets[self._questions[number].context][at.first : at.first + at.count]
+            scored.append((outputs[low:high, 0], outputs[low:high, 1], allowed, offsets))
+        best = answer_spans(scored, _BEST, self._longest_answer)
+        if not best:  # an empty text
             return "", 0, 0.0, np.inf
-        score, first, last = max(spans)
-        question = self._questions[number]
-        offsets = self._offsets[question.context]
-        start, end = int(offsets[first, 0]), int(offsets[last, 1])
-        rivals = np.array([span[0] for span in spans] + ([nothing] if self._version_2 else []))
+        (start, end), score = best[0]
+        nothing = null_score(scored)
+        rivals = np.array([rival for _, rival in best] + ([nothing] if self._version_2 else []))
         probability = 1.0 / float(np.exp(np.clip(rivals - score, None, 700.0)).sum())
-        return self._contexts[question.context][start:end], start, probability, nothing - score
+        return self._contexts[self._questions[number].context][start:end], start, probability, nothing - score
 
     def _answers(self, outputs: np.ndarray) -> tuple[list[tuple[str, int, float]], np.ndarray]:
         found = [self._answer(number, outputs) for number in range(len(self._questions))]

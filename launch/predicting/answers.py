@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from launch.config.checks import at_least
+from launch.decoding import answer_spans, null_score
 from launch.predicting.operation import Batch, Operation, Row
 from pipeline.encoding import Encoder, Encoding
 
@@ -61,36 +62,11 @@ class AnswerQuestion(Operation):
     def finish(
         self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> list[Span]:
-        found: dict[tuple[int, int], float] = {}
-        for encoding, (starts, ends) in zip(encodings, values, strict=True):
-            for place, score in best_spans(starts, ends, np.array(encoding.parts) == 2, self.candidates,
-                                           self.max_answer_tokens):
-                characters = encoding.offsets[place[0]][0], encoding.offsets[place[1]][1]
-                found[characters] = max(score, found.get(characters, -np.inf))
-        best = sorted(found.items(), key=lambda item: (-item[1], item[0]))[: self.candidates]
-        if self.allow_no_answer:  # the least null score of all windows, as in the BERT release
-            best.append(((0, 0), min(float(starts[0] + ends[0]) for starts, ends in values)))
-            best.sort(key=lambda item: (-item[1], item[0]))
+        windows = [(starts, ends, np.array(encoding.parts) == 2, encoding.offsets)
+                   for encoding, (starts, ends) in zip(encodings, values, strict=True)]
+        best = answer_spans(windows, self.candidates, self.max_answer_tokens)
+        if self.allow_no_answer:
+            best = sorted([*best, ((0, 0), null_score(windows))], key=lambda item: (-item[1], item[0]))
         weights = np.exp([score - best[0][1] for _, score in best])
         return [Span(row.pair[start:end], start, end, score, float(share)) for ((start, end), score), share in
                 zip(best[: self.top_k], weights / weights.sum(), strict=False)]
-
-
-def best_spans(
-    starts: np.ndarray, ends: np.ndarray, allowed: np.ndarray, candidates: int, max_tokens: int
-) -> list[tuple[tuple[int, int], float]]:
-    """Spans (first token, last token) of one window and the sums of their logits.
-
-    starts, ends: (n,) logits. allowed: (n,) bool, tokens of the context. Of the `candidates` best starts and ends all
-    pairs in order, of at most `max_tokens` tokens; if none of these is in order, the best of all pairs.
-    """
-    places = np.flatnonzero(allowed)
-    first, last = (places[np.argsort(-logits[places], kind="stable")[:candidates]] for logits in (starts, ends))
-    spans = [((int(a), int(b)), float(starts[a] + ends[b])) for a in first for b in last if a <= b < a + max_tokens]
-    if spans or not len(places):
-        return spans
-    sums = starts[places, None] + ends[None, places]
-    distance = places[None, :] - places[:, None]
-    sums = np.where((distance >= 0) & (distance < max_tokens), sums, -np.inf)
-    a, b = np.unravel_index(sums.argmax(), sums.shape)
-    return [((int(places[a]), int(places[b])), float(sums[a, b]))]

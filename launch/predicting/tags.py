@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from launch.decoding import counts_once
 from launch.predicting.operation import Batch, Operation, Row
 from pipeline.encoding import Encoder, Encoding
 
@@ -67,14 +68,10 @@ class _Piece:
 
 def _pieces(encodings: Sequence[Encoding], values: Sequence[np.ndarray], continues: np.ndarray) -> list[_Piece]:
     """Every token of the text once, judged in the window where most stands around it."""
-    judged: dict[int, tuple[int, _Piece]] = {}
-    for encoding, shares in zip(encodings, values, strict=True):
-        for place in range(1, len(encoding) - 1):
-            token, context = encoding.first_token + place, min(place, len(encoding) - 1 - place)
-            if token not in judged or judged[token][0] < context:
-                piece = _Piece(*encoding.offsets[place], shares[place], bool(continues[encoding.ids[place]]))
-                judged[token] = context, piece
-    return [piece for _, (_, piece) in sorted(judged.items(), key=lambda item: item[0])]
+    inside = [(each.first_token, each.first_token + len(each) - 2) for each in encodings]  # between [CLS] and [SEP]
+    pieces = [_Piece(*encoding.offsets[place], shares[place], bool(continues[encoding.ids[place]]))
+              for encoding, shares in zip(encodings, values, strict=True) for place in range(1, len(encoding) - 1)]
+    return [piece for piece, counts in zip(pieces, counts_once(inside), strict=True) if counts]
 
 
 def _words(pieces: list[_Piece]) -> Iterator[list[_Piece]]:

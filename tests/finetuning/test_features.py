@@ -146,9 +146,10 @@ def test_features_of_several_layers_over_processes_and_kills(model, files, tmp_p
     assert (weights(tmp_path / "one")["mix.weights"] != 0).all()
     predictor = Predictor.from_folder(tmp_path / "one")
     texts = [line.split("\t")[0] for line in files[1].read_text().splitlines()[1:]]
-    for ours, said in zip(lines(tmp_path / "one" / "predictions" / "validation.jsonl"), predictor.classify(texts),
-                          strict=True):
-        assert said.label == ours["prediction"]
+    for ours, text in zip(lines(tmp_path / "one" / "predictions" / "validation.jsonl"), texts, strict=True):
+        best = predictor.classify(text)[0]
+        assert best.label == ours["prediction"]
+        assert best.score == pytest.approx(ours["probabilities"][best.label], abs=1e-5)
 
 
 def test_two_processes_share_the_encoding(model, files, tmp_path):

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from launch.cli import main, parse
+from launch.decoding import answer_spans, counts_once
 from launch.finetuning.answering import AnswerExamples
 from launch.finetuning.models import find_source, start_model
 from launch.finetuning.objective import FinetuningObjective
@@ -33,9 +34,10 @@ from launch.finetuning.squad import (
 )
 from launch.finetuning.tagging import TagExamples, find_tags, read_conll
 from launch.finetuning.tasks import find_task
-from launch.finetuning.windows import counts_once, windows_of
 from launch.metrics import read_metrics
+from launch.predict import Predictor
 from model.tasks import BertForQuestionAnswering
+from pipeline.encoding import windows as windows_of
 from pipeline.tokenizer import Tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import GOOD, OTHERS, make_model, write_tsv
@@ -152,10 +154,10 @@ def squad(path, rng, count, impossible=False):
 
 def test_three_windows_over_twelve_words():
     words = "the man went to the store and bought a gallon of milk".split()
-    assert [" ".join(words[first : first + count]) for first, count in windows_of(len(words), 6, 3)] == [
+    assert [" ".join(words[first:end]) for first, end in windows_of(len(words), 6, 3)] == [
         "the man went to the store", "to the store and bought a", "and bought a gallon of milk"]
     for count in range(1, 40):
-        covered = {token for first, size in windows_of(count, 6, 4) for token in range(first, first + size)}
+        covered = {token for first, end in windows_of(count, 6, 4) for token in range(first, end)}
         assert covered == set(range(count)), "no token is left out"
 
 
@@ -196,17 +198,16 @@ def test_questions_without_an_answer(model, tmp_path):
 
 
 def best_window(windows: list[tuple[int, int]], token: int) -> int:
-    """Where a token counts, by the BERT release's words: most context on the poorer side; the first of equal ones."""
-    scores = [min(token - first, first + count - 1 - token) + 0.01 * count if first <= token < first + count else -1
-              for first, count in windows]
+    """Where a token counts: with most context on its poorer side; in the first of equal ones."""
+    scores = [min(token - first, end - 1 - token) if first <= token < end else -1 for first, end in windows]
     return scores.index(max(scores))
 
 
 def test_a_token_of_several_windows_counts_in_the_one_where_most_stands_around_it():
     for total in range(1, 30):
-        windows = windows_of(total, 7, 3)
-        expected = [best_window(windows, first + place) == number
-                    for number, (first, count) in enumerate(windows) for place in range(count)]
+        windows = list(windows_of(total, 7, 3))
+        expected = [best_window(windows, token) == number
+                    for number, (first, end) in enumerate(windows) for token in range(first, end)]
         chosen = counts_once(windows)
         assert chosen.tolist() == expected and chosen.sum() == total
 
@@ -235,11 +236,11 @@ def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
     for question in questions:
         encoded = tokenizer(contexts[question.context], add_special_tokens=False, return_offsets_mapping=True)
         asked = tokenizer(question.text, add_special_tokens=False)["input_ids"]
-        windows = windows_of(len(encoded["input_ids"]), 24 - 3 - len(asked), 8)
+        windows = list(windows_of(len(encoded["input_ids"]), 24 - 3 - len(asked), 8))
         scores = []
-        for first, count in windows:
-            ids = [2, *asked, 3, *encoded["input_ids"][first : first + count], 3]
-            segments = [0] * (len(asked) + 2) + [1] * (count + 1)
+        for first, end in windows:
+            ids = [2, *asked, 3, *encoded["input_ids"][first:end], 3]
+            segments = [0] * (len(asked) + 2) + [1] * (end - first + 1)
             output = reference(torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
             scores.append(torch.stack([output.start_logits[0], output.end_logits[0]]))
         where = [best_window(windows, token) for token in range(len(encoded["input_ids"]))]
@@ -261,6 +262,37 @@ def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
     assert examples.metrics(outputs.detach().numpy())["loss"] == pytest.approx(total.item(), abs=1e-5)
     empty = examples.metrics(np.full((examples.num_places, 2), -3e4, np.float32))["loss"]
     assert np.isfinite(empty)
+
+
+def test_the_best_spans_of_several_windows():
+    """Against a search over all pairs: in several windows the best score counts, no span is too long or reversed."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        windows, scores = [], {}
+        for first in (0, 3, 6):
+            starts, ends = rng.normal(size=(2, 8)).astype(np.float32)
+            allowed = np.arange(8) >= 2
+            offsets = [(0, 0)] * 2 + [(2 * (first + n), 2 * (first + n) + 1) for n in range(6)]
+            windows.append((starts, ends, allowed, offsets))
+            for a in range(2, 8):
+                for b in range(a, min(8, a + 3)):
+                    span = offsets[a][0], offsets[b][1]
+                    scores[span] = max(scores.get(span, -np.inf), float(starts[a] + ends[b]))
+        best = sorted(scores.items(), key=lambda item: -item[1])[:5]
+        found = answer_spans(windows, 1000, 3)
+        assert len(found) == len(scores) and [span for span, _ in found[:5]] == [span for span, _ in best]
+        assert [score for _, score in found[:5]] == pytest.approx([score for _, score in best])
+
+
+def test_finetune_and_predict_say_the_same_answers_with_the_same_probabilities(model, tmp_path):
+    path = squad(tmp_path / "dev.json", random.Random(5), 9)
+    finetune("squad", model, path, path, tmp_path / "run", "--epochs", 1, "--max_length", 24, "--window_step", 8)
+    predictor = Predictor.from_folder(tmp_path / "run")
+    contexts, questions, _ = read_squad(path)
+    for question, ours in zip(questions, lines(tmp_path / "run" / "predictions" / "validation.jsonl"), strict=True):
+        (span,) = predictor.answer(question.text, contexts[question.context], max_length=24, window_step=8)
+        assert (span.text, span.start) == (ours["prediction"], ours["start"])
+        assert span.probability == pytest.approx(ours["probability"], abs=1e-5)
 
 
 def test_a_run_with_one_softmax_a_text_learns_to_answer(model, tmp_path):

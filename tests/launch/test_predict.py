@@ -5,8 +5,9 @@ import pytest
 import torch
 import transformers
 
+from launch.decoding import best_spans
 from launch.predict import Predictor, batches
-from launch.predicting.answers import AnswerQuestion, best_spans
+from launch.predicting.answers import AnswerQuestion
 from launch.predicting.blanks import FillMask
 from launch.predicting.labels import Classify
 from launch.predicting.tags import TagWords
