@@ -62,7 +62,9 @@ class Predictor:
         if tokenizer.vocab_size > self.config.vocab_size:
             raise UserError(f"{source}: found a tokenizer of {tokenizer.vocab_size} tokens, expected at most "
                             f"{self.config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with")
-        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings)
+        head = getattr(model, "head", None)
+        pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
+        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Predictor:

@@ -189,7 +189,19 @@ class HeadConfig:
     (Devlin et al. 2019, table 7; Peters et al. 2018, equation 1).
     """
 
+    pieces: Literal["none", "max", "mean", "attention"] = "none"
+    """Over what a text is classified: one sequence; or all pieces of a long one, whose vectors become one by their
+    maximum, their mean, or a sum weighted by learned attention.
+    """
+    piece_length: int = 0
+    """Tokens of a piece, special tokens included."""
+    piece_step: int = 0
+    """Tokens from the start of one piece to the next."""
+
     def __post_init__(self) -> None:
+        if self.pieces != "none" and not 0 < self.piece_step <= self.piece_length - 2:
+            raise ModelError(f"head.piece_step: found {self.piece_step} with head.piece_length = {self.piece_length}, "
+                             "expected 1 to two less, lest tokens between two pieces be in none")
         if self.layers != "last" and self.pooling == "pooler":
             raise ModelError(f"head.layers: found {self.layers} with head.pooling = pooler, expected cls, mean or max: "
                              "the pooler was trained on the last layer alone")

@@ -89,7 +89,7 @@ def config_to_huggingface(
 def _export_family(config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
     """The family in transformers that has this architecture and head; None: our own format."""
     family = family_of(config)
-    if head and head.layers != "last":
+    if head and (head.layers != "last" or head.pieces != "none"):
         return None
     if family == "modernbert":
         if architecture in ("BertModel", "BertForMaskedLM", "BertForPreTraining"):
@@ -250,7 +250,7 @@ def load_head(folder: str | os.PathLike) -> HeadConfig | None:
     if values.get("head"):
         head = values["head"]
         columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
-        return HeadConfig(tuple(head["labels"]), head["problem"], columns, head["pooling"], head.get("layers", "last"))
+        return HeadConfig(**head | {"labels": tuple(head["labels"]), "columns": columns})
     pooling = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
     if "id2label" not in values:  # transformers leaves out default labels
         return HeadConfig(pooling=pooling) if pooling != "pooler" else None

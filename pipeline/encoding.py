@@ -51,8 +51,9 @@ class _Tokens:
 class Encoder:
     """Puts special tokens around texts and keeps them within `max_length` tokens, these included."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
-        self.tokenizer, self.max_length = tokenizer, max_length
+    def __init__(self, tokenizer: Tokenizer, max_length: int, pieces: tuple[int, int] | None = None) -> None:
+        """pieces: length and step of those in which a model classifies long texts; None: it cuts them."""
+        self.tokenizer, self.max_length, self.pieces = tokenizer, max_length, pieces
         # A blank is written as in BERT, or as the tokenizer writes it.
         self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
 

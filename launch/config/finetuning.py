@@ -13,6 +13,7 @@ from launch.finetuning.tasks import Task
 from pipeline.errors import UserError
 
 AUTO = "auto"
+_WINDOW_STEP = 128  # BERT release, run_squad.py: doc_stride
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,16 @@ class FinetuneConfig:
     max_length: int | None = None
     """Longest sequence in tokens, special tokens included, at least 8; null: 128, for questions about texts 384,
     or as many as the model has positions."""
-    keep: Literal["head", "tail", "head_tail"] = "head"
-    """What stays of a text that is longer; head_tail: its first head_tokens, and the last ones."""
+    keep: Literal["head", "tail", "head_tail", "pieces"] = "head"
+    """What stays of a text that is longer; head_tail: its first head_tokens, and the last ones; pieces: all of it, in
+    overlapping pieces of max_length, window_step apart."""
+    piece_pooling: Literal["max", "mean", "attention"] = "mean"
+    """How the vectors of a text's pieces become one, with keep: pieces."""
     head_tokens: int = 128
     """Tokens kept at the beginning with keep: head_tail, at least 1."""
-    window_step: int = 128
-    """Tokens from the start of one window over a long text to the next, at least 1 (squad, squad2)."""
+    window_step: int | None = None
+    """Tokens from the start of one window or piece of a long text to the next, at least 1 (squad, squad2, keep:
+    pieces); null: 128 for questions about texts, else half of a piece."""
     max_query_tokens: int = 64
     """Longest question in tokens, at least 1; more are cut (squad, squad2)."""
     max_answer_tokens: int = 30
@@ -163,7 +168,9 @@ class FinetuneConfig:
         evaluation = self.evaluation
         if evaluation.metric == AUTO:
             evaluation = replace(evaluation, metric=task.metrics[0])
-        return replace(self, max_length=self.max_length or min(task.max_length, positions), evaluation=evaluation)
+        length = self.max_length or min(task.max_length, positions)
+        step = self.window_step or (_WINDOW_STEP if task.kind == "answering" else length // 2 - 1)
+        return replace(self, max_length=length, window_step=step, evaluation=evaluation)
 
     def for_units(self, num_units: int) -> FinetuneConfig:
         """With the steps that the epochs make of `num_units` training units. Raises UserError."""

@@ -21,7 +21,7 @@ from launch.finetuning.squad import (
     squad_metrics,
     squad_scores,
 )
-from model.tasks import shared_softmax_losses
+from model.spans import shared_softmax_losses
 from pipeline import ragged
 from pipeline.encoding import windows
 from pipeline.errors import UserError

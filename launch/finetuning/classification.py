@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from launch.finetuning import scoring
 from launch.finetuning.examples import Examples
-from launch.finetuning.sequences import build_sequences
+from launch.finetuning.sequences import build_pieces, build_sequences
 from launch.finetuning.tables import Row, Table
 from launch.finetuning.tasks import Task
 from model.config import HeadConfig
+from pipeline import ragged
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -77,9 +78,14 @@ class TextExamples(Examples):
         self._rows, self._head, self._task = table.rows, head, task
         self._texts, self._columns = texts, targets
         sides = [[text_of(row, column) for row in table.rows] for column in texts]
-        self._sequences, cut = build_sequences(tokenizer, sides[0], sides[1] if len(sides) > 1 else None, max_length,
-                                               keep=keep, head_tokens=head_tokens)
-        self.lengths = self._sequences.lengths
+        if head.pieces == "none":
+            self._sequences, cut = build_sequences(tokenizer, sides[0], sides[1] if len(sides) > 1 else None,
+                                                   max_length, keep=keep, head_tokens=head_tokens)
+            self._of_row = np.arange(len(table.rows) + 1)
+        else:
+            self._sequences, self._of_row = build_pieces(tokenizer, sides[0], head.piece_length, head.piece_step)
+            cut = f"{len(self._sequences):,} pieces, none cut"
+        self.lengths = np.diff(self._sequences.offsets[self._of_row])
         self.num_places, self.width = len(table.rows), head.num_outputs
         self.labelled = self._has_labels(table)
         self._true = self._read_targets() if self.labelled else None
@@ -111,7 +117,13 @@ class TextExamples(Examples):
         return true
 
     def batch(self, units: np.ndarray) -> dict:
-        return self._sequences.batch(units)
+        batch = self._sequences.batch(self.feature_rows(units))
+        if self._head.pieces == "none":
+            return batch
+        return batch | {"piece_offsets": torch.from_numpy(ragged.to_offsets(np.diff(self._of_row)[units]))}
+
+    def feature_rows(self, units: np.ndarray) -> np.ndarray:
+        return ragged.ranges(self._of_row[:-1][units], np.diff(self._of_row)[units])
 
     def targets(self, units: np.ndarray) -> dict:
         true = self._true[units]

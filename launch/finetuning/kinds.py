@@ -38,7 +38,7 @@ def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> R
         if names.count(name) > 1:
             raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
                             "the results go; rename one")
-    for name, usual in (("pooling", "pooler"), ("read_layers", "last")):
+    for name, usual in (("pooling", "pooler"), ("read_layers", "last"), ("keep", "head")):
         kinds = ("classification", "regression", "multi_label", "columns")
         kinds += ("tagging",) if name == "read_layers" else ()
         if getattr(config, name) != usual and task.kind not in kinds:
@@ -62,6 +62,12 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         raise UserError(f"label_columns: found none, expected the label columns of {config.task}; name them")
     if len(texts) > 2:
         raise UserError(f"text_columns: found {len(texts)} columns, expected one, or two for pairs")
+    if config.keep == "pieces" and len(texts) > 1:
+        raise UserError(f"keep: found pieces with a pair of texts ({', '.join(texts)}), expected one text; take head, "
+                        "tail or head_tail")
+    if config.keep == "pieces" and config.window_step > config.max_length - 2:
+        raise UserError(f"window_step: found {config.window_step}, expected at most {config.max_length - 2}, the "
+                        "tokens of a piece beside [CLS] and [SEP], lest tokens between two pieces be in none")
     if len(targets) > 1 and task.kind == "classification":
         raise UserError(f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of "
                         "several")
@@ -75,6 +81,8 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
 
     train = table(config.train_file)
     head = replace(find_head(task, targets, train, config.labels, config.pooling), layers=config.read_layers)
+    if config.keep == "pieces":
+        head = replace(head, pieces=config.piece_pooling, piece_length=config.max_length, piece_step=config.window_step)
     test = [examples(table(path)) for path in config.test]
     return BertForSequenceClassification, head, examples(train), examples(table(config.validation)), test
 

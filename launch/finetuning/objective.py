@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.tasks import SpanOutput
+from model.spans import SpanOutput
 from pipeline.batches import RankBatch
 from pipeline.records import NO_LABEL
 

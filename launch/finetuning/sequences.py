@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from pipeline import ragged
+from pipeline.encoding import windows
 from pipeline.tokenizer import Tokenizer
 
 
@@ -119,3 +120,21 @@ def build_sequences(
     lost = sum(length - stay for length, stay in zip(lengths, kept, strict=True))
     segment_b_start = total if second is None else starts[1]
     return Sequences(ids, offsets, segment_b_start), Cut(int((lost > 0).sum()), int(lost.sum()))
+
+
+def build_pieces(tokenizer: Tokenizer, texts: list[str], length: int, step: int) -> tuple[Sequences, np.ndarray]:
+    """`[CLS] piece [SEP]` for overlapping pieces of each text, at most `length` tokens each, `step` tokens apart; and
+    the first piece of each text, with their number: (texts + 1,) int64.
+    """
+    special = tokenizer.special_tokens
+    flat, bounds = tokenizer.encode_batch(texts)
+    pieces = [list(windows(int(count), length - 2, step)) for count in np.diff(bounds)]
+    of_text = ragged.to_offsets(np.array([len(each) for each in pieces]))
+    ends = np.array([piece for each in pieces for piece in each])
+    counts = ends[:, 1] - ends[:, 0]
+    starts = ends[:, 0] + np.repeat(bounds[:-1], np.diff(of_text))
+    offsets = ragged.to_offsets(counts + 2)
+    ids = np.empty(offsets[-1], np.int64)
+    ids[offsets[:-1]], ids[offsets[1:] - 1] = special.classification, special.separator
+    ids[ragged.ranges(offsets[:-1] + 1, counts)] = flat[ragged.ranges(starts, counts)]
+    return Sequences(ids, offsets, counts + 2), of_text

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 from launch.config.checks import at_least
 from launch.predicting.operation import Batch, Operation, Row
 from pipeline.encoding import Encoder, Encoding
+from pipeline.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from launch.predict import Predictor
 
 
@@ -45,20 +48,23 @@ class Classify(Operation):
         super().__post_init__()
 
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
-        return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
+        if encoder.pieces is None:
+            return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
+        if row.pair is not None:
+            raise UserError(f"{row.place}: found a pair of texts, expected one text: the model reads long texts in "
+                            "pieces")
+        length, step = encoder.pieces
+        return encoder.windows(row.text, length=length, step=step, place=row.place)
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
-        logits = model(**batch.inputs).logits.float()
-        if model.head.problem == "columns":
-            parts = model.split_columns(logits)
-            columns = {name: part.softmax(-1).tolist() for name, part in parts.items()}
-            return [{name: rows[row] for name, rows in columns.items()} for row in range(len(logits))]
-        activations = {"single_label": lambda x: x.softmax(-1), "multi_label": lambda x: x.sigmoid(),
-                       "regression": lambda x: x}
-        return [{None: row} for row in activations[model.head.problem](logits).tolist()]
+        if model.head.pieces != "none":  # a text's pieces may be in several batches
+            return list(model.vectors(**batch.inputs))
+        return _chances(model, model(**batch.inputs).logits)
 
     def finish(self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Labels:
         head, result = predictor.model.head, []
+        if head.pieces != "none":
+            values = _classified(predictor.model, values)
         classes = dict(head.columns) or {None: head.labels}
         for column, scores in values[0].items():
             labels = [Label(*pair, column) for pair in zip(classes[column], scores, strict=True)]
@@ -66,3 +72,24 @@ class Classify(Operation):
                 labels.sort(key=lambda label: -label.score)
             result += labels[: self.top_k]
         return Labels(result, encodings[0].cut_tokens)
+
+
+def _chances(model: Any, logits: "Tensor") -> list[dict[str | None, list[float]]]:
+    """Of each row of logits the probabilities (of a regression the values), by label column; None: the only one."""
+    logits = logits.float()
+    if model.head.problem == "columns":
+        parts = model.split_columns(logits)
+        columns = {name: part.softmax(-1).tolist() for name, part in parts.items()}
+        return [{name: rows[row] for name, rows in columns.items()} for row in range(len(logits))]
+    activations = {"single_label": lambda x: x.softmax(-1), "multi_label": lambda x: x.sigmoid(),
+                   "regression": lambda x: x}
+    return [{None: row} for row in activations[model.head.problem](logits).tolist()]
+
+
+def _classified(model: Any, vectors: Sequence[Any]) -> list[dict[str | None, list[float]]]:
+    """The same of one text, from the vectors of its pieces."""
+    import torch
+
+    stacked = torch.stack(list(vectors))
+    offsets = torch.tensor([0, len(stacked)], device=stacked.device)
+    return _chances(model, model.classify(model.pool_pieces(stacked, offsets)))
