@@ -74,6 +74,9 @@ def write_onnx(folder: Path) -> None:
     cls = ARCHITECTURES[load_architecture(folder)]
     # What torch has an operator for, the graph has one for: eager's products do not wait for a fill of their output.
     model = _Padded(cls.from_folder(folder, attention_kernel="sdpa")).eval()
+    if (head := getattr(model.model, "head", None)) and head.pieces != "none":
+        raise UserError(f"onnx: found a model that reads long texts in pieces (pooled by {head.pieces}), expected one "
+                        "that reads one sequence; fine-tune it with --keep head, tail or head_tail")
     inputs = _sample(model.model, batch=2, length=7)
     axes = ("batch", "choices", "length") if inputs["input_ids"].dim() == 3 else ("batch", "length")
     longest = model.model.config.max_position_embeddings
