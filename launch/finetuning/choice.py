@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from launch.finetuning.classification import number_of, text_of
+from launch.finetuning.classification import label_of, number_of, text_of
 from launch.finetuning.examples import Examples
 from launch.finetuning.sequences import build_sequences
 from launch.finetuning.tables import Table
@@ -36,7 +36,7 @@ class ChoiceExamples(Examples):
         self.lengths = self._sequences.lengths.reshape(-1, self.width).sum(1)
         self.labelled = target in table.columns and any(row.values.get(target) not in (None, "") for row in table.rows)
         if self.labelled:
-            self._true = np.array([number_of(row, str(row.values.get(target)), labels) for row in table.rows])
+            self._true = np.array([number_of(row, label_of(row, target), labels) for row in table.rows])
         self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"
 
     def batch(self, units: np.ndarray) -> dict:

@@ -32,7 +32,7 @@ def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[s
     if task.kind == "regression":
         return HeadConfig(targets, "regression", pooling=pooling)
     if task.kind == "columns":
-        columns = tuple((name, _sorted(str(row.values[name]) for row in table.rows)) for name in targets)
+        columns = tuple((name, _sorted(label_of(row, name) for row in table.rows)) for name in targets)
         names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
         return HeadConfig(names, "columns", columns, pooling)
     if task.kind == "multi_label":
@@ -40,7 +40,7 @@ def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[s
             return HeadConfig(targets, "multi_label", pooling=pooling)
         found = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
         return HeadConfig(tuple(listed) or found, "multi_label", pooling=pooling)
-    labels = tuple(listed) or task.labels or _sorted(str(row.values[targets[0]]) for row in table.rows)
+    labels = tuple(listed) or task.labels or _sorted(label_of(row, targets[0]) for row in table.rows)
     if len(labels) < 2:
         raise UserError(f"{table.path}: found {len(labels)} label in column {targets[0]!r}, expected at least two; "
                         "list them with --labels, or take a task of numbers")
@@ -58,10 +58,16 @@ def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
 
 def _label_set(row: Row, column: str) -> list[str]:
     """Independent labels of a row: a list, or words with commas between them."""
+    if row.values.get(column) is None:
+        raise UserError(f"{row.place}: found nothing in column {column!r}, expected a list of labels, which may be "
+                        "empty; mend the row")
     value = row.values[column]
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
-    return [str(part) for part in value or []]
+    if not isinstance(value, list):
+        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a list of labels, or labels with "
+                        "commas between them; mend the row")
+    return [str(part) for part in value]
 
 
 class TextExamples(Examples):
@@ -102,13 +108,13 @@ class TextExamples(Examples):
         if problem == "regression":
             return np.array([[_number(row, column) for column in self._columns] for row in self._rows])
         if problem == "columns":
-            return np.array([[number_of(row, str(row.values.get(name)), labels) for name, labels in self._head.columns]
+            return np.array([[number_of(row, label_of(row, name), labels) for name, labels in self._head.columns]
                              for row in self._rows])
         if problem == "single_label":
             column = self._columns[0]
-            return np.array([number_of(row, str(row.values.get(column)), self._head.labels) for row in self._rows])
+            return np.array([number_of(row, label_of(row, column), self._head.labels) for row in self._rows])
         if len(self._columns) > 1:
-            return np.array([[number_of(row, str(row.values.get(name)), ("0", "1")) for name in self._columns]
+            return np.array([[number_of(row, label_of(row, name), ("0", "1")) for name in self._columns]
                              for row in self._rows])
         true = np.zeros((len(self._rows), len(self._head.labels)), np.int64)
         for number, row in enumerate(self._rows):
@@ -229,6 +235,14 @@ def text_of(row: Row, column: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a text; mend the row")
     return value
+
+
+def label_of(row: Row, column: str) -> str:
+    """The label in a column. Raises UserError, with the row, if there is none."""
+    value = row.values.get(column)
+    if value is None or value == "":
+        raise UserError(f"{row.place}: found no label in column {column!r}, expected one; mend the row")
+    return str(value)
 
 
 def _number(row: Row, column: str) -> float:

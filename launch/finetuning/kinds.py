@@ -24,6 +24,16 @@ from model.tasks import (
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
+_TABLES = ("classification", "regression", "multi_label", "columns", "choice")
+_TEXTS = _TABLES[:-1]
+# Fields that only some kinds of task read, with their usual values: anything else is refused, not ignored.
+_ONLY_FOR = {
+    "pooling": ("pooler", _TEXTS), "keep": ("head", _TEXTS), "read_layers": ("last", (*_TEXTS, "tagging")),
+    "text_columns": ([], _TABLES), "label_columns": ([], _TABLES), "skip_malformed_rows": (False, _TABLES),
+    "choice_columns": ([], ("choice",)), "labels": ([], ("classification", "multi_label", "choice", "tagging")),
+    "answer_softmax": ("window", ("answering",)), "answer_units": ("words", ("answering",)),
+}  # fmt: skip
+
 Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, list[Examples]]
 
 
@@ -38,12 +48,13 @@ def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> R
         if names.count(name) > 1:
             raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
                             "the results go; rename one")
-    for name, usual in (("pooling", "pooler"), ("read_layers", "last"), ("keep", "head")):
-        kinds = ("classification", "regression", "multi_label", "columns")
-        kinds += ("tagging",) if name == "read_layers" else ()
+    for name, (usual, kinds) in _ONLY_FOR.items():
         if getattr(config, name) != usual and task.kind not in kinds:
-            raise UserError(f"{name}: found {getattr(config, name)} with the task {config.task}, expected {usual}: it "
-                            f"is for {', '.join(kinds)}")
+            expected = "none" if usual == [] else str(usual).lower()
+            raise UserError(f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
+                            f"it is for {', '.join(kinds)}")
+    if len(set(config.labels)) < len(config.labels):
+        raise UserError(f"labels: found {', '.join(config.labels)}, expected each once")
     if config.read_layers != "last" and config.pooling == "pooler" and task.kind != "tagging":
         raise UserError(f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
                         "pooler was made for the last layer; add --pooling cls")
@@ -111,8 +122,13 @@ def _answers(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
 def _choices(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
     shared = tuple(config.text_columns) or task.texts
     choices = tuple(config.choice_columns) or task.choices
-    (target,) = config.label_columns or task.targets
+    target, *others = config.label_columns or task.targets
+    if others:
+        raise UserError(f"label_columns: found {', '.join(config.label_columns)}, expected one: the right choice")
     labels = tuple(config.labels) or task.labels or tuple(str(number) for number in range(len(choices)))
+    if len(labels) != len(choices):
+        raise UserError(f"choice_columns: found {len(choices)} ({', '.join(choices)}) with {len(labels)} labels "
+                        f"({', '.join(labels)}), expected as many; name them with --labels")
 
     def examples(path: str) -> ChoiceExamples:
         table = read_table(path, (), "", config.skip_malformed_rows)

@@ -58,7 +58,7 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
 def _question(path: Path, qa: dict, number: int, context: str) -> Question:
     answers = tuple((answer["text"], int(answer["answer_start"])) for answer in qa.get("answers", ()))
     for text, start in answers:
-        if context[start : start + len(text)] != text or not text:
+        if start < 0 or context[start : start + len(text)] != text or not text:
             raise UserError(f"{path}: question {qa['id']}: found {context[start : start + len(text)]!r} at character "
                             f"{start} of its text, expected the answer {text!r}; mend answer_start")
     return Question(str(qa["id"]), qa["question"], number, answers, bool(qa.get("is_impossible", False)))

@@ -13,6 +13,8 @@ from pathlib import Path
 from pipeline.errors import UserError
 from pipeline.storage import readable_errors
 
+_LONGEST_FIELD = 1 << 30  # characters; the library's own limit, 2^17, is less than many a long text
+
 
 @dataclass(frozen=True)
 class Row:
@@ -83,6 +85,7 @@ def read_text(path: Path) -> str:
 def _read_separated(path: Path, quoted: bool, header: tuple[str, ...], mark: str, skip_malformed: bool) -> Table:
     text = io.StringIO(read_text(path), newline="" if quoted else "\n")
     if quoted:
+        csv.field_size_limit(_LONGEST_FIELD)
         reader = csv.reader(text, strict=True)
         lines = ((reader.line_num, fields) for fields in reader)
     else:
@@ -92,6 +95,9 @@ def _read_separated(path: Path, quoted: bool, header: tuple[str, ...], mark: str
         for position, (number, fields) in enumerate(lines):
             if position == 0 and (not header or mark in fields):
                 columns = tuple(fields)
+                if len(set(columns)) < len(columns):
+                    raise UserError(f"{path}: row {number}: found the columns {', '.join(columns)}, expected names "
+                                    "that differ; rename one")
             elif fields in ([], [""]):
                 continue
             elif len(fields) == len(columns):

@@ -19,6 +19,7 @@ from launch.finetuning.sequences import build_sequences
 from launch.finetuning.tasks import TASKS, find_task
 from launch.metrics import read_metrics
 from launch.schedules import multiplier
+from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 from tests.finetuning.running import command, finetune, lines
 from tests.finetuning.small import BAD, GOOD, make_model, sentence, sentiment, sst2, write_tsv
@@ -291,6 +292,53 @@ def test_errors_end_in_one_line_and_status_2(model, tmp_path, capsys, case):
     for part in (*parts, *(["data.tsv"] if "row" in parts[0] else [])):
         assert part in error, error
     assert not (tmp_path / "run").exists()
+
+
+LINES = {
+    "no label in a row": ("classification", ['{"text": "w1", "label": "a"}', '{"text": "w2"}'], (),
+                          ("row 2", "found no label in column 'label'")),
+    "label null": ("classification", ['{"text": "w1", "label": "a"}', '{"text": "w2", "label": null}'], (),
+                   ("row 2", "found no label")),
+    "no text in a row": ("classification", ['{"text": "w1", "label": "a"}', '{"label": "b"}'], (),
+                         ("row 2", "found None in column 'text'")),
+    "text a number": ("classification", ['{"text": 3, "label": "a"}', '{"text": "w", "label": "b"}'], (),
+                      ("row 1", "found 3 in column 'text'")),
+    "no list of labels": ("multi-label", ['{"text": "w1", "labels": ["a"]}', '{"text": "w2"}'], (),
+                          ("row 2", "found nothing in column 'labels'")),
+    "labels a number": ("multi-label", ['{"text": "w1", "labels": 3}'], (), ("row 1", "found 3 in column 'labels'")),
+    "broken JSON": ("classification", ['{"text": "w1", "label": "a"}', '{"text": '], (), ("row 2", "JSON")),
+    "no object": ("classification", ['["w1", "a"]'], (), ("row 1", "found list")),
+    "choices and labels": ("swag", ['{"sent1": "w", "sent2": "w", "ending0": "w", "ending1": "w", "label": 0}'],
+                           ("--choice_columns", "ending0", "ending1"), ("choice_columns: found 2", "4 labels")),
+    "two right choices": ("swag", ['{"label": 0}'], ("--label_columns", "a", "b"), ("label_columns: found a, b",)),
+    "label twice": ("classification", ['{"text": "w", "label": "a"}'], ("--labels", "a", "a"), ("labels: found a, a",)),
+    "columns of tags": ("ner", [""], ("--text_columns", "a"), ("text_columns: found ['a'] with the task ner",)),
+    "labels of numbers": ("regression", [""], ("--labels", "a", "b"), ("labels: found ['a', 'b'] with the task",)),
+    "units of classes": ("sst2", [""], ("--answer_units", "characters"), ("answer_units: found characters",)),
+    "malformed SQuAD": ("squad", [""], ("--skip_malformed_rows", "true"), ("skip_malformed_rows: found True",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_wrong_rows_and_fields_that_a_task_does_not_read_end_in_one_line(model, tmp_path, capsys, case):
+    task, rows, options, parts = LINES[case]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    status = main(["finetune", task, "--model", str(model), "--train", str(path), "--validation", str(path),
+                   "--output", str(tmp_path / "run"), "--max_length", "32", *options])
+    error = capsys.readouterr().err.strip()
+    assert status == 2 and len(error.splitlines()) == 1, error
+    for part in (*parts, *(["data.jsonl"] if "row" in parts[0] else [])):
+        assert part in error, error
+
+
+def test_a_column_named_twice_is_refused_and_long_fields_are_read(model, tmp_path):
+    (tmp_path / "twice.csv").write_text("text,label,text\nw1,a,w2\n")
+    with pytest.raises(UserError, match="row 1: found the columns text, label, text"):
+        read("classification", model, tmp_path / "twice.csv")
+    (tmp_path / "long.csv").write_text("text,label\n" + "w1 " * 60_000 + ",a\nw2,b\n")
+    _, _, train, _, _ = read("classification", model, tmp_path / "long.csv")
+    assert train.lengths.tolist() == [64, 3]
 
 
 def test_another_tokenizer_is_refused(sentiment_run, files, tmp_path, capsys):

@@ -419,6 +419,7 @@ def test_the_best_threshold_is_found():
 
 @pytest.mark.parametrize("change, parts", [
     (lambda qa: qa["answers"][0].update(answer_start=1), ("question q0", "expected the answer", "answer_start")),
+    (lambda qa: qa["answers"][0].update(answer_start=-2, text=","), ("question q0", "character -2")),
     (lambda qa: qa.update(answers=[]), ("question q0", "found no answer", "squad2")),
     (lambda qa: qa.pop("question"), ("can't be read as SQuAD",)),
 ])
