@@ -38,6 +38,7 @@ from launch.metrics import read_metrics
 from launch.predict import Predictor
 from model.tasks import BertForQuestionAnswering
 from pipeline.encoding import windows as windows_of
+from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import GOOD, OTHERS, make_model, write_tsv
@@ -419,7 +420,6 @@ def test_the_best_threshold_is_found():
 
 @pytest.mark.parametrize("change, parts", [
     (lambda qa: qa["answers"][0].update(answer_start=1), ("question q0", "expected the answer", "answer_start")),
-    (lambda qa: qa["answers"][0].update(answer_start=-2, text=","), ("question q0", "character -2")),
     (lambda qa: qa.update(answers=[]), ("question q0", "found no answer", "squad2")),
     (lambda qa: qa.pop("question"), ("can't be read as SQuAD",)),
 ])
@@ -432,6 +432,15 @@ def test_squad_errors_name_the_question(model, tmp_path, capsys, change, parts):
                  "--output", str(tmp_path / "run"), "--max_length", "64", "--window_step", "16"]) == 2
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.json", *parts)), error
+
+
+def test_an_answer_before_the_text_begins_is_refused(tmp_path):
+    """Python counts negative places from the end, where the answer would be found."""
+    question = {"id": "q", "question": "?", "answers": [{"text": "milk", "answer_start": -5}]}
+    (tmp_path / "bad.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "bought milk.",
+                                                                            "qas": [question]}]}]}))
+    with pytest.raises(UserError, match="question q: .* character -5"):
+        read_squad(tmp_path / "bad.json")
 
 
 # ---- choices ----
