@@ -18,8 +18,9 @@ from launch.metrics import read_metrics
 from launch.predict import Predictor
 from tests.finetuning.running import command, finetune, lines
 from tests.finetuning.small import make_model, sst2
+from tests.finetuning.test_answers import squad
 from tests.finetuning.test_texts import _order
-from tests.finetuning.test_words_answers_choices import conll, squad
+from tests.finetuning.test_words_choices import conll
 from tests.launching import assert_same_weights, curve, finish, kill_when, start, step_of, weights
 
 

@@ -1,4 +1,4 @@
-"""Tags, answers and choices: long inputs, exact counts, and the same answers from transformers."""
+"""Answers: windows over long texts, the official scores, and the same answers from transformers and `cloze predict`."""
 
 import json
 import random
@@ -10,14 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from seqeval.metrics import f1_score
-from seqeval.scheme import IOB2
-from transformers import (
-    AutoModelForMultipleChoice,
-    AutoModelForQuestionAnswering,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from launch.cli import main, parse
 from launch.decoding import answer_spans, counts_once
@@ -32,7 +25,6 @@ from launch.finetuning.squad import (
     read_squad,
     squad_scores,
 )
-from launch.finetuning.tagging import TagExamples, find_tags, read_conll
 from launch.finetuning.tasks import find_task
 from launch.metrics import read_metrics
 from launch.predict import Predictor
@@ -41,99 +33,13 @@ from pipeline.encoding import windows as windows_of
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 from tests.finetuning.running import finetune, lines
-from tests.finetuning.small import GOOD, OTHERS, make_model, write_tsv
+from tests.finetuning.small import OTHERS, make_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"))
 
-
-# ---- tags ----
-
-def conll(path, rng, count):
-    """Sentences in which a good word is a thing of one or two words: fine w3 -> B-thing I-thing."""
-    text = ""
-    for _ in range(count):
-        words = [(word, "O") for word in rng.choices(OTHERS, k=rng.randint(3, 40))]
-        place = rng.randrange(len(words) - 1)
-        words[place] = (rng.choice(GOOD), "B-thing")
-        if words[place][0] == "fine":
-            words[place + 1] = (words[place + 1][0], "I-thing")
-        text += "".join(f"{word}\t{tag}\n" for word, tag in words) + "\n"
-    path.write_text(text)
-    return path
-
-
-def test_every_word_is_tagged_once_however_long_its_sentence(model, tmp_path):
-    tokenizer = Tokenizer.from_folder(model)
-    path = tmp_path / "long.conll"
-    # 30 words in one sentence; one word of 9 pieces; one that the tokenizer makes nothing of.
-    path.write_text("-DOCSTART- O\n\n" + "".join(f"w{n % 20} {'B-x' if n % 7 == 0 else 'O'}\n" for n in range(30))
-                    + "\n" + "sssssssssss O\n\u200b\u200b B-x\n", encoding="utf-8")
-    sentences = read_conll(path)
-    head = find_tags(sentences, [])
-    assert head.labels == ("O", "B-x")
-    examples = TagExamples(sentences, find_task("ner"), head, tokenizer, 8)
-    assert examples.lengths.max() <= 8 and "2 sentences split" in examples.facts
-    batch = examples.batch(np.arange(len(examples))) | examples.targets(np.arange(len(examples)))
-    labels = batch["labels"].numpy()
-    assert len(labels) == len(batch["input_ids"]) and (labels >= 0).sum() == len(sentences.words)
-    assert [head.labels[n] for n in labels[labels >= 0]] == sentences.tags
-    perfect = np.eye(2)[np.maximum(labels, 0)].astype(np.float32)
-    assert examples.metrics(perfect)["f1"] == 1.0
-    assert [each["prediction"] for each in examples.predictions(perfect)] == [
-        sentences.tags[:30], sentences.tags[30:]]
-
-
-def test_a_tagger_and_its_twin_in_transformers(model, tmp_path):
-    rng = random.Random(0)
-    train, validation = conll(tmp_path / "train.conll", rng, 120), conll(tmp_path / "dev.conll", rng, 15)
-    results, _ = finetune("ner", model, train, validation, tmp_path / "run", "--epochs", 8, "--max_length", 64)
-    assert results["validation"]["f1"] > 0.5
-    predictions = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
-    strict = f1_score([each["label"] for each in predictions], [each["prediction"] for each in predictions],
-                      mode="strict", scheme=IOB2)
-    assert results["validation"]["f1"] == pytest.approx(strict)
-    reference, report = AutoModelForTokenClassification.from_pretrained(tmp_path / "run" / "model",
-                                                                        output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    assert set(reference.config.id2label.values()) == {"O", "B-thing", "I-thing"}
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
-    for each in predictions:
-        encoded = tokenizer(each["words"], is_split_into_words=True, return_tensors="pt")
-        with torch.no_grad():
-            chances = reference(**encoded).logits[0].softmax(-1)
-        ids = encoded.word_ids()
-        firsts = [ids.index(word) for word in range(len(each["words"]))]
-        assert [reference.config.id2label[int(chances[place].argmax())] for place in firsts] == each["prediction"]
-        assert np.allclose(chances[firsts].max(-1).values, each["probabilities"], atol=1e-4)
-
-
-@pytest.mark.parametrize("text, parts", [
-    ("w1 O\nw2\n", ("row 2", "found 1 fields", "expected 2")),
-    ("w1 O\nw2 B-y extra\n", ("row 2", "found 3 fields")),
-    ("\n\n", ("found no rows",)),
-    ("w1\nw2\n", ("row 1", "expected a word and its tag")),
-])
-def test_conll_errors_name_the_row(model, tmp_path, capsys, text, parts):
-    (tmp_path / "bad.conll").write_text(text)
-    assert main(["finetune", "ner", "--model", str(model), "--train", str(tmp_path / "bad.conll"), "--validation",
-                 str(tmp_path / "bad.conll"), "--output", str(tmp_path / "run"), "--max_length", "16"]) == 2
-    error = capsys.readouterr().err.strip()
-    assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.conll", *parts)), error
-
-
-def test_a_tag_that_training_has_not_seen(model, tmp_path, capsys):
-    (tmp_path / "train.conll").write_text("w1 O\nw2 B-x\n")
-    (tmp_path / "dev.conll").write_text("w1 O\n\nw2 B-y\n")
-    assert main(["finetune", "ner", "--model", str(model), "--train", str(tmp_path / "train.conll"), "--validation",
-                 str(tmp_path / "dev.conll"), "--output", str(tmp_path / "run"), "--max_length", "16"]) == 2
-    error = capsys.readouterr().err
-    assert "dev.conll: row 3" in error and "'B-y'" in error
-
-
-# ---- answers ----
 
 def squad(path, rng, count, impossible=False):
     """Texts in which the answer to "? WORD" is the number behind WORD."""
@@ -443,37 +349,3 @@ def test_an_answer_before_the_text_begins_is_refused(tmp_path):
         read_squad(tmp_path / "bad.json")
 
 
-# ---- choices ----
-
-def test_choices_and_their_twin_in_transformers(model, tmp_path):
-    rng = random.Random(0)
-    rows = []
-    for _ in range(24):
-        right, word = rng.randrange(4), rng.choice(OTHERS)
-        endings = [rng.choice(OTHERS) for _ in range(4)]
-        endings[right] = "superb"
-        rows.append((f"w1 {word}", "w2", *endings, right))
-    header = ("sent1", "sent2", *(f"ending{n}" for n in range(4)), "label")
-    path = write_tsv(tmp_path / "train.tsv", header, rows)
-    results, _ = finetune("swag", model, path, path, tmp_path / "run", "--epochs", 6)
-    assert results["validation"]["accuracy"] > 0.5
-    reference, report = AutoModelForMultipleChoice.from_pretrained(tmp_path / "run" / "model",
-                                                                   output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
-    for row, ours in zip(rows, lines(tmp_path / "run" / "predictions" / "validation.jsonl"), strict=True):
-        encoded = tokenizer([row[0]] * 4, [f"w2 {ending}" for ending in row[2:6]], padding=True, return_tensors="pt")
-        with torch.no_grad():
-            chances = reference(**{name: value[None] for name, value in encoded.items()}).logits[0].softmax(-1)
-        assert np.allclose(chances, list(ours["probabilities"].values()), atol=1e-5)
-        assert ours["label"] == str(row[-1])
-
-
-def test_stories_have_two_endings(model, tmp_path):
-    header = ("InputStoryid", *(f"InputSentence{n}" for n in range(1, 5)), "RandomFifthSentenceQuiz1",
-              "RandomFifthSentenceQuiz2", "AnswerRightEnding")
-    path = tmp_path / "story.csv"
-    path.write_text(",".join(header) + "\n" + 'id,w1,w2,w3,"w4, w5",fine,dull,2\n' * 8)
-    results, _ = finetune("rocstories", model, path, path, tmp_path / "run", "--epochs", 2)
-    assert results["validation"]["examples"] == 8
-    assert lines(tmp_path / "run" / "predictions" / "validation.jsonl")[0]["label"] == "2"
