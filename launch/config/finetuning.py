@@ -13,6 +13,7 @@ from launch.finetuning.tasks import Task
 from pipeline.errors import UserError
 
 AUTO = "auto"
+_LONG_TEXT = 512  # 128 + 382 and two special tokens: Sun et al. 2019, arXiv 1905.05583, section 5.3
 _WINDOW_STEP = 128  # BERT release, run_squad.py: doc_stride
 
 
@@ -54,8 +55,8 @@ class FinetuneConfig:
     choice_columns: list[str] = field(default_factory=list)
     """Columns of the choices of multiple-choice; empty: as the task names them."""
     max_length: int | None = None
-    """Longest sequence in tokens, special tokens included, at least 8; null: 128, for questions about texts 384,
-    or as many as the model has positions."""
+    """Longest sequence in tokens, special tokens included, at least 8; null: 128, for questions about texts 384, with
+    keep: head_tail 512, or as many as the model has positions."""
     keep: Literal["head", "tail", "head_tail", "pieces"] = "head"
     """What stays of a text that is longer; head_tail: its first head_tokens, and the last ones; pieces: all of it, in
     overlapping pieces of max_length, window_step apart."""
@@ -160,7 +161,7 @@ class FinetuneConfig:
             positions: of the model.
 
         Raises:
-            UserError: the length that is given is more.
+            UserError: the length that is given is more, or leaves no room for a tail.
         """
         if self.max_length is not None and self.max_length > positions:
             raise UserError(f"max_length: found {self.max_length}, expected at most {positions}, the positions of "
@@ -168,7 +169,11 @@ class FinetuneConfig:
         evaluation = self.evaluation
         if evaluation.metric == AUTO:
             evaluation = replace(evaluation, metric=task.metrics[0])
-        length = self.max_length or min(task.max_length, positions)
+        usual = _LONG_TEXT if self.keep == "head_tail" else task.max_length
+        length = self.max_length or min(usual, positions)
+        if self.keep == "head_tail" and self.head_tokens >= length - 2:
+            raise UserError(f"head_tokens: found {self.head_tokens} with max_length {length}, expected less than "
+                            f"{length - 2}, so that there is room for the tail; lower it, or raise --max_length")
         step = self.window_step or (_WINDOW_STEP if task.kind == "answering" else length // 2 - 1)
         return replace(self, max_length=length, window_step=step, evaluation=evaluation)
 

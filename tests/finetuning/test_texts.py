@@ -146,6 +146,15 @@ def test_what_stays_of_a_long_text(model, keep, kept):
     assert (cut.sequences, cut.tokens) == (1, 4)
 
 
+def test_head_and_tail_are_128_and_382_tokens_by_default():
+    config = parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o", "--keep",
+                                "head_tail"])
+    resolved = config.for_task(find_task("sst2"), 512)
+    assert (resolved.head_tokens, resolved.max_length - 2 - resolved.head_tokens) == (128, 382)
+    with pytest.raises(UserError, match="head_tokens: found 128 with max_length 128, expected less than 126"):
+        config.for_task(find_task("sst2"), 128)
+
+
 def test_pairs_are_cut_as_tokenizers_cuts_them(model):
     plain = PlainTokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer = Tokenizer.from_folder(model)
