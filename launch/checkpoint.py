@@ -401,6 +401,8 @@ def _kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
             state["step"] = state["step"].clone()
         if "step" in state:  # Muon's states have none
             steps.append(float(state["step"]))
+    if not engine.zero_optimization():  # there a parameter may have begun to learn later than others
+        steps = [max(steps)] if steps else []
     if set(steps) - {float(optimizer_steps)}:
         raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")
 

@@ -168,7 +168,7 @@ class LayerMix(nn.Module):
     def __init__(self, num_layers: int) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.zeros(num_layers))
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = nn.Parameter(torch.ones(1))  # DeepSpeed broadcasts no tensor without a dimension
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(N, layers, hidden) -> (N, hidden)."""
