@@ -29,11 +29,16 @@ TINY = (
 )  # fmt: skip
 
 
+def pretrain_arguments(data: Path, output: Path, *overrides: str) -> list[str]:
+    """What follows `cloze` on the command line of a run."""
+    return ["pretrain", *TINY, "--data", str(data), "--output", str(output), *overrides]
+
+
 def pretrain_command(data: Path, output: Path, *overrides: str, processes: int = 1) -> list[str]:
     """The command of a run, through torchrun as on a cluster; one process alone needs none."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return [sys.executable, *(launcher if processes > 1 else []), "-m", "launch", "pretrain", *TINY,
-            "--data", str(data), "--output", str(output), *overrides]
+    return [sys.executable, *(launcher if processes > 1 else []), "-m", "launch",
+            *pretrain_arguments(data, output, *overrides)]
 
 
 def start(command: list[str], **variables: str) -> subprocess.Popen:

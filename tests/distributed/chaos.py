@@ -15,11 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.checkpoint import CHECKSUMS, damage
-from tests.launching import children, kill_all, step_of
+from tests.forked import ForkedRun
+from tests.launching import children, kill_all, pretrain_arguments, pretrain_command, start, step_of
 
 # Nobody waits longer for a process that has been killed, or whose peer has: it hangs.
 HANG_SECONDS = 90
 DISK_BYTES = 64 << 20
+PROCESSES = 2
+# Of the starts: torchrun and its ranks import for seconds, in which a kill teaches nothing.
+TORCHRUN_SHARE = 0.15
+
+# A run as its launcher sees it.
+Run = subprocess.Popen | ForkedRun
+
+
+def begin(data: Path, run: Path, options: tuple[str, ...], rng: random.Random) -> Run:
+    """Start or continue the run, saving asynchronously or in line, under torchrun or as srun starts processes."""
+    options = (*options, "--checkpoint.asynchronous", rng.choice(("true", "true", "false")))
+    if rng.random() < TORCHRUN_SHARE:
+        return start(pretrain_command(data, run, *options, processes=PROCESSES))
+    return ForkedRun(pretrain_arguments(data, run, *options), PROCESSES)
 
 
 @dataclass(frozen=True)
@@ -42,14 +57,14 @@ class Strike:
         number = rng.choices((signal.SIGKILL, signal.SIGTERM), (7, 3))[0]
         # A launcher that is killed alone leaves its ranks behind, at work; no scheduler does that.
         target = rng.choice(("rank", "ranks", "run") if number == signal.SIGKILL else ("rank", "ranks", "launcher"))
-        # A start takes some seconds, a step and a save tens of milliseconds.
-        seconds = rng.uniform(0, {"start": 6.0, "training": 0.05, "save": 0.012}[moment])
+        # A start takes a second or some, a step and a save tens of milliseconds.
+        seconds = rng.uniform(0, {"start": 2.0, "training": 0.05, "save": 0.012}[moment])
         return cls(moment, target, number, seconds, rng.randint(1, most_steps))
 
     def __str__(self) -> str:
         return f"{self.number.name} to {self.target}, moment: {self.moment} + {self.seconds:.3f} s, +{self.steps} steps"
 
-    def wait(self, process: subprocess.Popen, run: Path) -> None:
+    def wait(self, process: Run, run: Path) -> None:
         """Return when the moment has come, or the process has ended."""
         if self.moment != "start":
             wait_for_steps(process, run, self.steps)
@@ -57,7 +72,7 @@ class Strike:
                 time.sleep(0.0005)
         time.sleep(self.seconds)
 
-    def hit(self, process: subprocess.Popen, rng: random.Random) -> None:
+    def hit(self, process: Run, rng: random.Random) -> None:
         """Send the signal."""
         if self.target == "run":
             kill_all(process, self.number)
@@ -71,7 +86,7 @@ class Strike:
                 os.kill(pid, self.number)
 
 
-def wait_for_steps(process: subprocess.Popen, run: Path, steps: int) -> None:
+def wait_for_steps(process: Run, run: Path, steps: int) -> None:
     """Return when the run has logged so many steps beyond where it stood, or has ended."""
     before, began = step_of(run), None
     deadline = time.monotonic() + HANG_SECONDS
@@ -91,7 +106,7 @@ def saving(run: Path) -> bool:
     return any((run / "checkpoints").glob("step-*.tmp"))
 
 
-def collect(process: subprocess.Popen) -> str:
+def collect(process: Run) -> str:
     """What a struck run printed. It must end soon, with its ranks: they all hold the pipe that is read."""
     pids = [process.pid, *children(process.pid)]
     try:
@@ -140,7 +155,7 @@ class Disk:
         self.folder, self.mounted = folder, mounted
         self._balloon = folder / "balloon"
 
-    def fill(self, process: subprocess.Popen, rng: random.Random) -> str:
+    def fill(self, process: Run, rng: random.Random) -> str:
         """Leave next to nothing: of the disk, or of what the run's processes may write into one file."""
         if self.mounted and rng.random() < 0.7:
             left = rng.choice((0, 16 << 10, 256 << 10, 1 << 20))

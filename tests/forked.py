@@ -1,0 +1,118 @@
+"""Runs whose processes are forked from one that has imported everything: they start in a second instead of many.
+
+For tests that start a run dozens of times. All that a command does after its imports happens anew in each process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+
+import torch._dynamo  # noqa: F401  which torch's optimizers import at their first use
+
+from launch import checkpoint, cli, config, evaluation, examples, metrics, pretrain, probing, trainer  # noqa: F401
+from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE
+from pipeline import batches, shards  # noqa: F401
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__])
+# A process that goes on when another has failed is asked to end, and made to after so long, as srun does.
+GRACE_SECONDS = 10
+
+
+class ForkedRun:
+    """A command in so many processes on this machine, started as srun starts them; with Popen's way to deal with it.
+
+    Args:
+        command: what follows `cloze`.
+    """
+
+    def __init__(self, command: list[str], processes: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._printed, theirs = _CONTEXT.Pipe(duplex=False)
+        self._text = b""
+        self._process = _CONTEXT.Process(target=_launch, args=(command, processes, port, theirs))
+        self._process.start()
+        theirs.close()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Exit status of the launcher; None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the launcher, which passes SIGTERM on."""
+        os.kill(self.pid, number)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """What was printed, when all processes have ended: the last one closes the pipe.
+
+        Raises:
+            subprocess.TimeoutExpired: they have not.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if not self._printed.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise subprocess.TimeoutExpired("cloze", timeout)
+            part = os.read(self._printed.fileno(), 1 << 16)
+            if not part:
+                break
+            self._text += part
+        self._process.join()
+        return self._text.decode(errors="replace"), None
+
+
+def _launch(command: list[str], processes: int, port: int, printed: Connection) -> None:
+    """Fork the ranks and wait for them; exits with 0 or 75 if all did, with the first other status else."""
+    for stream in (1, 2):
+        os.dup2(printed.fileno(), stream)
+    printed.close()
+    ranks: list[int] = []
+
+    def send(number: int) -> None:
+        for pid in ranks:
+            os.kill(pid, number)  # none is waited for elsewhere: a dead one is still there
+
+    signal.signal(signal.SIGTERM, lambda number, frame: send(number))
+    signal.signal(signal.SIGALRM, lambda number, frame: send(signal.SIGKILL))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is somebody to pass it on to
+    for rank in range(processes):
+        pid = os.fork()
+        if not pid:
+            _become(rank, processes, port)
+            sys.exit(cli.main(command))
+        ranks.append(pid)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    worst = EXIT_COMPLETE
+    while ranks:
+        pid, status = os.wait()
+        ranks.remove(pid)
+        code = os.waitstatus_to_exitcode(status)
+        if code not in (EXIT_COMPLETE, EXIT_REQUEUE) and worst in (EXIT_COMPLETE, EXIT_REQUEUE):
+            send(signal.SIGTERM)
+            signal.alarm(GRACE_SECONDS)
+        if worst in (EXIT_COMPLETE, EXIT_REQUEUE):
+            worst = max(worst, code) if code > 0 else code or worst
+    sys.exit(worst if worst >= 0 else 128 - worst)  # the shell's convention for death by signal
+
+
+def _become(rank: int, processes: int, port: int) -> None:
+    """Make this process what a fresh one of that rank is before its first line."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    sys.stdout.reconfigure(line_buffering=True)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes),
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
