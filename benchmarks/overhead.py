@@ -186,11 +186,10 @@ class Contender:
             process.wait()
 
     def logged(self, scalar: str) -> float:
-        """Median of what the run has logged in the turns that count."""
+        """Median of what the run has logged; the first line comes before the first checkpoint."""
         from launch.metrics import read_metrics
 
-        lines = read_metrics(self.output)[WARMUP_TURNS:]
-        return statistics.median(line[scalar] for line in lines if scalar in line)
+        return statistics.median(line[scalar] for line in read_metrics(self.output) if scalar in line)
 
 
 def prepare_data(folder: Path) -> Path:

@@ -128,6 +128,9 @@ def build_engine(
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
     if not engine.zero_optimization():
         _skip_infinite_steps(engine, device)
+        if engine.dp_world_size == 1:
+            # The sum over one process is there already; all gradients would be copied to a buffer and back for it.
+            engine.allreduce_and_copy = lambda *arguments, **options: None
     return engine
 
 

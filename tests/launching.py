@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -108,7 +109,7 @@ def curve(output: Path) -> list[dict]:
             for line in read_metrics(output)]
 
 
-def weights(output: Path, step: int | None = None) -> dict[str, torch.Tensor]:
+def weights(output: Path, step: int | Literal["best"] | None = None) -> dict[str, torch.Tensor]:
     """fp32 weights of a run's checkpoint."""
     return read_weights(output, step)[1]
 

@@ -123,6 +123,11 @@ def good_checkpoints(run: Path) -> list[Path]:
     return [path for path in published(run) if damage(path) is None]
 
 
+def damaged_checkpoints(run: Path) -> set[Path]:
+    """Published folders that do not verify."""
+    return {path for path in published(run) if damage(path) is not None}
+
+
 def published(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*[0-9]"))
 
