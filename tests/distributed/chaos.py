@@ -164,16 +164,26 @@ class Disk:
         """Leave next to nothing: of the disk, or of what the run's processes may write into one file."""
         if self.mounted and rng.random() < 0.7:
             left = rng.choice((0, 16 << 10, 256 << 10, 1 << 20))
-            with open(self._balloon, "wb", buffering=0) as file:
-                with contextlib.suppress(OSError):  # written until it is full, since the run writes at the same time
-                    while file.write(bytes(1 << 20)):
-                        pass
-                file.truncate(max(0, file.tell() - left))
+            self._grow(left)
             return f"the disk is full but for {left} bytes"
         limit = rng.choice((8 << 10, 64 << 10))
         for pid in children(process.pid):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, limit))
         return f"no file may be larger than {limit} bytes"
+
+    def keep_full(self, process: Run) -> None:
+        """Until the run has ended, take what it gives back, or it would go on in the space of its old checkpoints."""
+        deadline = time.monotonic() + HANG_SECONDS
+        while self._balloon.exists() and process.poll() is None and time.monotonic() < deadline:
+            self._grow(0)
+            time.sleep(0.05)
+
+    def _grow(self, left: int) -> None:
+        with open(self._balloon, "ab", buffering=0) as file:
+            with contextlib.suppress(OSError):  # written until it is full, since the run writes at the same time
+                while file.write(bytes(1 << 20)):
+                    pass
+            file.truncate(max(0, file.tell() - left))
 
     def free(self) -> None:
         self._balloon.unlink(missing_ok=True)

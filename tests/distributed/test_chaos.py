@@ -98,6 +98,7 @@ def starve(begin, run, disk, rng, kills, say) -> None:
     good = chaos.good_checkpoints(run)
     try:
         what = disk.fill(process, rng)
+        disk.keep_full(process)
         output = chaos.collect(process)
     finally:
         disk.free()
