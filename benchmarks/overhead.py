@@ -73,13 +73,14 @@ class Turns:
 
 def worker(name: str, data: Path, output: Path, threads: int) -> None:
     """Train as this contender does, in turns."""
-    from launch.environment import device_type, keep_freed_pages, prepare_deepspeed, protect_process, read_environment
+    from launch import environment as processes
 
-    protect_process()
-    environment = read_environment()
-    prepare_deepspeed(environment)
-    if device_type() == "cpu":
-        keep_freed_pages()
+    processes.protect_process()
+    environment = processes.read_environment()
+    processes.prepare_deepspeed(environment)
+    if processes.device_type() == "cpu":
+        processes.keep_freed_pages()
+        processes.bound_primitive_caches()
     import torch
 
     from launch import distributed
