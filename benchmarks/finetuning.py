@@ -33,6 +33,7 @@ from training_step import KEEP_PAGES
 VOCABULARY = 8192
 BATCH = 32
 STEPS_A_TURN = 50  # Trainer sorts by length within 50 batches (transformers, LengthGroupedSampler)
+QUICK_STEPS = 16  # of which it sorts within 4, so that it pads a little more
 WORDS = 3, 45  # of a sentence: the range of all but 1% of SST-2's
 DEFAULT = "transformers Trainer, its defaults"
 RANDOM = {"bf16": True, "optim": "adamw_torch_fused"}
@@ -61,8 +62,8 @@ def contenders(device: str) -> dict:
     return CONTENDERS if device == "cpu" else GPU_CONTENDERS
 
 
-def sentences(data: str | None) -> list[str]:
-    """As many as a turn has, of a file or of docstrings."""
+def sentences(data: str | None, count: int) -> list[str]:
+    """So many of a file or of docstrings."""
     if data:
         with open(data, encoding="utf-8", newline="") as file:
             found = [row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
@@ -71,9 +72,9 @@ def sentences(data: str | None) -> list[str]:
 
         found = [" ".join(sentence.split()) for text in found_text() for sentence in split(text)]
         found = [sentence for sentence in found if WORDS[0] <= len(sentence.split()) <= WORDS[1]]
-    if len(found) < STEPS_A_TURN * BATCH:
-        raise SystemExit(f"{data}: found {len(found)} sentences, expected at least {STEPS_A_TURN * BATCH}")
-    return random.Random(0).sample(found, STEPS_A_TURN * BATCH)
+    if len(found) < count:
+        raise SystemExit(f"{data}: found {len(found)} sentences, expected at least {count}")
+    return random.Random(0).sample(found, count)
 
 
 def make_model(folder: Path, texts: list[str]) -> None:
@@ -191,17 +192,17 @@ def run_transformers(folder: Path, settings: dict, turns: Turns) -> None:
     trainer.train()
 
 
-def worker(name: str, folder: Path, device: str, threads: int) -> None:
+def worker(name: str, folder: Path, device: str, threads: int, steps: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
     library, settings, _ = contenders(device)[name]
     run = run_cloze if library == "cloze" else run_transformers
-    run(folder, settings, Turns(STEPS_A_TURN))
+    run(folder, settings, Turns(steps))
 
 
-def worker_command(name: str, folder: Path, device: str, threads: int) -> list[str]:
-    options = {"worker": name, "folder": str(folder), "device": device, "threads": str(threads)}
+def worker_command(name: str, folder: Path, device: str, threads: int, steps: int) -> list[str]:
+    options = {"worker": name, "folder": str(folder), "device": device, "threads": str(threads), "steps": str(steps)}
     return [sys.executable, __file__, *itertools.chain(*((f"--{key}", value) for key, value in options.items()))]
 
 
@@ -218,20 +219,20 @@ def turn(name: str, process: subprocess.Popen) -> tuple[float, float]:
     raise SystemExit(f"{name}: the process ended with status {process.wait()}")
 
 
-def measure(folder: Path, device: str, threads: int, rounds: int, names: list[str], cpu_time: bool
+def measure(folder: Path, device: str, threads: int, steps: int, rounds: int, names: list[str], cpu_time: bool
             ) -> dict[str, float]:
     """Median seconds of a step for each contender, which take turns; a first turn of each warms up."""
     processes = {}
     for name in names:  # all start at once: importing takes longer than measuring
         variables = os.environ | contenders(device)[name][2] | {"TOKENIZERS_PARALLELISM": "false"}
-        processes[name] = subprocess.Popen(worker_command(name, folder, device, threads), stdin=subprocess.PIPE,
+        processes[name] = subprocess.Popen(worker_command(name, folder, device, threads, steps), stdin=subprocess.PIPE,
                                            stdout=subprocess.PIPE, text=True, env=variables)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
         for name, process in processes.items():
             taken = turn(name, process)
             if number:
-                seconds[name].append(taken[cpu_time] / STEPS_A_TURN)
+                seconds[name].append(taken[cpu_time] / steps)
     for process in processes.values():
         process.stdin.close()
         process.wait()
@@ -249,6 +250,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="measured turns of each contender; default: 5, quick: 1")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.device is None:
@@ -256,7 +258,7 @@ def main() -> None:
 
         arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
     if arguments.worker:
-        return worker(arguments.worker, arguments.folder, arguments.device, arguments.threads)
+        return worker(arguments.worker, arguments.folder, arguments.device, arguments.threads, arguments.steps)
     with tempfile.TemporaryDirectory() as folder:
         report(arguments, Path(folder))
 
@@ -264,9 +266,10 @@ def main() -> None:
 def report(arguments: argparse.Namespace, folder: Path) -> None:
     """Measure, print a table, write the figures."""
     names = list(QUICK if arguments.quick and arguments.device == "cpu" else contenders(arguments.device))
-    make_model(folder, sentences(arguments.data))
+    steps = QUICK_STEPS if arguments.quick else STEPS_A_TURN
+    make_model(folder, sentences(arguments.data, steps * BATCH))
     rounds = arguments.rounds or (1 if arguments.quick else 5)
-    seconds = measure(folder, arguments.device, arguments.threads, rounds, names, arguments.cpu_time)
+    seconds = measure(folder, arguments.device, arguments.threads, steps, rounds, names, arguments.cpu_time)
     print(f"{hardware(arguments.device)}, {arguments.threads} threads\n")
     print(f"{'':<56}{'s a step':>9}{'sentences/s':>13}{'ratio':>7}")
     for name, taken in seconds.items():
