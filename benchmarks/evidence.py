@@ -268,7 +268,8 @@ def write(arguments: argparse.Namespace) -> None:
         page = arguments.page / "results.md"
         before, _, rest = page.read_text().partition(MARKS[0])
         after = rest.partition(MARKS[1])[2]
-        page.write_text(f"{before}{MARKS[0]}\n{text}\n{settings_table()}{MARKS[1]}{after}")
+        measured = f"{text}\n![each run a dot](results.svg)\n\n{settings_table()}"
+        page.write_text(f"{before}{MARKS[0]}\n{measured}{MARKS[1]}{after}")
         shutil.copyfile(arguments.output / "spread.svg", arguments.page / "results.svg")
 
 
