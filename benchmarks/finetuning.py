@@ -124,12 +124,19 @@ class Turns:
 
 def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
     """The trainer of `cloze finetune`, between whose steps `turns` stands."""
-    from launch.environment import device_type, keep_freed_pages, prepare_deepspeed, read_environment
+    from launch.environment import (
+        bound_primitive_caches,
+        device_type,
+        keep_freed_pages,
+        prepare_deepspeed,
+        read_environment,
+    )
 
     environment = read_environment()
     prepare_deepspeed(environment)
     if device_type() == "cpu":
         keep_freed_pages()
+        bound_primitive_caches()
     from launch import distributed
     from launch.config import CheckpointConfig, EvaluationConfig, FinetuneConfig, TrainConfig
     from launch.console import Console
@@ -147,8 +154,8 @@ def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
     ))  # fmt: skip
     device, console = distributed.initialize(environment), Console(False)
     with Heartbeat(Path(job.config.output), environment, job.config.monitor) as heartbeat:
-        trainer = prepare_trainer(job, environment, device, console, heartbeat)
-        stream = iter(ExampleStream(job.train, BATCH, BATCH, 0, 1, 0, 0))
+        trainer, learned = prepare_trainer(job, environment, device, console, heartbeat)
+        stream = iter(ExampleStream(learned.train, BATCH, BATCH, 0, 1, 0, 0))
 
         def batches():
             while True:
