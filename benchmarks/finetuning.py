@@ -248,7 +248,7 @@ def measure(folder: Path, device: str, threads: int, steps: int, rounds: int, na
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three contenders, fewer turns: under 50 seconds")
+    parser.add_argument("--quick", action="store_true", help="three contenders, shorter turns: about a minute")
     parser.add_argument("--cpu_time", action="store_true",
                         help="count CPU seconds: for one thread on a machine that is shared")
     parser.add_argument("--data", metavar="FILE", help="TSV with a column `sentence`; default: sentences of docstrings")
