@@ -18,9 +18,12 @@ DATA_SHEETS = {
     "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "V100": 125e12, "T4": 65e12,
     "RTX 4090": 165e12, "RTX 3090": 71e12,
 }  # fmt: skip
-# Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a second.
+# Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
 _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
-_SECONDS_A_SIZE = 0.4
+# Another process's work only makes a trial slower, and comes and goes: the best of short trials, spread over seconds.
+_TRIAL_SECONDS = 0.05
+_PAUSE_SECONDS = 0.2
+_SECONDS = 4.0
 
 
 def device_name(device: torch.device) -> str:
@@ -42,32 +45,51 @@ def data_sheet_flops(device: torch.device) -> float | None:
     return next((peak for part, peak in DATA_SHEETS.items() if f" {part} " in name), None)
 
 
-def measure_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest of a few square products, with the threads that this process has."""
-    best = 0.0
-    for size in _SIZES[device.type]:
-        left = torch.randn(size, size, device=device).to(dtype)
-        for _ in range(2):
-            left @ left
-        _wait(device)
-        count, began = 0, time.perf_counter()
-        while time.perf_counter() - began < _SECONDS_A_SIZE:
-            left @ left
-            _wait(device)
-            count += 1
-        best = max(best, 2 * size**3 * count / (time.perf_counter() - began))
-    return best
+def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
+    """Best FLOP/s of square products by dtype, with the threads that this process has; takes _SECONDS."""
+    end = time.monotonic() + _SECONDS
+    matrices = [torch.randn(size, size, device=device).to(dtype) for dtype in dtypes for size in _SIZES[device.type]]
+    for matrix in matrices:  # the first products choose their kernels
+        matrix @ matrix
+    best = dict.fromkeys(dtypes, 0.0)
+    while True:
+        for matrix in matrices:
+            best[matrix.dtype] = max(best[matrix.dtype], _rate(matrix))
+        if time.monotonic() > end:
+            return best
+        time.sleep(_PAUSE_SECONDS)
 
 
-def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> Path:
-    """Remember measured FLOP/s for the runs of this user; returns the file.
+def _rate(matrix: torch.Tensor) -> float:
+    """FLOP/s of one trial."""
+    _wait(matrix.device)
+    count, began = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - began) < _TRIAL_SECONDS:
+        matrix @ matrix
+        _wait(matrix.device)
+        count += 1
+    return 2 * len(matrix) ** 3 * count / seconds
+
+
+def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict[torch.dtype, float]:
+    """Remember measured FLOP/s for the runs of this user, each unless more was measured before; what is kept.
 
     Raises:
         UserError: the file can't be written.
     """
-    values = _measured() | {_key(device, dtype): rate / _units(device) for dtype, rate in rates.items()}
+    before = _measured()
+    kept = {dtype: max(rate / _units(device), before.get(_key(device, dtype), 0.0)) for dtype, rate in rates.items()}
+    values = before | {_key(device, dtype): rate for dtype, rate in kept.items()}
     publish_text(_file(), json.dumps(values, indent=1) + "\n")
-    return _file()
+    return {dtype: rate * _units(device) for dtype, rate in kept.items()}
+
+
+def doubt_of_peak(device: torch.device) -> str:
+    """What it means, and what to do, if a run is faster than `peak_flops`."""
+    if data_sheet_flops(device) is not None:
+        return f"the data sheet's rate for {device_name(device)!r} in launch/devices.py is too low; correct it there"
+    return (f"the peak in {_file()} was measured by `cloze doctor` while the machine was busy, or clocked lower than "
+            "now; run it again when nothing else runs: the higher value is kept")
 
 
 def _wait(device: torch.device) -> None:

@@ -84,14 +84,16 @@ def device(device: torch.device) -> list[Finding]:
 
 def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
     """The rate of a large matrix product; kept, where no data sheet says it, so that runs can show an MFU."""
-    rates = {dtype: measure_flops(device, dtype) for dtype in (torch.bfloat16, torch.float32)}
+    rates = measure_flops(device, torch.bfloat16, torch.float32)
     bf16, fp32 = rates.values()
     found = f"{bf16 / 1e12:.3g} TFLOP/s in bf16, {fp32 / 1e12:.3g} in fp32"
     sheet = data_sheet_flops(device)
     if sheet is None:
-        if keep:
-            keep_measured(device, rates)
-        return [Finding("matrix product", f"{found}, kept for the MFU of runs", measure=bf16)]
+        kept = keep_measured(device, rates) if keep else rates
+        found += ", kept for the MFU of runs" if kept == rates else (
+            f"; kept for the MFU of runs: {kept[torch.bfloat16] / 1e12:.3g} and {kept[torch.float32] / 1e12:.3g}, the "
+            "most that was ever measured")
+        return [Finding("matrix product", found, measure=bf16)]
     found += f"; {bf16 / sheet:.0%} of the data sheet"
     if bf16 < 0.5 * sheet:
         return [Finding("matrix product", found, "warning", "the GPU is shared, hot or held down; see nvidia-smi",

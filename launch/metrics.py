@@ -62,12 +62,19 @@ class MetricsWriter:
             self._board.flush()
         return scalars
 
-    def describe(self, config: str, values: dict[str, object]) -> None:
-        """The configuration: whole as a text, and single values for TensorBoard's table of hyper-parameters."""
-        self._board.add_text("config", f"```yaml\n{config}```", 0)
+    def describe(self, step: int, config: str, values: dict[str, object]) -> None:
+        """The configuration: whole as a text, and single values for TensorBoard's table of hyper-parameters.
+
+        Args:
+            step: that the run goes on from. The text is shown there; the table has a run's values once, those that it
+                began with: of several TensorBoard would take the first.
+        """
+        self.text("config", step, f"```yaml\n{config}```")
+        if step:
+            return
         known = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
-        # The table shows a run by a curve of it: the one that every run has.
-        for part in hparams(known, {"train/loss": 0.0}):
+        # The table shows a run by a curve of it: the one that every run has. Not the last part: that it has ended well.
+        for part in hparams(known, {"train/loss": 0.0})[:2]:
             self._board.file_writer.add_summary(part)
 
     def text(self, name: str, step: int, markdown: str) -> None:

@@ -242,7 +242,7 @@ def run(config, trainer, stream, stop: StopRequest, showing=None) -> bool:
     """Train until complete (True) or asked to stop (False), with the run's metrics, its status and its description.
 
     Args:
-        showing: makes Trainer.show of rank 0's metrics writer (None elsewhere).
+        showing: makes what each evaluation shows (Trainer.run) of rank 0's metrics writer (None elsewhere).
     """
     from launch.metrics import MetricsWriter
 
@@ -253,10 +253,9 @@ def run(config, trainer, stream, stop: StopRequest, showing=None) -> bool:
         with stop:
             if metrics:
                 runs.set_status(output, "running", trainer.state.step)
-                metrics.describe((output / runs.CONFIG).read_text(encoding="utf-8"), runs.flatten(asdict(config)))
-            if showing is not None:
-                trainer.show = showing(metrics)
-            complete = trainer.run(stream, metrics, stop)
+                metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
+                                 runs.flatten(asdict(config)))
+            complete = trainer.run(stream, metrics, stop, showing and showing(metrics))
     except BaseException:
         if metrics:
             with suppress(UserError):  # the disk may be full, which is then the error on its way

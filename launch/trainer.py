@@ -16,7 +16,7 @@ import torch
 from launch import distributed
 from launch.checkpoint import CheckpointManager, TrainState
 from launch.console import Console
-from launch.devices import peak_flops
+from launch.devices import doubt_of_peak, peak_flops
 from launch.engine import compute_dtype, set_learning_rate, step_skipped
 from launch.environment import Environment
 from launch.goals import completion, ending, judged
@@ -90,7 +90,6 @@ class Trainer:
         self.state = TrainState()
         self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
         self.inspector = Inspector(engine, device, environment.world_size)
-        # Called with the step after each evaluation, on every rank: pictures and texts that a task has to show.
         self.show: Callable[[int], None] | None = None
         self._window = torch.zeros(len(objective.NAMES) + len(_WINDOW), dtype=torch.float64, device=device)
         self._pending: deque[_Step] = deque()  # steps whose outcome the host has not looked at yet, oldest first
@@ -100,6 +99,7 @@ class Trainer:
         self._rate = 0.0
         self._good = self.state, self._window.clone()  # after the last good step
         self._skipped_in_a_row = 0
+        self._peak_doubted = False
         self.saved_step: int | None = None
 
     def resume(self, step: int) -> None:
@@ -120,17 +120,19 @@ class Trainer:
         """Why the run needs no further step, or None."""
         return completion(self.config, self.state)
 
-    def run(self, stream: Iterator[RankBatch], metrics: MetricsWriter | None, stop: StopRequest) -> bool:
+    def run(self, stream: Iterator[RankBatch], metrics: MetricsWriter | None, stop: StopRequest,
+            show: Callable[[int], None] | None = None) -> bool:
         """Train until there is a `completion`; returns False if asked to stop before. A checkpoint is left either way.
 
         Args:
             stream: batches from `state.samples_consumed` on.
             metrics: rank 0's writer, from `state.step` on; None elsewhere.
+            show: called with the step after each evaluation, on every rank: pictures and texts beside its numbers.
 
         Raises:
             UserError: the gradient was infinite or NaN too often in a row, or a checkpoint could not be written.
         """
-        self.metrics = metrics
+        self.metrics, self.show = metrics, show
         self.engine.train()
         self._began = time.monotonic() - self.state.seconds
         self._good = self.state, self._window.clone()
@@ -311,6 +313,10 @@ class Trainer:
         scalars["data/samples"] = self.state.samples_consumed
         scalars["data/epoch"] = self.state.epoch
         scalars |= self.throughput.scalars()
+        if scalars.get("speed/mfu", 0.0) > 1 and not self._peak_doubted:
+            self._peak_doubted = True
+            self.console.warn(f"speed/mfu: {scalars['speed/mfu']:.0%} of the peak cannot be: "
+                              f"{doubt_of_peak(self.device)}")
         self._write(scalars)
         self.throughput.reset()
 

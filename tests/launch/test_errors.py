@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, _kept_hyper_parameters, load_pickled
+from launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
+from launch.checkpoint.deepspeed_files import kept_hyper_parameters
 from launch.cli import main
 from launch.environment import Environment
 from pipeline.errors import UserError
@@ -198,12 +199,12 @@ def test_a_resume_after_skipped_fp16_steps_expects_fewer_optimizer_steps():
             optimizer.state[parameter]["step"] = shared
             group["weight_decay"] = 0.5
 
-    with _kept_hyper_parameters(engine, 1000 - 3):
+    with kept_hyper_parameters(engine, 1000 - 3):
         load()
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.01]
     first, second = (optimizer.state[parameter]["step"] for parameter in parameters)
     assert first is not second and first == second == 997
-    with pytest.raises(RuntimeError, match="expected 1000"), _kept_hyper_parameters(engine, 1000):
+    with pytest.raises(RuntimeError, match="expected 1000"), kept_hyper_parameters(engine, 1000):
         load()
 
 

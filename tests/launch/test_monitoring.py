@@ -62,6 +62,22 @@ def test_the_configuration_and_the_hyper_parameters_are_there(run):
     assert b"train.learning_rate" in board.summary_metadata["_hparams_/session_start_info"].plugin_data.content
 
 
+def test_a_resume_adds_its_configuration_and_no_second_session(tmp_path):
+    for step, rate in ((0, 1e-3), (3, 5e-4)):
+        writer = MetricsWriter(tmp_path, step)
+        writer.describe(step, f"rate: {rate}", {"train.learning_rate": rate})
+        for after in range(step + 1, step + 5):
+            writer.write(after, {"train/loss": 1.0})
+        writer.close()
+    board = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0}).Reload()
+    texts = [(event.step, event.tensor_proto.string_val[0].decode()) for event in board.Tensors("config/text_summary")]
+    assert texts == [(0, "```yaml\nrate: 0.001```"), (3, "```yaml\nrate: 0.0005```")]
+    hparams = [name for name in board.summary_metadata if name.startswith("_hparams_")]
+    assert sorted(hparams) == ["_hparams_/experiment", "_hparams_/session_start_info"], "no word of how it has ended"
+    content = b"".join(path.read_bytes() for path in tmp_path.glob("events.*"))
+    assert content.count(b"_hparams_/session_start_info") == 1
+
+
 def test_snapshots_of_the_embeddings(run):
     folders = sorted(path.parent.name for path in run.glob("*/word_embeddings/tensors.tsv") for path in [path.parent])
     assert folders == ["00000", "00006", "00012"]

@@ -1,145 +1,35 @@
-"""Checkpoints: written aside, verified, published, found, retained; pickled files are read here and only here."""
+"""The checkpoints of a run: written aside, verified, published, found, loaded, retained."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import torch
-from deepspeed.checkpoint import ds_to_universal
-from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
-from deepspeed.utils.tensor_fragment import fragment_address
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 from launch import distributed
-from launch.engine import base_optimizer
+from launch.checkpoint.deepspeed_files import (
+    DurableCheckpointEngine,
+    convert_to_universal,
+    kept_hyper_parameters,
+    load_pickled,
+    whole_weights,
+)
+from launch.checkpoint.state import CHECKSUMS, STATE, TrainState, damage, optimizer_steps, read_state
 from launch.environment import Environment
 from launch.saving import BackgroundWriter
 from pipeline.errors import UserError
 from pipeline.storage import publish_text, readable_errors, sha256_of, sync_folder
 
-# Everything but tensors that DeepSpeed's files hold. A file with any other class in it is refused, by our loads and by
-# DeepSpeed's own, which TORCH_FORCE_WEIGHTS_ONLY_LOAD (environment.py) holds to the same list.
-ALLOWED_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
-torch.serialization.add_safe_globals(ALLOWED_CLASSES)
-
-CHECKSUMS = "checksums.json"
-STATE = "state.json"
 # fp32 master weight and two Adam moments, and a 16-bit or fp32 copy of the weight, for each parameter.
 _BYTES_PER_PARAMETER = 16
-
-
-@dataclass(frozen=True)
-class TrainState:
-    """Where a run stands; with the weights and optimizer states, all that a resume needs."""
-
-    step: int = 0
-    """Optimizer steps done."""
-    samples_consumed: int = 0
-    """Position in the endless stream of samples."""
-    epoch: int = 0
-    """Epoch of the last sample."""
-    tokens: int = 0
-    """Real tokens trained on, over all ranks."""
-    seconds: float = 0.0
-    """With a time budget, what was used of it before the last step, by rank 0's clock; 0 without."""
-    evaluated_step: int = -1
-    """Step of the last evaluation; -1: none yet."""
-    best_step: int = -1
-    """Step of the best evaluation; -1: none yet."""
-    best_metric: str | None = None
-    """The metric by which it is the best."""
-    best_value: float | None = None
-    """Its value there."""
-    evaluations_since_best: int = 0
-    """Evaluations without a better value."""
-    skipped_steps: int = 0
-    """Steps that changed nothing, since their gradient was infinite or NaN."""
-    inherited_steps: int = 0
-    """Steps that the optimizer had made in the run that this one took its moments from."""
-
-
-@contextlib.contextmanager
-def _only_tensors(path: str | Path) -> Iterator[None]:
-    """Turn torch's refusal of anything but tensors, plain values and ALLOWED_CLASSES into a UserError."""
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}; mend this, then run the same command again") from error
-    except Exception as error:  # torch raises many kinds here; every one means the same to the user
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
-                        f"not loaded ({reason})") from error
-
-
-def load_pickled(path: str | Path) -> dict:
-    """Tensors and plain values of a file of torch.save, on the CPU.
-
-    Raises:
-        UserError: the file holds anything else, or is damaged.
-    """
-    with _only_tensors(path):
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-class DurableCheckpointEngine(CheckpointEngine):
-    """DeepSpeed's files through a BackgroundWriter on the way out and weights_only on the way in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = "cloze"
-        self.writer = BackgroundWriter()
-
-    def create(self, info) -> None:
-        """Nothing to prepare."""
-
-    def save(self, state_dict, path: str) -> None:
-        partition = state_dict.get("optimizer_state_dict")
-        if isinstance(partition, dict) and "partition_count" in partition:
-            # BF16_Optimizer, which DeepSpeed takes for bf16 at stage 1, forgets it; its own tools ask for it.
-            partition.setdefault("zero_stage", 1)
-        self.writer.submit(state_dict, Path(path))
-
-    def load(self, path: str, map_location=None) -> dict:
-        return load_pickled(path)
-
-    def commit(self, info) -> bool:
-        return True
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a published checkpoint, or None if every file is as it was written."""
-    try:
-        checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-        for name, (size, digest) in checksums.items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != size:
-                return f"{name} has {path.stat().st_size} bytes, expected {size}"
-            if sha256_of(path) != digest:
-                return f"{name} has another SHA-256 than when it was written"
-        read_state(folder)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return f"{CHECKSUMS} or {STATE} is missing or damaged ({type(error).__name__})"
-    return None
-
-
-def read_state(folder: Path) -> dict:
-    """state.json of a checkpoint: the fields of TrainState, and `world_size`, `manifest_hash`, `zero_stage`, ..."""
-    return json.loads((folder / STATE).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -150,11 +40,6 @@ class _Writing:
     aside: Path
     state: TrainState
     facts: dict
-
-
-def optimizer_steps(state: dict) -> int:
-    """Steps that an optimizer has made, of a state.json."""
-    return state.get("inherited_steps", 0) + state["step"] - state["skipped_steps"]
 
 
 class CheckpointManager:
@@ -186,16 +71,20 @@ class CheckpointManager:
         names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*") if path.is_dir())
         return sorted(int(name) for name in names if name.isdigit())
 
+    def _good_steps(self) -> Iterator[int]:
+        """Steps of the checkpoints that verify, newest first; a damaged one is reported, once, and passed over."""
+        for step in reversed(self.steps()):
+            if step not in self._good | self._damaged:
+                problem = damage(self._path(step))
+                (self._damaged if problem else self._good).add(step)
+                if problem:
+                    self.warn(f"{self._path(step)}: damaged ({problem}); passed over")
+            if step in self._good:
+                yield step
+
     def latest(self) -> int | None:
         """Step of the newest checkpoint that verifies; each damaged one is reported and passed over."""
-        for step in reversed(self.steps()):
-            problem = None if step in self._good else damage(self._path(step))
-            if problem is None:
-                self._good.add(step)
-                return step
-            self._damaged.add(step)
-            self.warn(f"{self._path(step)}: damaged ({problem}); passed over")
-        return None
+        return next(self._good_steps(), None)
 
     def agree_on_latest(self) -> int | None:
         """`latest` of rank 0, on every rank."""
@@ -302,11 +191,12 @@ class CheckpointManager:
         Args:
             best: step of the best evaluation. As long as the newest checkpoint knows of another, that one stays too.
         """
-        if not self.environment.is_main or not self._good:
+        if not self.environment.is_main:
             return
-        good = [step for step in self.steps() if step not in self._damaged]
-        kept = {*good[-self.keep_last:], max(self._good), best, *self._best, *self._damaged}
-        for step in set(self.steps()) - kept:
+        old = set(self.steps()[:-self.keep_last]) - {best, *self._best}
+        # Those of before a resume are verified here at the latest: a damaged one must not take a good one's place.
+        kept = islice(self._good_steps(), self.keep_last) if old else ()
+        for step in old.difference(kept) - self._damaged:
             # Renamed first: a removal that is cut short must not leave a folder that looks like a checkpoint.
             doomed = self._path(step).with_name(self._path(step).name + ".tmp")
             try:
@@ -328,17 +218,7 @@ class CheckpointManager:
     def convert(self, step: int) -> None:
         """Make the universal form of a checkpoint, from which any number of processes can load. Collective."""
         if self.environment.is_main:
-            folder, target = self._path(step), self._universal(step)
-            shutil.rmtree(target, ignore_errors=True)
-            arguments = Namespace(
-                input_folder=str(folder), output_folder=str(target), keep_temp_folder=False, strict=True,
-                # One worker runs in this process. Stages 1 and 2 lack what the converter wants of newer files.
-                num_extract_workers=1, num_merge_workers=1, inject_missing_state=read_state(folder)["zero_stage"] < 3,
-            )  # fmt: skip
-            noise = io.StringIO()
-            with _only_tensors(folder), contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
-                ds_to_universal.main(arguments)
-            (self.folder / "latest_universal").unlink(missing_ok=True)
+            convert_to_universal(self._path(step), self._universal(step))
         distributed.barrier()
 
     def load(self, engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
@@ -359,7 +239,7 @@ class CheckpointManager:
                             f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}")
         engine.checkpoint_engine = DurableCheckpointEngine()
         source = self._universal(step) if self.is_elastic(step) else folder
-        with _kept_hyper_parameters(engine, optimizer_steps(state)):
+        with kept_hyper_parameters(engine, optimizer_steps(state)):
             path, _ = engine.load_checkpoint(str(self.folder), tag=source.name)
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
@@ -378,33 +258,6 @@ class CheckpointManager:
         # A field that a checkpoint of an earlier version lacks has its default.
         known = {name: state[name] for name in TrainState.__dataclass_fields__ if name in state}
         return TrainState(**known), rank_states
-
-
-@contextlib.contextmanager
-def _kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
-    """Undo what DeepSpeed's loaders do to the optimizer, and prove it.
-
-    Its ZeRO-3 universal loader gives every group the hyper-parameters of group 0, and all flat groups one and the
-    same `step` tensor, which then advances once for each of them (stage3.py,
-    load_hp_checkpoint_state_from_checkpoint_dir_stage3).
-    """
-    optimizer = base_optimizer(engine)
-    # DeepSpeed's FusedAdam counts its steps in the group.
-    before = [{name: value for name, value in group.items() if name not in ("params", "step")}
-              for group in optimizer.param_groups]
-    yield
-    for group, values in zip(optimizer.param_groups, before, strict=True):
-        group.update(values)
-    steps = []
-    for state in optimizer.state.values():
-        if torch.is_tensor(state.get("step")):
-            state["step"] = state["step"].clone()
-        if "step" in state:  # Muon's states have none
-            steps.append(float(state["step"]))
-    if not engine.zero_optimization():  # there a parameter may have begun to learn later than others
-        steps = [max(steps)] if steps else []
-    if set(steps) - {float(optimizer_steps)}:
-        raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")
 
 
 def _rng_state(device: torch.device) -> dict:
@@ -443,10 +296,4 @@ def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Cal
         found = ", ".join(map(str, manager.steps())) or "none"
         raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}"
                         + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else ""))
-    folder = manager._path(step)
-    if read_state(folder)["zero_stage"] == 0:
-        return step, load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
-    noise = io.StringIO()
-    with _only_tensors(folder), contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(manager.folder), tag=folder.name)
-    return step, {name: tensor.float() for name, tensor in weights.items()}
+    return step, whole_weights(manager._path(step))

@@ -1,0 +1,138 @@
+"""DeepSpeed's files of a checkpoint: how they are written, read, converted and made whole.
+
+Pickled files are read here and only here, and nothing but tensors comes out of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from deepspeed.checkpoint import ds_to_universal
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+from launch.checkpoint.state import read_state
+from launch.engine import base_optimizer
+from launch.saving import BackgroundWriter
+from pipeline.errors import UserError
+
+# Everything but tensors that DeepSpeed's files hold. A file with any other class in it is refused, by our loads and by
+# DeepSpeed's own, which TORCH_FORCE_WEIGHTS_ONLY_LOAD (environment.py) holds to the same list.
+ALLOWED_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
+torch.serialization.add_safe_globals(ALLOWED_CLASSES)
+
+
+@contextlib.contextmanager
+def only_tensors(path: str | Path) -> Iterator[None]:
+    """Turn torch's refusal of anything but tensors, plain values and ALLOWED_CLASSES into a UserError."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; mend this, then run the same command again") from error
+    except Exception as error:  # torch raises many kinds here; every one means the same to the user
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
+                        f"not loaded ({reason})") from error
+
+
+def load_pickled(path: str | Path) -> dict:
+    """Tensors and plain values of a file of torch.save, on the CPU.
+
+    Raises:
+        UserError: the file holds anything else, or is damaged.
+    """
+    with only_tensors(path):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+class DurableCheckpointEngine(CheckpointEngine):
+    """DeepSpeed's files through a BackgroundWriter on the way out and weights_only on the way in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "cloze"
+        self.writer = BackgroundWriter()
+
+    def create(self, info) -> None:
+        """Nothing to prepare."""
+
+    def save(self, state_dict, path: str) -> None:
+        partition = state_dict.get("optimizer_state_dict")
+        if isinstance(partition, dict) and "partition_count" in partition:
+            # BF16_Optimizer, which DeepSpeed takes for bf16 at stage 1, forgets it; its own tools ask for it.
+            partition.setdefault("zero_stage", 1)
+        self.writer.submit(state_dict, Path(path))
+
+    def load(self, path: str, map_location=None) -> dict:
+        return load_pickled(path)
+
+    def commit(self, info) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
+    """Undo what DeepSpeed's loaders do to the optimizer, and prove it.
+
+    Its ZeRO-3 universal loader gives every group the hyper-parameters of group 0, and all flat groups one and the
+    same `step` tensor, which then advances once for each of them (stage3.py,
+    load_hp_checkpoint_state_from_checkpoint_dir_stage3).
+    """
+    optimizer = base_optimizer(engine)
+    # DeepSpeed's FusedAdam counts its steps in the group.
+    before = [{name: value for name, value in group.items() if name not in ("params", "step")}
+              for group in optimizer.param_groups]
+    yield
+    for group, values in zip(optimizer.param_groups, before, strict=True):
+        group.update(values)
+    steps = []
+    for state in optimizer.state.values():
+        if torch.is_tensor(state.get("step")):
+            state["step"] = state["step"].clone()
+        if "step" in state:  # Muon's states have none
+            steps.append(float(state["step"]))
+    if not engine.zero_optimization():  # there a parameter may have begun to learn later than others
+        steps = [max(steps)] if steps else []
+    if set(steps) - {float(optimizer_steps)}:
+        raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")
+
+
+def convert_to_universal(folder: Path, target: Path) -> None:
+    """Write a checkpoint's universal form, from which any number of processes can load, into `target`."""
+    shutil.rmtree(target, ignore_errors=True)
+    arguments = Namespace(
+        input_folder=str(folder), output_folder=str(target), keep_temp_folder=False, strict=True,
+        # One worker runs in this process. Stages 1 and 2 lack what the converter wants of newer files.
+        num_extract_workers=1, num_merge_workers=1, inject_missing_state=read_state(folder)["zero_stage"] < 3,
+    )  # fmt: skip
+    with only_tensors(folder), _silence():
+        ds_to_universal.main(arguments)
+    (folder / "latest_universal").unlink(missing_ok=True)
+
+
+def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """fp32 weights of a checkpoint, whole, from any ZeRO stage."""
+    if read_state(folder)["zero_stage"] == 0:
+        return load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
+    with only_tensors(folder), _silence():
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
+    return {name: tensor.float() for name, tensor in weights.items()}
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """DeepSpeed's tools print their progress."""
+    noise = io.StringIO()
+    with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
+        yield

@@ -1,0 +1,70 @@
+"""What a checkpoint says of itself: where the run stands, and whether every file is as it was written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.storage import sha256_of
+
+CHECKSUMS = "checksums.json"
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Where a run stands; with the weights and optimizer states, all that a resume needs."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    samples_consumed: int = 0
+    """Position in the endless stream of samples."""
+    epoch: int = 0
+    """Epoch of the last sample."""
+    tokens: int = 0
+    """Real tokens trained on, over all ranks."""
+    seconds: float = 0.0
+    """With a time budget, what was used of it before the last step, by rank 0's clock; 0 without."""
+    evaluated_step: int = -1
+    """Step of the last evaluation; -1: none yet."""
+    best_step: int = -1
+    """Step of the best evaluation; -1: none yet."""
+    best_metric: str | None = None
+    """The metric by which it is the best."""
+    best_value: float | None = None
+    """Its value there."""
+    evaluations_since_best: int = 0
+    """Evaluations without a better value."""
+    skipped_steps: int = 0
+    """Steps that changed nothing, since their gradient was infinite or NaN."""
+    inherited_steps: int = 0
+    """Steps that the optimizer had made in the run that this one took its moments from."""
+
+
+def optimizer_steps(state: dict) -> int:
+    """Steps that an optimizer has made, of a state.json."""
+    return state.get("inherited_steps", 0) + state["step"] - state["skipped_steps"]
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a published checkpoint, or None if every file is as it was written."""
+    try:
+        checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        for name, (size, digest) in checksums.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes, expected {size}"
+            if sha256_of(path) != digest:
+                return f"{name} has another SHA-256 than when it was written"
+        read_state(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return f"{CHECKSUMS} or {STATE} is missing or damaged ({type(error).__name__})"
+    return None
+
+
+def read_state(folder: Path) -> dict:
+    """state.json of a checkpoint: the fields of TrainState, and `world_size`, `manifest_hash`, `zero_stage`, ..."""
+    return json.loads((folder / STATE).read_text(encoding="utf-8"))

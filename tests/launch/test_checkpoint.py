@@ -1,0 +1,59 @@
+"""Which checkpoints stay and which go, on folders that have only what makes them a checkpoint."""
+
+import json
+
+import pytest
+import torch
+
+from launch.checkpoint import CHECKSUMS, CheckpointManager
+from launch.environment import Environment
+from pipeline.storage import sha256_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for step in (1, 2, 3, 4):
+        path = tmp_path / f"step-{step:08d}"
+        path.mkdir()
+        (path / "state.json").write_text(json.dumps({"step": step}))
+        (path / "weights.pt").write_bytes(bytes([step]) * 100)
+        parts = {part.name: (part.stat().st_size, sha256_of(part)) for part in path.iterdir()}
+        (path / CHECKSUMS).write_text(json.dumps(parts))
+    return tmp_path
+
+
+def manager(folder, warnings: list[str]) -> CheckpointManager:
+    return CheckpointManager(folder, Environment(), torch.device("cpu"), keep_last=2, warn=warnings.append)
+
+
+def test_the_newest_stay_and_that_of_the_best_evaluation(folder):
+    warnings = []
+    checkpoints = manager(folder, warnings)
+    assert checkpoints.latest() == 4
+    checkpoints.retire(best=1)
+    assert checkpoints.steps() == [1, 3, 4] and not warnings
+    checkpoints.retire(best=4)
+    assert checkpoints.steps() == [3, 4]
+
+
+def test_a_damaged_one_of_before_the_resume_takes_no_good_ones_place(folder):
+    """Nobody has looked at step 3 when the run goes on from step 4; it must not be counted as the second good one."""
+    (folder / "step-00000003" / "weights.pt").write_bytes(b"other" * 20)
+    warnings = []
+    checkpoints = manager(folder, warnings)
+    assert checkpoints.latest() == 4
+    checkpoints.retire(best=-1)
+    checkpoints.retire(best=-1)
+    assert checkpoints.steps() == [2, 3, 4], "two good ones, and the damaged one, which may only be out of reach"
+    (warning,) = warnings
+    assert "step-00000003: damaged (weights.pt has another SHA-256" in warning
+
+
+def test_nothing_goes_where_nothing_is_good(folder):
+    for path in folder.glob("*/weights.pt"):
+        path.unlink()
+    warnings = []
+    checkpoints = manager(folder, warnings)
+    assert checkpoints.latest() is None
+    checkpoints.retire(best=-1)
+    assert checkpoints.steps() == [1, 2, 3, 4] and len(warnings) == 4
