@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from launch import examinations
@@ -49,12 +49,13 @@ def doctor(config: DoctorConfig) -> int:
     if config.data:
         examiner.run("data", lambda: examinations.data(Path(config.data), environment.rank, environment.world_size,
                                                        config.timeout_seconds / 2))  # fmt: skip
-    findings = examiner.findings
-    if joined:
-        findings = _together(examiner, config, environment, device, timeout)
+    together = _together(examiner, config, environment, device, timeout) if joined else None
+    findings = examiner.findings if together is None else together
     failed = any(finding.verdict == "problem" for finding in findings)
-    # A rank that could not join has nobody to speak for it.
-    _print(console if joined else Console(), findings)
+    # A rank that did not get as far as all the others has nobody to speak for it.
+    _print(console if together else Console(), findings)
+    if together:
+        distributed.barrier()  # a launcher that sees one process fail ends the others, rank 0 before it has printed
     if examiner.hangs:
         sys.stdout.flush()
         os._exit(EXIT_PROBLEM)  # threads that never return would hold up a regular end
@@ -63,8 +64,8 @@ def doctor(config: DoctorConfig) -> int:
 
 
 def _together(examiner: _Examiner, config: DoctorConfig, environment: Environment, device,
-              timeout: datetime.timedelta) -> list[Finding]:
-    """What only all ranks together can find, and the findings of all of them as one list."""
+              timeout: datetime.timedelta) -> list[Finding] | None:
+    """What only all ranks together can find, and the findings of all of them as one list; None if that failed."""
     from launch import distributed
 
     gathered: list[str] = []
@@ -80,7 +81,7 @@ def _together(examiner: _Examiner, config: DoctorConfig, environment: Environmen
 
     if not examiner.run("processes", together, seconds=timeout.total_seconds(),
                         advice="a process died or the network between the machines stalls; look at the others' output"):
-        return examiner.findings
+        return None
     return merged([[Finding(**values) for values in json.loads(text)] for text in gathered])
 
 
@@ -120,7 +121,9 @@ class _Examiner:
 
 
 def merged(ranks: list[list[Finding]]) -> list[Finding]:
-    """One finding a check out of those of all ranks: the worst verdict, then the lowest measure; says whose it is."""
+    """One finding a check out of those of all ranks, with whose it is: every problem, else the worst verdict and of
+    equal ones the lowest measure.
+    """
     result = []
     checks = dict.fromkeys(finding.check for findings in ranks for finding in findings)
     for check in checks:
@@ -129,6 +132,9 @@ def merged(ranks: list[list[Finding]]) -> list[Finding]:
         texts = {finding.found for _, finding in own}
         if len(texts) == 1:
             result.append(worst)
+        elif worst.verdict == "problem":
+            problems = [(rank, finding.found) for rank, finding in own if finding.verdict == "problem"]
+            result.append(replace(worst, found="; ".join(f"rank {rank}: {found}" for rank, found in problems)))
         elif worst.uniform and worst.verdict == "ok":
             other, different = next(one for one in own if one[1].found != worst.found)
             result.append(Finding(check, f"rank {rank}: {worst.found}; rank {other}: {different.found}", "problem",

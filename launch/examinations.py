@@ -8,6 +8,7 @@ import platform
 import shutil
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 from launch import distributed
 from launch.devices import data_sheet_flops, device_name, keep_measured, measure_flops
 from launch.environment import Environment
+from launch.memory import available_bytes
 from pipeline.manifest import Manifest
 from pipeline.storage import readable_errors, sync_folder
 from pipeline.verifying import check_shard
@@ -70,9 +72,9 @@ def versions() -> list[Finding]:
 def device(device: torch.device) -> list[Finding]:
     """What this process computes on, and the memory there."""
     if device.type == "cpu":
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return [Finding("device", f"CPU, {torch.get_num_threads()} threads, {free / _GIB:.1f} GiB memory free",
-                        measure=free)]  # fmt: skip
+        free = available_bytes()
+        room = "" if free is None else f", {free / _GIB:.1f} GiB memory free"
+        return [Finding("device", f"CPU, {torch.get_num_threads()} threads{room}", measure=free or 0)]
     free, total = torch.cuda.mem_get_info(device)
     found = f"{device_name(device)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
     if free < 0.9 * total:
@@ -223,13 +225,15 @@ def collective(device: torch.device, world_size: int) -> list[Finding]:
 def shared_folder(folder: Path, environment: Environment) -> list[Finding]:
     """Whether all machines see one and the same output folder. Collective."""
     path = folder / f".doctor-seen-{environment.rank:05d}"
-    with readable_errors(folder):
+    with suppress(OSError):  # `output` has said why; here the others must not wait for this rank, and miss its file
         path.touch()
         sync_folder(folder)
     distributed.barrier()
-    missing = [rank for rank in range(environment.world_size) if not (folder / f".doctor-seen-{rank:05d}").exists()]
+    missing = [rank for rank in range(environment.world_size)
+               if not os.path.exists(folder / f".doctor-seen-{rank:05d}")]  # nor is one that may not be asked about
     distributed.barrier()
-    path.unlink()
+    with suppress(OSError):
+        path.unlink()
     if missing:
         return [Finding("shared output", f"files of rank {', '.join(map(str, missing))} are not to be seen", "problem",
                         "--output must be a folder that all machines share")]  # fmt: skip

@@ -40,6 +40,7 @@ class Heartbeat:
         self._now = (0, "start")
         self._moved = time.time()
         self._warned = False
+        self._written = True  # the last time
         self._stop = threading.Event()
         self._main = threading.current_thread()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
@@ -81,7 +82,11 @@ class Heartbeat:
             }), encoding="utf-8")  # fmt: skip
             os.replace(aside, self._path(self._environment.rank))
         except OSError as error:
-            self._say(f"warning: {aside}: the heartbeat could not be written ({error.strerror})")
+            if self._written:  # once, until it can be again
+                self._say(f"warning: {aside}: the heartbeat could not be written ({error.strerror})")
+            self._written = False
+        else:
+            self._written = True
 
     def _is_waiting(self) -> bool:
         """Whether the main thread stands in a collective; a GPU's collective that it has only queued does not show."""

@@ -15,6 +15,7 @@ from torch.utils.tensorboard.summary import hparams
 from pipeline.storage import publish_text, readable_errors
 
 FILE_NAME = "metrics.jsonl"
+_EMBEDDINGS = "word_embeddings"
 # A loss is marked that lies this many median deviations above the running median, and this share of it: the first
 # lets pass what is usual in this run, the second what is small in any.
 _SPIKE_DEVIATIONS = 6
@@ -92,7 +93,14 @@ class MetricsWriter:
     def embeddings(self, step: int, vectors: torch.Tensor, names: list[str]) -> None:
         """A snapshot for TensorBoard's projector: vectors (N, hidden), a name each."""
         with readable_errors(self._folder):
-            self._board.add_embedding(vectors, metadata=names, global_step=step, tag="word_embeddings")
+            self._board.add_embedding(vectors, metadata=names, global_step=step, tag=_EMBEDDINGS)
+            # torch lists those of this process alone, and the projector shows what is listed.
+            found = sorted(path.parent.relative_to(self._folder) for path in
+                           self._folder.glob(f"*/{_EMBEDDINGS}/tensors.tsv"))
+            publish_text(self._folder / "projector_config.pbtxt", "".join(
+                f'embeddings {{\n tensor_name: "{_EMBEDDINGS}:{path.parent}"\n tensor_path: "{path}/tensors.tsv"\n'
+                f' metadata_path: "{path}/metadata.tsv"\n}}\n' for path in found
+            ))  # fmt: skip
             self._board.flush()
 
     def close(self) -> None:

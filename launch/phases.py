@@ -47,15 +47,19 @@ class Source:
         return str(self.path) if self.step is None else f"step {self.step} of {self.path}"
 
 
-def read_source(config: PretrainConfig, manifest: Manifest, console: Console) -> Source:
-    """The source's shape and fp32 weights, under our names.
+def read_source(config: PretrainConfig, manifest: Manifest, checkpoints: CheckpointManager) -> Source:
+    """The source's shape and fp32 weights, under our names. Collective.
+
+    Args:
+        checkpoints: those of the source, if it is a run.
 
     Raises:
         UserError: it is neither a run nor a model's folder, or its vocabulary or shape is not that of the new run.
     """
     path = Path(config.init_from)
     if (path / runs.CONFIG).is_file():
-        step, weights = read_weights(path, None, console.warn)
+        # Agreed: it may still be training, and every process must take the same step.
+        step, weights = read_weights(path, checkpoints.agree_on_latest(), checkpoints.warn)
         source = Source(path, runs.model_config(path), weights, step)
         tokenizer = path / runs.TOKENIZER
     elif (path / "config.json").is_file():
@@ -150,14 +154,15 @@ class Start:
 
     def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
                  console: Console) -> None:
-        self.source = read_source(config, manifest, console)
+        theirs = CheckpointManager(Path(config.init_from) / runs.CHECKPOINTS, checkpoints.environment,
+                                   checkpoints.device, warn=console.warn)
+        self.source = read_source(config, manifest, theirs)
         self.rows = take_weights(model, self.source)
         self.moments: CheckpointManager | None = None  # the checkpoints that hold them
         self.elastic = False
         if config.init_optimizer:
             check_optimizer(config, self.source)
-            self.moments = CheckpointManager(self.source.path / runs.CHECKPOINTS, checkpoints.environment,
-                                             checkpoints.device, warn=console.warn)
+            self.moments = theirs
             self.elastic = self.moments.is_elastic(self.source.step)
             if self.elastic:
                 console.say(f"{self.source} was saved by another number of processes: converting it")

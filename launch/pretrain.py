@@ -117,8 +117,8 @@ def pretrain(config: PretrainConfig) -> int:
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
         device = distributed.initialize(environment)
-        config = resolve(config, manifest, environment, device, console)
         with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
+            config = resolve(config, manifest, environment, device, console)
             trainer = prepare_trainer(config, manifest, environment, device, console, heartbeat)
             complete = train(config, trainer, StopRequest(deadline))
         distributed.shutdown()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
-import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from launch import distributed, runs
 from launch.config import PretrainConfig
 from launch.console import Console
 from launch.environment import Environment, processes_on_this_machine
+from launch.memory import available_bytes, peak_bytes, resident_bytes
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
 
@@ -54,9 +55,9 @@ def with_micro_batch_size(config: PretrainConfig, size: int) -> PretrainConfig:
 
 def _search(config, manifest: Manifest, environment: Environment, device: torch.device, candidates: list[int]) -> int:
     given = config.train.memory_limit_gib
-    memory = CudaMemory(device) if device.type == "cuda" else HostMemory(processes_on_this_machine(environment))
-    if given is not None:
-        memory.limit = lambda: int(given * 2**30)
+    limit = None if given is None else int(given * 2**30)
+    memory = (CudaMemory(device, limit) if device.type == "cuda" else
+              HostMemory(processes_on_this_machine(environment), limit))
     probe = Probe(config, manifest, environment, device)
     try:
         return largest_that_fits(candidates, probe.run, memory, lambda fits: _agree(fits, device))
@@ -85,7 +86,7 @@ def largest_that_fits(candidates: list[int], run: Callable, memory, agree: Calla
     """
     peaks = [(0, memory.peak())]
     best = 0
-    for size in candidates:
+    for size in _stepping_stones(candidates):
         (first, low), (last, high) = peaks[-2] if len(peaks) > 1 else peaks[0], peaks[-1]
         slope = (high - low) / (last - first) if last > first else 0.0
         expected = high + slope * (size - last)
@@ -94,7 +95,7 @@ def largest_that_fits(candidates: list[int], run: Callable, memory, agree: Calla
         peaks.append((size, memory.peak()))
         if not agree(peaks[-1][1] <= memory.limit() * (1 - SPARE_SHARE)):
             break
-        best = size
+        best = size if size in candidates else best
     if not best:
         raise UserError(
             f"train.micro_batch_size: found no size that fits: the peak was {memory.peak() / 2**30:.1f} GiB at "
@@ -102,6 +103,15 @@ def largest_that_fits(candidates: list[int], run: Callable, memory, agree: Calla
             "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
         )
     return best
+
+
+def _stepping_stones(candidates: list[int]) -> Iterator[int]:
+    """The candidates, ascending, and what lies between distant ones: a step foretells one twice as large, not more."""
+    for size, further in pairwise(candidates):
+        yield size
+        while (size := 2 * size) < further:
+            yield size
+    yield candidates[-1]
 
 
 class Probe:
@@ -190,47 +200,36 @@ def _loss_of(output) -> torch.Tensor:
 class CudaMemory:
     """Memory of this process's GPU, in bytes."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, limit: int | None = None) -> None:
+        self.device, self._limit = device, limit
 
     def peak(self) -> int:
         return torch.cuda.max_memory_reserved(self.device)
 
     def limit(self) -> int:
-        """What the process holds and what is free."""
+        """What was given, or what the process holds and what is free."""
+        if self._limit is not None:
+            return self._limit
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
 
 class HostMemory:
-    """Memory of this process on a machine that it shares with `processes` - 1 others of the run, in bytes."""
+    """Memory of this process on a machine that it shares with `processes` - 1 others of the run, in bytes.
 
-    def __init__(self, processes: int, root: Path = Path("/")) -> None:
-        self.root = root
+    Raises:
+        UserError: no limit is given, and the system does not tell how much is free.
+    """
+
+    def __init__(self, processes: int, limit: int | None = None) -> None:
+        held, free = resident_bytes(), available_bytes()
+        if limit is None and (held is None or free is None):
+            raise UserError("train.micro_batch_size: found auto on a system that does not tell its free memory, "
+                            "expected Linux or a GPU; give a number, or train.memory_limit_gib")
         # Fixed at the start, when the others hold as little as this one.
-        self._limit = self.resident() + self.available() // processes
+        self._limit = held + free // processes if limit is None else limit
 
     def peak(self) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return peak_bytes()
 
     def limit(self) -> int:
         return self._limit
-
-    def resident(self) -> int:
-        """What the process holds."""
-        return _kibibytes(self.root / "proc/self/status", "VmRSS")
-
-    def available(self) -> int:
-        """What the machine has free, or what the control group (v2) leaves of it."""
-        free = _kibibytes(self.root / "proc/meminfo", "MemAvailable")
-        group = (self.root / "proc/self/cgroup").read_text().splitlines()[-1].partition("::")[2].lstrip("/")
-        for folder in (self.root / "sys/fs/cgroup" / group, self.root / "sys/fs/cgroup"):
-            largest, current = folder / "memory.max", folder / "memory.current"
-            if largest.is_file() and largest.read_text().strip() != "max":
-                free = min(free, int(largest.read_text()) - int(current.read_text()))
-        return free
-
-
-def _kibibytes(path: Path, name: str) -> int:
-    """Bytes of a line `name: N kB` of a file under /proc."""
-    (line,) = (line for line in path.read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 
 import torch
 
 from launch import distributed
+from launch.memory import peak_bytes
 
 
 def peak_memory(device: torch.device) -> float:
@@ -17,8 +16,7 @@ def peak_memory(device: torch.device) -> float:
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         return peak
-    # In KiB, but on macOS in bytes (getrusage(2)).
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak_bytes()
 
 
 class Throughput:

@@ -2,9 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
+from launch.config import MonitorConfig
+from launch.environment import Environment
+from launch.heartbeat import Heartbeat
 from launch.runs import HEARTBEATS
 from tests.launching import finish, pretrain_command, start, step_of
 from tests.synthetic import make_shards
@@ -34,3 +38,17 @@ def test_a_stopped_process_is_named_and_the_run_goes_on_with_it(tmp_path):
     assert "waited for: rank 1\n" in report
     assert "rank 0, thread MainThread:" in report and "_advance" in report, "where the one that waits is"
     assert {(beat["step"], beat["phase"]) for beat in beats(run).values()} == {(400, "ended")}
+
+
+def test_a_disk_that_takes_no_heartbeat_is_said_once(tmp_path):
+    said = []
+    config = MonitorConfig(heartbeat_seconds=0.02, hang_seconds=60)
+    with Heartbeat(tmp_path, Environment(), config, said.append):
+        shutil.rmtree(tmp_path / HEARTBEATS)
+        (tmp_path / HEARTBEATS).write_text("")
+        time.sleep(0.3)
+        (tmp_path / HEARTBEATS).unlink()
+        (tmp_path / HEARTBEATS).mkdir()
+        time.sleep(0.3)
+    assert len(said) == 1 and "the heartbeat could not be written" in said[0]
+    assert json.loads((tmp_path / HEARTBEATS / "rank-00000.json").read_text())["phase"] == "ended"

@@ -89,6 +89,31 @@ def test_a_killed_second_phase_resumes_and_does_not_look_back(short, long, first
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
+RANK_0_LOOKS_EARLIER = """
+import os, sys
+from launch.checkpoint import CheckpointManager
+from launch.cli import main
+steps = CheckpointManager.steps
+if os.environ["RANK"] == "0":
+    CheckpointManager.steps = lambda self: [n for n in steps(self) if n < 4 or "source" not in str(self.folder)]
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_all_ranks_take_the_same_step_of_a_source_that_is_still_training(short, long, tmp_path):
+    """Its checkpoint of step 4 appears after rank 0 has looked and before rank 1 does."""
+    source, run, script = tmp_path / "source", tmp_path / "run", tmp_path / "late.py"
+    fixed = ("--zero.stage", "2")
+    train(short, source, *fixed, "--train.max_steps", "4", "--checkpoint.every_steps", "2", processes=2)
+    script.write_text(RANK_0_LOOKS_EARLIER)
+    command = pretrain_command(long, run, *STILL, *fixed, "--init_from", str(source), "--init_optimizer", "true",
+                               processes=2)  # fmt: skip
+    at = command.index("launch")
+    output = finish(start([*command[:at - 1], str(script), *command[at + 1:]], PYTHONPATH=str(ROOT)))
+    assert "step 2 of" in table(output)["weights"] and table(output)["moments"] == "taken, of 2 steps"
+    assert_same_weights(weights(source, 2), weights(run))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["0", "3"])
 def test_moments_go_on_as_if_there_were_one_run(tmp_path, stage):

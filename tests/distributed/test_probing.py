@@ -2,10 +2,14 @@
 
 import multiprocessing
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
 
+from launch import probing
+from launch.memory import available_bytes, peak_bytes, resident_bytes
 from launch.probing import SPARE_SHARE, HostMemory, largest_that_fits
 from pipeline.errors import UserError
 from tests.launching import assert_same_weights, train, weights
@@ -36,6 +40,15 @@ def test_what_is_expected_not_to_fit_is_not_tried():
     memory = Memory(round(170 / (1 - SPARE_SHARE)))
     assert largest_that_fits([1, 2, 4, 8, 16], memory.run, memory, bool) == 8
     assert memory.tried == [1, 2, 4, 8]
+
+
+def test_a_distant_candidate_is_approached_in_doublings():
+    """A process's share of 127 divides by nothing: from one sequence nothing can be told about 127."""
+    memory = Memory(10**9)
+    assert largest_that_fits([1, 127], memory.run, memory, bool) == 127
+    assert memory.tried == [1, 2, 4, 8, 16, 32, 64, 127]
+    memory = Memory(round(600 / (1 - SPARE_SHARE)))
+    assert largest_that_fits([1, 127], memory.run, memory, bool) == 1 and memory.tried[-1] == 64
 
 
 def test_a_size_that_runs_out_of_memory_is_backed_off_from():
@@ -80,17 +93,52 @@ def test_ranks_of_unequal_memory_agree():
     assert found == [(0, 4, [1, 2, 4]), (1, 4, [1, 2, 4])]
 
 
-def test_memory_of_a_machine_is_shared_and_a_control_group_limits_it(tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/status").write_text("Name:\tx\nVmRSS:\t  100 kB\n")
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
-    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
-    assert HostMemory(2, tmp_path).limit() == (100 + 2000) * 1024
-    (tmp_path / "sys/fs/cgroup/job").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/job/memory.max").write_text("max\n")
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{3000 * 1024}\n")
-    (tmp_path / "sys/fs/cgroup/memory.current").write_text(f"{1000 * 1024}\n")
-    assert HostMemory(2, tmp_path).limit() == (100 + 1000) * 1024
+def write(root, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_a_machine_of_another_kind_does_not_tell(tmp_path, monkeypatch):
+    assert available_bytes(tmp_path) is resident_bytes(tmp_path) is None and peak_bytes(tmp_path) > 0
+    monkeypatch.setattr(probing, "available_bytes", lambda: None)
+    assert HostMemory(2, limit=5).limit() == 5
+    with pytest.raises(UserError, match="train.micro_batch_size: found auto on a system that does not tell"):
+        HostMemory(2)
+
+
+def test_memory_of_a_machine_is_shared(monkeypatch):
+    monkeypatch.setattr(probing, "available_bytes", lambda: 4000)
+    monkeypatch.setattr(probing, "resident_bytes", lambda: 100)
+    assert HostMemory(2).limit() == 100 + 2000
+
+
+@pytest.mark.parametrize(("known", "files"), [
+    ("0::/job/step/task\n", ("memory.max", "memory.current", "inactive_file")),
+    ("5:cpu:/\n4:memory:/job/step/task\n0::/\n",
+     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file")),
+], ids=["version 2", "version 1"])  # fmt: skip
+def test_every_control_group_around_the_process_limits_it(tmp_path, known, files):
+    """Slurm limits the job and leaves its tasks unlimited; what has only been read from files can be had back."""
+    write(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n", "proc/self/cgroup": known})
+    assert available_bytes(tmp_path) == 4000 * 1024
+    limit, use, cached = files
+    folder, _, limit = f"sys/fs/cgroup/{limit}".rpartition("/")
+    use = use.rpartition("/")[2]
+    none = "max" if limit == "memory.max" else "9223372036854771712"
+    for group, most, used, reclaimable in (("", none, 8000, 0), ("/job", str(3000 * 1024), 2500, 500),
+                                           ("/job/step/task", none, 2400, 0)):
+        write(tmp_path, {f"{folder}{group}/{limit}": most, f"{folder}{group}/{use}": str(used * 1024),
+                         f"{folder}{group}/memory.stat": f"anon 1\n{cached} {reclaimable * 1024}\n"})
+    assert available_bytes(tmp_path) == 1000 * 1024
+
+
+def test_the_peak_is_this_process_own():
+    """The kernel's `maxrss` of a process begins with that of the one that started it."""
+    code = "from launch.memory import peak_bytes; print(peak_bytes())"
+    held = bytearray(500 << 20)
+    own = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert own < len(held) // 2
 
 
 @pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow),

@@ -72,7 +72,8 @@ def test_all_is_well_and_a_run_then_knows_its_peak(data, tmp_path):
 def test_a_busy_moment_does_not_lower_the_peak(monkeypatch):
     """Most trials meet another process; the one that did not counts, whenever it came."""
     monkeypatch.setattr(devices, "_SECONDS", 0.5)
-    monkeypatch.setattr(devices, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(devices, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(devices, "_SIZES", {"cpu": (8,)})
     trials = {torch.float32: iter([1e9, 1e9, 1e9, 7e9]), torch.bfloat16: iter([3e9])}
     monkeypatch.setattr(devices, "_rate", lambda matrix: next(trials[matrix.dtype], 2e9))
     found = devices.measure_flops(torch.device("cpu"), torch.float32, torch.bfloat16)
@@ -143,6 +144,23 @@ def test_a_rank_that_never_comes_is_named_in_time(tmp_path):
     assert time.monotonic() - began < 60
 
 
+def test_a_folder_that_one_rank_cannot_write_is_named_by_rank_0_in_time(tmp_path):
+    """As where one machine has not mounted it; the other ranks go on, nobody waits."""
+    (tmp_path / "file").write_text("")
+    script = tmp_path / "doctor.py"
+    script.write_text("import os, sys\nfrom launch.cli import main\n"
+                      f"folder = {str(tmp_path)!r} + ('/file' if os.environ['RANK'] == '1' else '/out')\n"
+                      "sys.exit(main(['doctor', '--timeout_seconds', '30', '--output', folder]))\n")
+    began = time.monotonic()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    variables = child_variables(XDG_CACHE_HOME=str(tmp_path / "cache"), PYTHONPATH=str(ROOT))
+    result = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    found = table(result.stdout)
+    assert found["output"][1] == "problem" and found["output"][0].startswith("rank 1: "), result.stdout + result.stderr
+    assert found["shared output"][1] == "problem" and "files of rank 1 are not to be seen" in found["shared output"][0]
+    assert result.returncode == 1 and time.monotonic() - began < 90
+
+
 def test_one_line_for_all_ranks():
     same = [[Finding("device", "8 GiB", measure=8)], [Finding("device", "8 GiB", measure=8)]]
     assert merged(same) == [Finding("device", "8 GiB", measure=8)]
@@ -150,6 +168,8 @@ def test_one_line_for_all_ranks():
     assert merged(slower)[0].found == "rank 1: 2 MB/s"
     worse = [[Finding("output", "9 MB/s", "warning", "w", measure=1)], [Finding("output", "full", "problem", "p")]]
     assert (merged(worse)[0].found, merged(worse)[0].verdict) == ("rank 1: full", "problem")
+    broken = [[Finding("shards", text, "problem", "p")] for text in ("a: missing", "b: missing")]
+    assert merged(broken)[0].found == "rank 0: a: missing; rank 1: b: missing", "every damage at once"
     different = [[Finding("versions", "torch 1", uniform=True)], [Finding("versions", "torch 2", uniform=True)]]
     assert merged(different)[0].verdict == "problem"
     assert "torch 1" in merged(different)[0].found and "torch 2" in merged(different)[0].found

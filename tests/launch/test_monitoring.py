@@ -2,13 +2,18 @@
 
 import gzip
 import json
+import re
 import time
 
 import pytest
+import torch
+from google.protobuf import text_format
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.projector import ProjectorConfig
 
+from launch.finetuning.scoring import METRICS
 from launch.metrics import MetricsWriter, read_metrics
-from tests.launching import curve, finish, pretrain_command, start, train
+from tests.launching import ROOT, curve, finish, pretrain_command, start, train
 from tests.synthetic import make_shards
 
 STEPS = 12
@@ -37,6 +42,23 @@ def test_tensorboard_has_what_metrics_jsonl_has(run):
         found = [(event.step, event.value) for event in board.Scalars(name)]
         assert [step for step, _ in found] == [step for step, _ in expected], name
         assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6), name
+
+
+def test_the_page_explains_every_curve_and_no_other(run):
+    """Those of a run and those that the source names besides (fp16's loss scale, a spike, a task's metrics)."""
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    group = "(?:train|validation|data|speed|memory|gradient_norm|weight_norm|update_ratio)"
+    explained = set(re.findall(rf"`({group}/[\w/]+)`", page))
+    board = EventAccumulator(str(run), size_guidance={"tensors": 1}).Reload()
+    texts = {name.removesuffix("/text_summary") for name in board.Tags()["tensors"]} - {"config"}
+    scalars = {name for line in read_metrics(run) for name in line} - {"step"}
+    assert scalars == set(board.Tags()["scalars"])
+    written = {re.sub(r"layer_\d\d", "layer_NN", name) for name in scalars | texts}
+    sources = ("trainer", "metrics", "throughput", "inspection", "examples", "console")
+    named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', (ROOT / f"launch/{source}.py").read_text(encoding="utf-8"))
+                          for source in sources))
+    tasks = {f"validation/{name}" for name in (*METRICS, "accuracy_mean", "precision", "recall")}
+    assert explained == written | named | tasks
 
 
 def test_each_evaluation_shows_blanks_and_guesses(run):
@@ -85,6 +107,18 @@ def test_snapshots_of_the_embeddings(run):
     assert len(table) == 64 and len(table[0].split("\t")) == 32, "vocabulary x hidden, whole though ZeRO-3 divides it"
     names = (run / "00012" / "word_embeddings" / "metadata.tsv").read_text().splitlines()
     assert len(names) == 64 and len(set(names)) == 64
+
+
+def test_a_resume_keeps_the_snapshots_of_before(tmp_path):
+    for step in (0, 5):
+        writer = MetricsWriter(tmp_path, step)
+        writer.embeddings(step, torch.ones(2, 3), ["a", "b"])
+        writer.close()
+    config = text_format.Parse((tmp_path / "projector_config.pbtxt").read_text(), ProjectorConfig())
+    assert [each.tensor_name for each in config.embeddings] == ["word_embeddings:00000", "word_embeddings:00005"]
+    for each in config.embeddings:
+        assert (tmp_path / each.tensor_path).read_text().startswith("1.0\t1.0\t1.0\n")
+        assert (tmp_path / each.metadata_path).read_text().split() == ["a", "b"]
 
 
 def test_a_trace_of_each_process(run):
