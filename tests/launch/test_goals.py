@@ -27,7 +27,6 @@ def after(config: EvaluationConfig, *values: float) -> TrainState:
     ("mlm_perplexity", (50.0, 60.0, 55.0), (10, 50.0, 2)),
     ("mean_squared_error", (2.0, 1.5, 1.7), (20, 1.5, 1)),
     ("mlm_accuracy", (0.1, 0.3, 0.3), (20, 0.3, 1)),
-    ("mean_squared_error", (2.0, 3.0, 1.0, 4.0), (30, 1.0, 1)),
     ("mlm_loss", (float("nan"), 4.0, float("nan")), (20, 4.0, 1)),
 ])  # fmt: skip
 def test_less_is_better_for_losses_and_more_for_the_rest(metric, values, best):
