@@ -118,7 +118,7 @@ def convert_to_universal(folder: Path, target: Path) -> None:
     )  # fmt: skip
     with only_tensors(folder), _silence():
         ds_to_universal.main(arguments)
-    (folder / "latest_universal").unlink(missing_ok=True)
+    (folder.parent / "latest_universal").unlink(missing_ok=True)  # a note of the converter, which nothing here reads
 
 
 def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
