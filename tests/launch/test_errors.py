@@ -191,7 +191,7 @@ def test_a_resume_after_skipped_fp16_steps_expects_fewer_optimizer_steps():
     """Adam has seen 997 of 1000 steps; DeepSpeed's ZeRO-3 loader shares one step tensor and mixes up the groups."""
     parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizer = torch.optim.AdamW([{"params": parameters[:1], "weight_decay": 0.5}, {"params": parameters[1:]}])
-    engine = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
+    engine = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer), zero_optimization=lambda: True)
 
     def load():
         shared = torch.tensor(997.0)
