@@ -80,12 +80,25 @@ class Classifier(WithTransform):
     def _num_outputs(self) -> int:
         return self.head.num_outputs
 
+    @property
+    def _reads_firsts(self) -> bool:
+        """Of the last layer, the first token of each sequence and nothing else."""
+        return not self.reads_tokens and (
+            self.head.pooling == "pooler" or (self.head.pooling == "cls" and self.head.layers == "last")
+        )
+
     def features(self, input_ids: Tensor | None = None, **inputs) -> Tensor:
         """What the head reads of the encoder: (B, layers read, hidden), of tokens (T, layers read, hidden)."""
         return self._features(self.encode(input_ids, self._asked(inputs))[0], inputs)
 
     def _asked(self, inputs: dict) -> dict:
-        return inputs if self.head.layers == "last" else inputs | {"output_hidden_states": True}
+        if self.head.layers != "last":
+            return inputs | {"output_hidden_states": True}
+        offsets = inputs.get("sequence_offsets")
+        if self._reads_firsts and offsets is not None and not inputs.get("output_hidden_states"):
+            # No token but the first: the last layer is spared all others.
+            return inputs | {"read_tokens": offsets.new_empty(0, dtype=torch.int64)}
+        return inputs
 
     def _features(self, encoded, inputs: dict) -> Tensor:
         if self.head.layers == "last":
@@ -94,7 +107,7 @@ class Classifier(WithTransform):
             states = encoded.hidden_states[-4 if self.head.layers == "last_four" else 1:]
         if self.reads_tokens:
             return torch.stack(states, -2)
-        if self.head.pooling == "pooler":
+        if self._reads_firsts:
             return encoded.first_hidden_state[:, None]
         places = inputs.get("sequence_offsets"), inputs.get("attention_mask")
         return torch.stack([pool(state, self.head.pooling, *places) for state in states], 1)
