@@ -5,9 +5,9 @@
 
 One core each, in the same run, each in a fresh process with its imports done: bare `tokenizers.encode_batch_fast` on
 the sentences; Hugging Face `map` + `group_texts` + collator; all of ours (reading, sentences, pairs, ten mask sets,
-checksums, zstd); then ours with one and two workers; and a vocabulary learned by `tokenizers` alone, from texts in
-memory, and by `cloze vocab`, which reads them from the files first. Rounds alternate, and the best of each counts, so
-that other load on the machine falls on all alike.
+checksums, zstd); then ours with one and two workers, and two jobs of one worker at once, the limit of two workers;
+and a vocabulary learned by `tokenizers` alone, from texts in memory, and by `cloze vocab`, which reads them from the
+files first. Rounds alternate, and the best of each counts, so that other load on the machine falls on all alike.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -172,17 +173,34 @@ def vocabulary_by_ours(files: list[str], folder: str) -> tuple[int, float]:
 
 def measure(function, rounds: list[float], **arguments) -> None:
     """Run in a fresh process, so that no table is filled and no memory warm; append what it counts a second."""
+    count, seconds = begin(function, **arguments)()
+    rounds.append(count / seconds)
+
+
+def begin(function, **arguments) -> Callable[[], tuple[int, float]]:
+    """Start it in a process of its own; what is returned waits for its answer."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(sender, function), kwargs=arguments)
     process.start()
     sender.close()
-    try:
-        count, seconds = receiver.recv()
-    except EOFError:
-        sys.exit(f"{function.__name__} failed")
-    process.join()
-    rounds.append(count / seconds)
+
+    def wait() -> tuple[int, float]:
+        try:
+            answered = receiver.recv()
+        except EOFError:
+            sys.exit(f"{function.__name__} failed")
+        process.join()
+        return answered
+
+    return wait
+
+
+def two_jobs(folder: str, **arguments) -> float:
+    """Tokens a second of two independent jobs of one worker at once: what this machine's second core adds at most."""
+    waits = [begin(ours, folder=f"{folder}/job-{number}", **arguments) for number in range(2)]
+    answered = [wait() for wait in waits]
+    return sum(count for count, _ in answered) / max(seconds for _, seconds in answered)
 
 
 def answer(sender, function, **arguments) -> None:
@@ -212,7 +230,8 @@ def run(files: list[str], folder: Path, rounds: int, json_file: str | None, quic
     measure(vocabulary_by_tokenizers, learned["tokenizers"], files=sample, folder=str(folder))
     measure(vocabulary_by_ours, learned["ours"], files=sample, folder=str(folder))
     common = {"files": files, "tokenizer": str(folder / "vocab"), "folder": str(folder)}
-    rates: dict[str, list[float]] = {"tokenizers": [], "datasets_map": [], "ours": [], "ours_plain": [], "two": []}
+    rates: dict[str, list[float]] = {"tokenizers": [], "datasets_map": [], "ours": [], "ours_plain": [], "two": [],
+                                     "two_jobs": []}  # fmt: skip
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}")
         measure(bare, rates["tokenizers"], **common)
@@ -223,11 +242,14 @@ def run(files: list[str], folder: Path, rounds: int, json_file: str | None, quic
             measure(ours, rates["ours_plain"], **common, compression="none")
         if (os.cpu_count() or 1) > 1:
             measure(ours, rates["two"], **common, workers=2)
+            if not quick:
+                rates["two_jobs"].append(two_jobs(**common))
     best = {name: max(values) for name, values in rates.items() if values}
     figures = {
         "ratio_to_tokenizers": best["ours"] / best["tokenizers"],
         "ratio_to_datasets_map": best["ours"] / best["datasets_map"],
         "two_worker_speedup": best.get("two", 0) / best["ours"],
+        "two_jobs_speedup": best["two_jobs"] / best["ours"] if "two_jobs" in best else None,
         "vocabulary_ratio_to_tokenizers": learned["ours"][0] / learned["tokenizers"][0],
         "tokens_per_second": {name: round(rate) for name, rate in best.items()},
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
@@ -238,11 +260,13 @@ def run(files: list[str], folder: Path, rounds: int, json_file: str | None, quic
         "ours": "cloze prepare, one worker, zstd",
         "ours_plain": "cloze prepare, one worker, uncompressed",
         "two": "cloze prepare, two workers, zstd",
+        "two_jobs": "two jobs of one worker at once",
     }
     print(f"\n{figures['hardware']}")
     for name, rate in best.items():
         print(f"{labels[name]:42} {rate / 1e6:7.2f} M tokens/s  {rate / best['tokenizers']:5.2f} x")
-    print(f"two workers against one: {figures['two_worker_speedup']:.2f} x")
+    print(f"two workers against one: {figures['two_worker_speedup']:.2f} x", end="")
+    print("" if quick else f" (two jobs at once, which share nothing: {figures['two_jobs_speedup'] or 0:.2f} x)")
     for name, label in (("tokenizers", "vocabulary, tokenizers alone"), ("ours", "vocabulary, cloze vocab")):
         rate = learned[name][0]
         print(f"{label:42} {rate / 1e6:7.2f} MB/s        {rate / learned['tokenizers'][0]:5.2f} x")
