@@ -173,8 +173,8 @@ def _with_features(job: Job, engine, environment: Environment, device, console: 
     engine.module.eval()
     with torch.autocast(device.type, compute_dtype(engine), enabled=engine.torch_autocast_enabled()):
         train, validation = (
-            encode_once(engine.module.features, examples, job.config.train.micro_batch_size, environment.rank,
-                        environment.world_size, device, partial(heartbeat.beat, 0, "compute"))
+            encode_once(engine.module.features, examples, job.config.train.micro_batch_size, environment, device,
+                        partial(heartbeat.beat, 0, "compute"))
             for examples in (job.train, job.validation))  # fmt: skip
     engine.module.train()
     console.say(f"the encoder has run over {len(job.train) + len(job.validation):,} examples once, in "

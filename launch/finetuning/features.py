@@ -8,8 +8,11 @@ import numpy as np
 import torch
 
 from launch import distributed
+from launch.environment import Environment, processes_on_this_machine
 from launch.finetuning.examples import Examples, rounds
+from launch.memory import available_bytes
 from launch.trainer import to_device
+from pipeline.errors import UserError
 
 _IDS = ("input_ids", "token_type_ids", "position_ids")  # what only the encoder takes
 
@@ -50,12 +53,16 @@ class CachedExamples(Examples):
 
 
 @torch.no_grad()
-def encode_once(features: Callable[..., torch.Tensor], examples: Examples, micro_batch_size: int, rank: int,
-                world_size: int, device: torch.device, beat: Callable[[], None]) -> CachedExamples:
+def encode_once(features: Callable[..., torch.Tensor], examples: Examples, micro_batch_size: int,
+                environment: Environment, device: torch.device, beat: Callable[[], None]) -> CachedExamples:
     """The examples with what `features` makes of each, computed by one of the processes each. Collective.
 
     Every process keeps all of them, in host memory, since each epoch deals them anew.
+
+    Raises:
+        UserError: on all ranks, if there is too little memory on the machine of one of them.
     """
+    rank, world_size = environment.rank, environment.world_size
     kept: torch.Tensor | None = None
     num_rows = len(examples.feature_rows(np.arange(len(examples))))
     for everyone in rounds(examples.lengths, micro_batch_size, world_size):
@@ -65,6 +72,7 @@ def encode_once(features: Callable[..., torch.Tensor], examples: Examples, micro
         rows = examples.feature_rows(everyone)
         order = np.argsort(rows)
         if kept is None:
+            _check_memory(num_rows, made, processes_on_this_machine(environment), device)
             kept = torch.empty(num_rows, *made.shape[1:], dtype=made.dtype)
         shared = torch.zeros(len(rows), *made.shape[1:], dtype=made.dtype, device=device)
         if len(mine):
@@ -73,3 +81,17 @@ def encode_once(features: Callable[..., torch.Tensor], examples: Examples, micro
         kept[torch.from_numpy(rows)] = distributed.reduce_sum(shared).cpu()
         beat()
     return CachedExamples(examples, kept)
+
+
+def _check_memory(num_rows: int, made: torch.Tensor, processes: int, device: torch.device) -> None:
+    """Raise UserError unless each process of this machine can keep so many rows like those made. Collective."""
+    needed = num_rows * made[0].numel() * made.element_size()
+    free = available_bytes()
+    short = free is not None and needed * processes > free
+    if distributed.reduce_sum(torch.tensor(float(short), device=device)):
+        raise UserError(
+            f"freeze encoder: found {num_rows:,} vectors of the encoder to keep, {needed / 1e9:,.1f} GB a process, "
+            "expected them to fit into the memory of each machine"
+            + (f" ({free / 1e9:,.1f} GB are free here)" if short else "")
+            + "; start fewer processes, shorten --max_length, or freeze below_N, which keeps nothing"
+        )

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from launch.cli import main, parse
+from launch.environment import Environment
 from launch.finetuning.features import encode_once
 from launch.finetuning.kinds import read_examples
 from launch.finetuning.models import find_source, start_model, unfreezing
 from launch.finetuning.tasks import find_task
 from launch.metrics import read_metrics
 from launch.predict import Predictor
+from pipeline.errors import UserError
 from tests.finetuning.running import command, finetune, lines
 from tests.finetuning.small import make_model, sst2
 from tests.finetuning.test_answers import squad
@@ -86,7 +89,7 @@ def test_losses_from_kept_features_are_those_of_the_whole_model_and_no_encoder_r
                                                                                for c in range(4)}) + "\n"
                                  for n in range(9)))
     ours, examples = prepared(task, model, train, *overrides)
-    cached = encode_once(ours.features, examples, 4, 0, 1, torch.device("cpu"), lambda: None)
+    cached = encode_once(ours.features, examples, 4, Environment(), torch.device("cpu"), lambda: None)
     chosen = np.random.default_rng(0).permutation(len(examples))[:7]
     whole = ours(**examples.batch(chosen), **examples.targets(chosen))
     batch = cached.batch(chosen) | cached.targets(chosen)
@@ -100,6 +103,15 @@ def test_losses_from_kept_features_are_those_of_the_whole_model_and_no_encoder_r
     for name in ("losses", "logits", "start_losses", "end_losses", "end_logits"):
         if hasattr(whole, name):
             assert torch.allclose(getattr(kept, name), getattr(whole, name), atol=1e-5)
+
+
+def test_features_that_do_not_fit_into_memory_are_refused(model, files, monkeypatch):
+    monkeypatch.setattr("launch.distributed.reduce_sum", lambda tensor: tensor)
+    ours, examples = prepared("sst2", model, files[0])
+    for free, fits in ((len(examples) * 32 * 4 - 1, False), (len(examples) * 32 * 4, True), (None, True)):
+        monkeypatch.setattr("launch.finetuning.features.available_bytes", lambda free=free: free)
+        with nullcontext() if fits else pytest.raises(UserError, match="vectors of the encoder to keep, 0.0 GB"):
+            encode_once(ours.features, examples, 4, Environment(), torch.device("cpu"), lambda: None)
 
 
 def test_a_frozen_encoder_learns_as_in_a_plain_loop_over_transformers(model, files, tmp_path):
