@@ -32,7 +32,8 @@ def samples(run) -> list[int]:
     return [after - before for before, after in zip(counted, counted[1:], strict=False)]
 
 
-@pytest.mark.parametrize("stage", ["0", pytest.param("3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["0", "3"])
 def test_one_process_and_two_see_the_same_batches(data, tmp_path, stage):
     for processes, micro in ((1, 8), (2, 4)):
         output = train(data, tmp_path / str(processes), *RUN, *NO_DROPOUT, "--train.micro_batch_size", str(micro),

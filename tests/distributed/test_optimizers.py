@@ -14,7 +14,7 @@ CASES = [
     pytest.param("Lamb", "0", ("--optimizer.name", "lamb"), id="lamb", marks=slow),
     pytest.param("StableAdamW", "0", ("--optimizer.name", "stable_adamw"), id="stable_adamw", marks=slow),
     pytest.param("AdamW", "2", ("--optimizer.layer_decay", "0.8"), id="layer_decay", marks=slow),
-    pytest.param("AdamW", "2", ("--zero.offload_optimizer", "true"), id="offload"),
+    pytest.param("AdamW", "2", ("--zero.offload_optimizer", "true"), id="offload", marks=slow),
     pytest.param("AdamW", "3", ("--zero.offload_optimizer", "true", "--zero.offload_parameters", "true"),
                  id="offload-3", marks=slow),
     pytest.param("AdamW", "2", ("--train.precision", "autocast"), id="autocast", marks=slow),

@@ -69,7 +69,8 @@ def test_weights_are_taken_and_everything_else_begins_at_0(long, first, tmp_path
     assert [line["data/samples"] for line in curve(run) if "data/samples" in line] == [16]
 
 
-@pytest.mark.parametrize("stage", ["2", pytest.param("0", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["2", "0"])
 def test_a_killed_second_phase_resumes_and_does_not_look_back(short, long, first, tmp_path, stage):
     """With the moments; the first phase is gone when the second resumes, and its end is that of an undisturbed one."""
     source = tmp_path / "first"

@@ -155,6 +155,7 @@ def test_damaged_checkpoints_are_passed_over_aloud(data, undisturbed, tmp_path):
     assert_same_weights(weights(run), weights(undisturbed("0")))
 
 
+@pytest.mark.slow
 def test_zero_0_goes_on_with_another_number_of_processes(data, undisturbed, tmp_path):
     run = tmp_path / "run"
     dropout_free = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
