@@ -24,10 +24,10 @@ def test_an_enormous_document_stays_within_memory(tmp_path, kind):
     else:
         parquet.write_table(pa.table({"text": [enormous, *others]}), tmp_path / "a.parquet")
     script = (
-        "import resource, sys; from pathlib import Path; from pipeline.prepare import prepare;"
-        "from tests.pipeline import corpus; folder = Path(sys.argv[1]);"
+        "import sys; from pathlib import Path; from launch.memory import peak_bytes;"
+        "from pipeline.prepare import prepare; from tests.pipeline import corpus; folder = Path(sys.argv[1]);"
         "prepare(corpus.config(folder, [folder / sys.argv[2]], shards=corpus.ShardsConfig()));"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+        "print(peak_bytes() >> 20)"
     )
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     command = [sys.executable, "-c", script, str(tmp_path), f"a.{kind}"]
