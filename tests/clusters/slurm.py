@@ -81,7 +81,9 @@ class Slurm:
         deadline = time.monotonic() + seconds
         while not (found := self.states(job)) <= set(states):
             text = log.read_text()[-4000:] if log and log.exists() else ""
-            assert time.monotonic() < deadline, f"job {job} is {found}, not {states}\n{text}"
+            if time.monotonic() > deadline:
+                known = self.call("scontrol", "show", "job", job)
+                raise AssertionError(f"job {job} is {found}, not {states}\n{known}\n{text}")
             time.sleep(0.3)
 
     def start_requeued(self, job: str) -> None:
