@@ -29,10 +29,12 @@ def check_sections(config) -> None:
                         "--zero.stage 0")
     warmup = config.schedule.warmup_steps
     if config.train.time_budget_hours is not None:
-        if warmup is not None or config.schedule.name == "exponential":
-            name = "name: found exponential" if warmup is None else f"warmup_steps: found {warmup}"
-            raise UserError(f"schedule.{name} with train.time_budget_hours, expected a schedule that counts no "
-                            "steps; use warmup_share, and another name than exponential")
+        if warmup is not None:
+            raise UserError(f"schedule.warmup_steps: found {warmup} with train.time_budget_hours, which is no number "
+                            "of steps, expected null; use --schedule.warmup_steps null --schedule.warmup_share 0.06")
+        if config.schedule.name == "exponential":
+            raise UserError("schedule.name: found exponential with train.time_budget_hours, expected a schedule that "
+                            "counts no steps")
     elif warmup is not None and warmup > config.train.max_steps:
         raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
                         f"{config.train.max_steps}")
