@@ -186,12 +186,12 @@ def keep_freed_pages() -> bool:
 # oneDNN and PyTorch's layer above it each keep the last 1,024 compiled products of matrices. Batches of concatenated
 # tokens hardly ever have a shape twice, so nearly all of it is never used again: the small model grew by 23 MB a step
 # at first and to 3.3 GB in the end. With 32 it stays near 0.6 GB, and a step takes the same CPU time.
-_KEPT_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
+KEPT_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 
 
 def bound_primitive_caches() -> None:
     """Keep few compiled matrix products on a CPU; to be called before the first of them. A user's own setting wins."""
-    for name, capacity in _KEPT_PRIMITIVES.items():
+    for name, capacity in KEPT_PRIMITIVES.items():
         os.environ.setdefault(name, capacity)
 
 
