@@ -65,7 +65,7 @@ def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, cons
     tokens, samples = counts["tokens"], counts["samples"]
     histogram = manifest.splits["train"].length_histogram
     squares = sum(length * length * number for length, number in enumerate(histogram))
-    per_token = training_flops(config.model, (tokens, squares), counts["masked"], summed=True) / tokens
+    per_token = training_flops(config.model, (tokens, squares), manifest.masked_share * tokens, summed=True) / tokens
     steps_per_epoch = samples / config.train.global_batch_size
     at_most = "" if config.train.time_budget_hours is None else "at most "
     peak = peak_flops(device, compute_dtype(engine))

@@ -169,8 +169,8 @@ class Probe:
 
     def _batch(self, size: int) -> dict:
         """`size` sequences of the corpus's greatest length, with as many masked tokens as its sequences can have."""
-        length, counts = self.manifest.max_length, self.manifest.splits["train"].counts
-        masked = min(length, math.ceil(MASKED_MARGIN * length * counts["masked"] / counts["tokens"]))
+        length = self.manifest.max_length
+        masked = min(length, math.ceil(MASKED_MARGIN * length * self.manifest.masked_share))
         generator = torch.Generator().manual_seed(PROBE_SEED)
         ids = torch.randint(self.manifest.vocab_size, (size * length,), generator=generator)
         positions = (torch.arange(size)[:, None] * length + torch.arange(masked)).flatten()

@@ -95,6 +95,12 @@ class Manifest:
         """The parameters of masking, as configured."""
         return self.preparation["masking"]
 
+    @property
+    def masked_share(self) -> float:
+        """Share of the train split's tokens that is predicted: counted; with masks drawn at load time, their rate."""
+        counts = self.splits["train"].counts
+        return counts["masked"] / counts["tokens"] if self.mask_sets else self.masking["rate"]
+
     @classmethod
     def load(cls, folder: str | Path) -> "Manifest":
         """Read a prepared folder's manifest. Raises UserError if there is none, or not one of ours."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from pipeline.config import MaskingConfig
 from pipeline.manifest import Manifest, SpecialTokens, SplitInfo
 from pipeline.records import Masks, Samples
 from pipeline.shards import write_shard
@@ -19,13 +21,15 @@ def make_shards(folder: Path, *, train: int = 200, validation: int = 24, vocab_s
                 mask_sets: int = 2, pairs: bool = True, seed: int = 0) -> Path:
     """A prepared folder whose words follow each other in cycles, so that a model can learn something.
 
-    Samples have 6 to max_length tokens, and 1 token to a third of their tokens is masked.
+    Samples have 6 to max_length tokens, and 1 token to a third of their tokens is masked; with mask_sets=0 masks are
+    drawn at load time, at the usual rate.
     """
     words = [f"w{number}" for number in range(vocab_size - len(NAMES))]
     backend = wordpiece_backend({name: i for i, name in enumerate([*NAMES.values(), *words])}, NAMES, True, None)
     tokenizer = Tokenizer(backend, NAMES)
     tokenizer.save(folder / "tokenizer")
     rng = np.random.default_rng(seed)
+    masking = MaskingConfig(mode="precomputed" if mask_sets else "dynamic")
     splits = {}
     for name, count in (("train", train), ("validation", validation), ("test", 0)):
         samples = _samples(rng, count, vocab_size, max_length, pairs)
@@ -37,12 +41,15 @@ def make_shards(folder: Path, *, train: int = 200, validation: int = 24, vocab_s
                         [_part_of_masks(m, low, high) for m in masks], vocab_size, 0, "zstd")
             for number, (low, high) in enumerate(zip(cuts, cuts[1:], strict=False))
         ]
-        counts = {"samples": count, "tokens": len(samples.input_ids), "masked": len(masks[0].ids)}
+        counts = {"samples": count, "tokens": len(samples.input_ids)}
+        if masks:
+            counts["masked"] = len(masks[0].ids)
         splits[name] = SplitInfo(counts, np.bincount(samples.lengths, minlength=max_length + 1).tolist(), shards)
     Manifest(
         tokenizer_fingerprint=tokenizer.fingerprint, vocab_size=vocab_size, special_tokens=SPECIAL,
         objective="next_sentence", max_length=max_length, mask_sets=mask_sets, pair_sets=1, seed=seed,
-        preparation={"masking": {}}, sources=[], counts={}, unigram_entropy=float(np.log(len(words))), splits=splits,
+        preparation={"masking": asdict(masking)}, sources=[], counts={}, unigram_entropy=float(np.log(len(words))),
+        splits=splits,
     ).save(folder)  # fmt: skip
     return folder
 

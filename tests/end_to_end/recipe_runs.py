@@ -2,7 +2,7 @@
 
     python -m tests.end_to_end.recipe_runs OUTPUT PAIRS SINGLE RECIPE.yaml ...
 
-PAIRS and SINGLE: prepared folders with and without next-sentence labels.
+PAIRS and SINGLE: prepared folders with next-sentence labels, and without them and with masks drawn at load time.
 """
 
 import contextlib

@@ -38,7 +38,7 @@ EXPECTED = {  # class, clipping, constants, peak rate
     "modernbert-base": ("StableAdamW", 1.0, {"betas": (0.9, 0.98), "eps": 1e-6}, 8e-4),
     "mlperf-large": ("Lamb", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 4e-4),
 }  # fmt: skip
-NOT_PUBLISHED = {"tiny", "small"}  # for trying things out; the quick start and the tests run them
+NOT_PUBLISHED = {"tiny", "small", "small-modern"}  # for trying things out; the quick start and the tests run them
 
 
 def recipe_files() -> list[str]:
@@ -68,7 +68,7 @@ def runs(tmp_path_factory):
     """Facts about the reduced runs, by recipe, and the folder that holds them."""
     folder = tmp_path_factory.mktemp("recipes")
     pairs = make_shards(folder / "pairs")
-    single = make_shards(folder / "single", pairs=False)
+    single = make_shards(folder / "single", pairs=False, mask_sets=0)  # as those recipes have it
     files = [f"configs/pretrain/{name}.yaml" for name in recipe_files()]
     result = subprocess.run(
         [sys.executable, "-m", "tests.end_to_end.recipe_runs", str(folder), str(pairs), str(single), *files],
