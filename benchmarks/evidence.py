@@ -121,8 +121,16 @@ class Job:
             str(setting.max_length), "--epochs", str(setting.epochs), "--train.learning_rate", str(setting.rate),
             "--train.global_batch_size", str(BATCH), "--train.micro_batch_size", str(BATCH),
             "--evaluate_every_epochs", "null", "--evaluation.every_steps", "0", "--evaluation.keep_best", "false",
-            "--checkpoint.every_steps", "0", *setting.options,
+            "--checkpoint.every_steps", "0", *setting.options, *self.pooling(start),
         ]  # fmt: skip
+
+    def pooling(self, start: Path) -> list[str]:
+        """A text's vector where the model has no pooler: the mean of its tokens."""
+        import yaml
+
+        classifies = SETTINGS[self.name].task not in ("ner", "squad")
+        pooler = yaml.safe_load((start / "shape.yaml").read_text())["pooler"]
+        return ["--pooling", "mean"] if classifies and not pooler else []
 
     def run(self, data: Path, start: Path) -> str:
         """Do what has not been done; returns a line about it, also if it failed."""

@@ -53,6 +53,16 @@ def read_texts(task: str, path: Path, tokenizer, max_length: int) -> tuple[Rows,
             for n in range(len(rows))], np.array(labels)
 
 
+def options(model: Path) -> dict:
+    """What the configuration of this model's class is told beside the number of labels: dropout, and for ModernBERT,
+    which has no pooler, the mean of the tokens, as evidence.py tells `cloze finetune`.
+    """
+    if transformers.AutoConfig.from_pretrained(model).model_type == "bert":
+        return {"hidden_dropout_prob": DROPOUT, "attention_probs_dropout_prob": DROPOUT}
+    parts = ("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout")
+    return dict.fromkeys(parts, DROPOUT) | {"classifier_pooling": "mean"}
+
+
 def texts(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
     """Model, training rows, rows to measure, collator, and the measure of their logits."""
     train, labels = read_texts(setting.task, data / setting.files[0], tokenizer, setting.max_length)
@@ -60,8 +70,7 @@ def texts(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
     regression = setting.metric == "pearson"
     made = transformers.AutoModelForSequenceClassification.from_pretrained(
         model, num_labels=1 if regression else len(set(labels.tolist())),
-        problem_type="regression" if regression else "single_label_classification",
-        hidden_dropout_prob=DROPOUT, attention_probs_dropout_prob=DROPOUT,
+        problem_type="regression" if regression else "single_label_classification", **options(model),
     )  # fmt: skip
 
     def measure(logits: np.ndarray) -> float:
@@ -102,7 +111,7 @@ def tags(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
     train, _ = encode(files[0])
     rows, words_of = encode(files[1])
     made = transformers.AutoModelForTokenClassification.from_pretrained(
-        model, num_labels=len(names), hidden_dropout_prob=DROPOUT, attention_probs_dropout_prob=DROPOUT)
+        model, num_labels=len(names), **options(model))
 
     def measure(logits: np.ndarray) -> float:
         guessed = []
@@ -146,8 +155,7 @@ def answers(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
         train.append({name: encoded[0][name][number] for name in names} | {
             "start_positions": places[0] if covered else 0, "end_positions": places[-1] if covered else 0})
     rows = [{name: encoded[1][name][number] for name in names} for number in range(len(encoded[1]["input_ids"]))]
-    made = transformers.AutoModelForQuestionAnswering.from_pretrained(
-        model, hidden_dropout_prob=DROPOUT, attention_probs_dropout_prob=DROPOUT)
+    made = transformers.AutoModelForQuestionAnswering.from_pretrained(model, **options(model))
 
     def measure(logits: list[tuple[np.ndarray, np.ndarray]]) -> float:
         best = [(-np.inf, "")] * len(files[1])

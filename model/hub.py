@@ -202,7 +202,7 @@ def save_pretrained(
     values = config_to_huggingface(config, architecture, dtype, head) | (notes or {})
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer_folder is not None:
-        _copy_tokenizer(Path(tokenizer_folder), folder)
+        _copy_tokenizer(Path(tokenizer_folder), folder, segments=config.type_vocab_size > 0)
     aside = folder / "model.safetensors.tmp"
     save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
     os.replace(aside, folder / "model.safetensors")
@@ -211,13 +211,21 @@ def save_pretrained(
     os.replace(aside, folder / "config.json")
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> None:
+def _copy_tokenizer(source: Path, folder: Path, segments: bool) -> None:
+    """Copies of the tokenizer's files; a model that has no `segments` is not to be given any, which transformers'
+    classes before 5.0 refuse.
+    """
     found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not found:
         raise ModelError(f"{source}: found none of {', '.join(TOKENIZER_FILES)}, expected a tokenizer; name its folder")
     for name in found:
         if not (folder / name).exists() or not (folder / name).samefile(source / name):
             shutil.copyfile(source / name, folder / name)
+    path = folder / "tokenizer_config.json"
+    if not segments and path.exists():
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values["model_input_names"] = ["input_ids", "attention_mask"]
+        path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:

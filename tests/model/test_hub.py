@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file
 from tokenizers import BertWordPieceTokenizer
 
-from model.bert import BertForPreTraining
+from model.bert import BertForPreTraining, BertModel
 from model.config import BertConfig, ModelError
 from model.hub import from_huggingface, load_pretrained, save_pretrained, to_huggingface
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference
@@ -172,6 +172,16 @@ def test_damaged_weights_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match="cannot be read"):
         load_pretrained(tmp_path)
+
+
+def test_a_model_without_segments_is_given_none(tmp_path):
+    config = dataclasses.replace(TINY, type_vocab_size=0, pooler=False)
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer_folder(tmp_path / "tokenizer")
+    for each, expected in ((TINY, {"input_ids", "token_type_ids", "attention_mask"}),
+                           (config, {"input_ids", "attention_mask"})):  # fmt: skip
+        save_pretrained(tmp_path / "export", each, BertModel(each).state_dict(), tmp_path / "tokenizer")
+        assert set(transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("word1 word2")) == expected
 
 
 def test_a_missing_tokenizer_is_refused(tmp_path):
