@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 
 from model.config import BertConfig, ModelError
 from model.dropout import dropout
@@ -255,7 +255,6 @@ def sdpa_attention(
     return result.transpose(1, 2), None
 
 
-@torch.compiler.disable  # a generator's state cannot be set inside a graph
 def _seeded_sdpa(query, key, value, bias, probability: float, seed: int) -> Tensor:
     """The kernel draws from torch's default generator, which is seeded for the call and then put back."""
     with torch.random.fork_rng(devices=[query.device] if query.is_cuda else []):
@@ -266,6 +265,15 @@ def _seeded_sdpa(query, key, value, bias, probability: float, seed: int) -> Tens
         return nn.functional.scaled_dot_product_attention(query, key, value, bias, dropout_p=probability)
 
 
+@cache
+def leave_graphs() -> None:
+    """Keep out of compiled graphs what cannot be in one: a generator's state cannot be set there. To be called before
+    layers are compiled, and not earlier, since it imports the compiler.
+    """
+    global _seeded_sdpa
+    _seeded_sdpa = torch.compiler.disable(_seeded_sdpa)
+
+
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: None,
     probability: float, dropout_seed: int | None, local: bool = False,
@@ -273,6 +281,9 @@ def varlen_attention(
     """Flash attention over concatenated sequences, without any padding. CUDA, fp16 or bf16, no attention
     dropout.
     """
+    # Here, because it brings torch's compiler along: a third of the start of a process that only predicts on a CPU.
+    from torch.nn.attention.varlen import varlen_attn
+
     reach = layout.window // 2 if local else -1
     result = varlen_attn(
         query, key, value, layout.offsets, layout.offsets, layout.length, layout.length,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import KERNELS, Layout
+from model.attention import KERNELS, Layout, leave_graphs
 from model.config import BertConfig, ModelError
 from model.dropout import DropoutKey, keep_mask, keep_scale
 from model.embeddings import encoder_norm, rotate_packed
@@ -260,6 +260,7 @@ class Encoder(nn.Module):
         weights stay as they are. On CPU it brings nothing; attention dropout in the sdpa kernel breaks the graph
         there, and costs a part of the gain.
         """
+        leave_graphs()
         self.compiled = True
         for layer in self.layers:
             layer.compile(dynamic=True)

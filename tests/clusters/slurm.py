@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -70,11 +69,12 @@ class Slurm:
         return self.call("sbatch", "--parsable", f"--output={log}", *words).strip()
 
     def states(self, job: str) -> set[str]:
-        """States of a job, of all its elements if it is an array, such as RUNNING, PENDING, COMPLETED."""
-        jobs = json.loads(self.call("squeue", "--json"))["jobs"]
-        own = [one for one in jobs if job in (str(one["job_id"]), str(one["array_job_id"]))]
-        assert own, f"job {job} is forgotten"
-        return {one["job_state"] for one in own}
+        """States of a job, of all its elements if it is an array, such as RUNNING, PENDING, COMPLETED; while processes
+        of a start that ended are still being waited for, COMPLETING.
+        """
+        found = self.call("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%T").split()
+        assert found, f"job {job} is forgotten"
+        return set(found)
 
     def wait_for(self, job: str, *states: str, seconds: float = 120, log: Path | None = None) -> None:
         """Until every element of the job is in one of the states."""
@@ -89,8 +89,11 @@ class Slurm:
     def start_requeued(self, job: str) -> None:
         """Slurm lets a requeued job wait two minutes, so that what made it fail may pass; not here."""
         self.wait_for(job, "PENDING")
+        # A host refuses a start whose credential is not younger, by whole seconds, than the end of the one before; the
+        # job would be FAILED without a line of output.
+        time.sleep(2)
         deadline = time.monotonic() + 90
-        while self.states(job) == {"PENDING"}:  # the wait is set when the last process of the first start has ended
+        while self.states(job) == {"PENDING"}:
             assert time.monotonic() < deadline, self.call("scontrol", "show", "job", job)
             self.call("scontrol", "update", f"JobId={job}", "StartTime=now")
             time.sleep(1)

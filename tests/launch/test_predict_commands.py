@@ -41,6 +41,14 @@ def error_of(capsys, *arguments) -> str:
     return captured[0]
 
 
+def test_a_prediction_does_not_import_the_compiler(folders):
+    """It would be a third of the time until the answer."""
+    program = "import sys; from launch.cli import main; main(sys.argv[1:]); print('torch._dynamo' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program, "predict", "classify", folders / "classifier", "the cat"],
+                            cwd=ROOT, env=child_variables(), capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "False", result.stdout + result.stderr
+
+
 def test_each_operation_as_json_equals_python(folders, capsys, tmp_path):
     model = Predictor.from_folder(folders / "pretrained")
     (line,) = lines(capsys, "predict", "fill-mask", folders / "pretrained", "--top_k", 2, "the [MASK] sat on [MASK]")

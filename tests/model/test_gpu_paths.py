@@ -8,16 +8,16 @@ import itertools
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import model.attention
 import model.bert
 from model import heads
 from model.bert import BertForPreTraining
 from model.config import BertConfig
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
+VARLEN_ATTN = varlen.varlen_attn  # which a test replaces
 VARIANTS = {
     "bert": {},
     "pre-LN without pooler": dict(norm_position="pre", pooler=False),
@@ -50,7 +50,7 @@ def test_no_value_of_a_tensor_is_asked_for_in_a_step(fields, checkpointing, drop
 
 def reference_varlen(*arguments, **options) -> torch.Tensor:
     """varlen_attn by its documentation, sequence by sequence; takes its arguments and no others."""
-    given = inspect.signature(varlen_attn).bind(*arguments, **options)
+    given = inspect.signature(VARLEN_ATTN).bind(*arguments, **options)
     given.apply_defaults()
     given = given.arguments
     (left, right), offsets = given["window_size"], given["cu_seq_q"].tolist()
@@ -73,7 +73,7 @@ def test_varlen_is_told_what_the_other_kernels_are_told(monkeypatch, fields):
     flat, found = concatenate(batch()), []
     for kernel in ("eager", "varlen"):
         if kernel == "varlen":
-            monkeypatch.setattr(model.attention, "varlen_attn", reference_varlen)
+            monkeypatch.setattr(varlen, "varlen_attn", reference_varlen)
             monkeypatch.setattr(model.bert, "select_kernel", lambda *_: "varlen")  # which there is on CUDA only
         net = pretraining_model(config, attention_kernel=kernel)
         loss = net(**flat).loss
