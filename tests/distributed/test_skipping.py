@@ -74,6 +74,7 @@ def test_the_others_steps_are_those_of_a_plain_loop(data, tmp_path, stage):
     assert state["skipped_steps"] == 2
 
 
+@pytest.mark.slow
 def test_killed_between_skipped_steps_and_resumed(data, tmp_path):
     """Checkpoints fall due at skipped steps: what is saved is the last good step, and the skipped are met again."""
     overrides = ("--train.max_steps", "40", "--train.log_every_steps", "3", "--zero.stage", "2")

@@ -52,6 +52,7 @@ def result(folder: Path, run: str) -> dict:
     return json.loads((folder / run / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(model, files, tmp_path, capsys):
     """Two seeds of a setting that learns and of one that hardly moves, whose constant answers count as failed.
 

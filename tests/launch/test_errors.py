@@ -175,6 +175,7 @@ def test_an_unknown_setting_of_deepspeed(data, tmp_path):
     assert "deepspeed: found foo = 1" in output.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_lost_model_does_not_push_out_the_good_checkpoints(data, tmp_path):
     """Weights grow beyond use between two steps, a checkpoint is due before any loss has seen them, one is kept."""
     output = train(data, tmp_path / "run", "--train.learning_rate", "1e30", "--schedule.warmup_steps", "3",
