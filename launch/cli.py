@@ -176,10 +176,11 @@ def _one_line(message: str, parser: jsonargparse.ArgumentParser) -> str:
     return message
 
 
-def usage() -> str:
-    """What `cloze --help` prints."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
+def usage(first_word: str = "") -> str:
+    """What `cloze --help` prints; with a first word, such as predict, only of the commands that begin with it."""
+    shown = {name: command for name, command in COMMANDS.items() if name.startswith(first_word)}
+    width = max(map(len, shown))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in shown.items()]
     return "\n".join([
         "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]", "", "commands:", *lines, "",
         "`cloze COMMAND --help` explains every field; `--print_config` prints the resolved configuration.",
@@ -207,8 +208,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command. Exit status: 0 complete, 2 an error that the user can mend, 75 stopped early with a checkpoint."""
     protect_process()
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
+    group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
+    if arguments[bool(group) :] in ([], ["-h"], ["--help"]):
+        print(usage(group))
         return 0
     if arguments[0] == "--version":
         print(f"cloze {__version__}")

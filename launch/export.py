@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +18,8 @@ from pipeline.storage import readable_errors
 def export(config: ExportConfig) -> int:
     """Write config.json, model.safetensors and the tokenizer's files, with `onnx` a graph; returns the exit status."""
     prepare_deepspeed(read_environment())
+    from model.hub import OWN_MODEL_TYPE
+
     console = Console()
     run = Path(config.run)
     output = Path(config.output) if config.output else run.with_name(run.name + "-hf")
@@ -32,10 +35,13 @@ def export(config: ExportConfig) -> int:
     with readable_errors(output):
         said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (
             _copy_model(config, run, aside))
+        own_format = json.loads((aside / "config.json").read_text(encoding="utf-8")).get("model_type") == OWN_MODEL_TYPE
         if config.onnx:
             write_onnx(aside)
         os.replace(aside, output)
     console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
+    if own_format:
+        console.warn("transformers has no architecture of this shape; the folder is in a format that only Cloze reads")
     return 0
 
 

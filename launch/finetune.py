@@ -97,8 +97,9 @@ def finetune(config: FinetuneConfig) -> int:
     scoring.check_installed()
     console = Console(environment.is_main)
     job = read_job(config)
-    config = job.config
-    deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
+    deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
+    config = replace(job.config, train=job.config.train.on(environment.world_size))
+    job = replace(job, config=config)
     runs.check_folder(config, job.facts)
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(Path(config.output)) if environment.is_main else nullcontext():

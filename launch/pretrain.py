@@ -112,7 +112,7 @@ def pretrain(config: PretrainConfig) -> int:
     console = Console(environment.is_main)
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
     manifest, model = check_data(Path(config.data), config.model)
-    config = replace(config, model=model)
+    config = replace(config, model=model, train=config.train.on(environment.world_size))
     runs.check_folder(config, runs.data_facts(manifest))
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(Path(config.output)) if environment.is_main else nullcontext():

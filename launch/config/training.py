@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from launch.config.checks import at_least
@@ -18,7 +19,7 @@ class TrainConfig:
     time_budget_hours: float | None = None
     """Hours of training after which the run is complete, above 0: the schedule follows the clock; null: none."""
     global_batch_size: int = 256
-    """Samples in one optimizer step over all processes; a multiple of micro_batch_size x processes."""
+    """Samples in one optimizer step over all processes; a multiple of their number."""
     initial_global_batch_size: int | None = None
     """Samples in the first steps, from which the global batch grows; a multiple as well; null: it does not grow."""
     batch_increment: int | None = None
@@ -26,7 +27,8 @@ class TrainConfig:
     batch_warmup_tokens: int = 0
     """Real tokens after which the global batch has its full size, 0 or more."""
     micro_batch_size: int | Literal["auto"] = 32
-    """Samples in one forward and backward pass of one process; auto: the most that fit, tried at the first start."""
+    """Samples in one forward and backward pass of one process, at most: the largest number that divides its share of a
+    batch is taken, which changes no gradient; auto: the most that fit, tried at the first start."""
     memory_limit_gib: float | None = None
     """GiB that a process may use, for micro_batch_size: auto; null: what the GPU, or its share of this machine, has."""
     learning_rate: float = 1e-4
@@ -88,6 +90,12 @@ class TrainConfig:
             sizes |= {"initial_global_batch_size": self.initial_global_batch_size, "batch_increment": self.increment}
         return sizes
 
+    def on(self, world_size: int) -> TrainConfig:
+        """With the micro-batch that so many processes take; auto stays."""
+        if self.micro_batch_size == "auto":
+            return self
+        return replace(self, micro_batch_size=BatchArithmetic.of(self, world_size).micro_batch_size)
+
     @property
     def budget_seconds(self) -> float | None:
         """The time budget in the unit of the clock."""
@@ -106,25 +114,21 @@ class BatchArithmetic:
 
     @classmethod
     def of(cls, train: TrainConfig, world_size: int) -> BatchArithmetic:
-        """Divide; UserError with the numbers if it leaves a rest. What is not tried yet (auto) counts as 1."""
-        micro_batch_size = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
-        at_once, sizes = micro_batch_size * world_size, train.batch_sizes
-        for name, size in sizes.items():
-            if size % at_once:
-                # The largest micro-batch not above the wished one that divides all, if the processes divide all.
-                shares = [size // world_size for size in sizes.values()]
-                mend = f"set train.{name} to a multiple of {world_size}"
-                if not any(size % world_size for size in sizes.values()):
-                    fitting = (n for n in range(min(micro_batch_size, *shares), 0, -1)
-                               if not any(share % n for share in shares))
-                    mend = f"set train.micro_batch_size to {next(fitting)}"
-                raise UserError(f"train.{name}: found {size}, expected a multiple of train.micro_batch_size x "
-                                f"processes = {micro_batch_size} x {world_size} = {at_once}; {mend}")
+        """Divide. What is not tried yet (auto) counts as 1. Raises UserError if the processes leave a rest."""
+        for name, size in train.batch_sizes.items():
+            if size % world_size:
+                less = size - size % world_size
+                near = f"{less} or {less + world_size}" if less else world_size
+                raise UserError(f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
+                                f"it to {near}")
+        share = math.gcd(*train.batch_sizes.values()) // world_size
+        wished = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
+        micro_batch_size = next(size for size in range(min(wished, share), 0, -1) if share % size == 0)
         grows = train.initial_global_batch_size is not None
         growth = (f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "
                   f"{train.batch_warmup_tokens:,} tokens") if grows else ""
-        return cls(train.global_batch_size, micro_batch_size, train.global_batch_size // at_once, world_size,
-                   growth)
+        return cls(train.global_batch_size, micro_batch_size,
+                   train.global_batch_size // (micro_batch_size * world_size), world_size, growth)
 
     def __str__(self) -> str:
         return (f"{self.global_batch_size} = {self.micro_batch_size} micro x {self.gradient_accumulation_steps} "

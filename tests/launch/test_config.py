@@ -16,13 +16,24 @@ BASE = PretrainConfig(data="d", output="o")
 def test_the_arithmetic_is_checked_and_printed():
     train = TrainConfig(global_batch_size=64, micro_batch_size=8)
     assert str(BatchArithmetic.of(train, 2)) == "64 = 8 micro x 4 accumulation x 2 processes"
-    with pytest.raises(UserError, match="found 64, expected a multiple of .* = 8 x 3 = 24; set train.global"):
+    with pytest.raises(UserError, match="found 64, expected a multiple of the 3 processes; set it to 63 or 66$"):
         BatchArithmetic.of(train, 3)
-    # The mend that is proposed works.
-    wrong = TrainConfig(global_batch_size=60, micro_batch_size=8)
-    with pytest.raises(UserError, match="set train.micro_batch_size to 6$"):
-        BatchArithmetic.of(wrong, 2)
-    BatchArithmetic.of(replace(wrong, micro_batch_size=6), 2)
+    with pytest.raises(UserError, match="train.global_batch_size: found 2, .* 3 processes; set it to 3$"):
+        BatchArithmetic.of(TrainConfig(global_batch_size=2), 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "processes", "micro"),
+    [((64, None, None), 1, 32), ((64, None, None), 8, 8), ((60, None, None), 2, 30), ((96, None, None), 2, 24),
+     ((64, 16, 8), 2, 4), ((62, None, None), 1, 31), ((34, None, None), 2, 17)],
+)  # fmt: skip
+def test_the_micro_batch_is_the_largest_that_divides(sizes, processes, micro):
+    size, initial, increment = sizes
+    train = TrainConfig(global_batch_size=size, micro_batch_size=32, initial_global_batch_size=initial,
+                        batch_increment=increment, batch_warmup_tokens=100 if initial else 0)
+    assert BatchArithmetic.of(train, processes).micro_batch_size == micro
+    assert train.on(processes).micro_batch_size == micro
+    assert replace(train, micro_batch_size="auto").on(processes).micro_batch_size == "auto"
 
 
 def test_a_micro_batch_is_a_number_or_auto():
@@ -109,6 +120,13 @@ def test_a_list_may_be_several_words_one_word_or_a_list():
         assert parse("vocab", ["--output", "o", "--input", *words, "--vocab_size", "99"]).input == ["a", "b"]
     assert parse("vocab", ["--input", "*.txt", "--output", "o"]).input == ["*.txt"]
     assert parse("vocab", ["--input=x", "--output", "o"]).input == ["x"]
+
+
+@pytest.mark.parametrize("words", [["predict"], ["predict", "--help"]])
+def test_the_first_of_two_words_lists_its_commands(capsys, words):
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "predict fill-mask" in printed and "pretrain" not in printed
 
 
 def test_help_states_every_field_and_print_config_round_trips(tmp_path, capsys):

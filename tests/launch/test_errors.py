@@ -45,7 +45,6 @@ def error_of(capsys, *arguments) -> str:
     [
         (["--train.max_step", "3"], "did you mean train.max_steps?"),
         (["--train.max_steps", "many"], "train.max_steps"),
-        (["--train.global_batch_size", "10"], "found 10, expected a multiple of train.micro_batch_size x processes"),
         (["--train.learning_rate", "-1"], "train.learning_rate: found -1"),
         (["--train.precision", "fp8"], "fp8"),
         (["--train.precision", "fp16"], "found fp16 at zero.stage 0, expected stage 1 to 3"),
@@ -68,8 +67,6 @@ def error_of(capsys, *arguments) -> str:
         (["--train.time_budget_hours", "0"], "train.time_budget_hours: found 0.0, expected more than 0"),
         (["--train.initial_global_batch_size", "8"], "train.batch_warmup_tokens: found 8 and 0, expected both or none"),
         (["--train.initial_global_batch_size", "12", "--train.batch_warmup_tokens", "9"], "train.batch_increment: fo"),
-        (["--train.initial_global_batch_size", "8", "--train.batch_increment", "2", "--train.batch_warmup_tokens", "9"],
-         "train.batch_increment: found 2, expected a multiple of train.micro_batch_size x processes = 4 x 1 = 4; set"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--config", sys.executable], "cloze pretrain"),
         (["--deepspeed", '{"bf16": {"enabled": true}}'], "deepspeed.bf16: found a setting, expected none"),
