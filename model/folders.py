@@ -36,6 +36,11 @@ class InFolders:
         cls, config: BertConfig, weights: StateDict, source: str, *, new_head_seed: int | None = None, **options
     ):
         """The same from weights under our names; `source` names them in errors."""
+        if config.classifier_transform and config.mlm_head == "bert":
+            # One head of these names in ModernBERT: a classifier goes on with that of masked language modelling.
+            learned = {name.replace("masked_lm.", "transform."): tensor for name, tensor in weights.items()
+                       if name.startswith(("masked_lm.dense.", "masked_lm.norm."))}
+            weights = learned | weights
         model = cls(config, **options)
         prefix = "" if hasattr(model, "bert") else "bert."
         wanted = {prefix + name: tensor.shape for name, tensor in model.state_dict().items()}

@@ -249,6 +249,17 @@ def test_every_head_of_modern_bert_matches_the_reference_and_goes_there_and_back
     torch.testing.assert_close(again(**inputs)[0], output[0], **TOLERANCE)
 
 
+@pytest.mark.parametrize("name", [name for name in HEADS if name != "BertForMultipleChoice"])
+def test_a_new_classifier_of_modern_bert_goes_on_with_its_pretrained_head_as_the_reference_does(tmp_path, name):
+    scramble(BertForMaskedLM(MODERN)).save(tmp_path)
+    options = {} if HEADS[name] == [None] else {"head": HEADS[name][0]}
+    ours = ARCHITECTURES[name].from_folder(tmp_path, new_head_seed=0, **options)
+    theirs = getattr(transformers, f"Modern{name}").from_pretrained(tmp_path)
+    for part in ("dense.weight", "norm.weight"):
+        assert torch.equal(ours.transform.get_parameter(part), theirs.head.get_parameter(part))
+    assert all(name.startswith(("classifier.", "span.")) for name in ours.new_parameters)
+
+
 def test_the_tutorials_tensors_train_its_preset_as_its_formulas_say():
     """Bare linear heads at every position and at position 0; 0 is ignored by the one loss and not by the
     other.
