@@ -145,10 +145,9 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
     made = deepspeed_config(config, environment.world_size, load_universal=elastic)
     engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
     print_facts(job, engine, device, console, environment.world_size, [("parameters", parameters), ("weights", origin)])
-    learned = _with_features(job, engine, environment, device, console, heartbeat)
     trainer = Trainer(
         config, engine=engine, objective=FinetuningObjective(),
-        evaluate=Evaluation(learned, engine, environment, device), flops=partial(_flops, model.config),
+        evaluate=Evaluation(job, engine, environment, device), flops=partial(_flops, model.config),
         checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
         profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
         facts={"zero_stage": config.zero.stage},
@@ -156,6 +155,8 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
     if step is not None:
         trainer.resume(step)
         console.say(f"resumed from step {step} of {config.train.max_steps}")
+    learned = _with_features(job, engine, environment, device, console, heartbeat)  # by the encoder that was resumed
+    trainer.evaluate = Evaluation(learned, engine, environment, device)
     if environment.is_main:
         runs.describe(config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
     return trainer, learned

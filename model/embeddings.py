@@ -73,7 +73,7 @@ class Embeddings(nn.Module):
         """(T,) or (B, S) ids to (..., hidden) vectors in the dtype in which the encoder computes."""
         hidden = self.word(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.type_vocab_size:
-            if token_type_ids is None:
+            if token_type_ids is None or self.config.type_vocab_size == 1:  # which tells no segments apart
                 token_type_ids = position_ids.new_zeros(hidden.shape[:-1])
             hidden = hidden + self.segment(token_type_ids)
         if self.config.position_embedding == "learned":

@@ -123,10 +123,13 @@ def convert_to_universal(folder: Path, target: Path) -> None:
 
 def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
     """fp32 weights of a checkpoint, whole, from any ZeRO stage."""
-    if read_state(folder)["zero_stage"] == 0:
-        return load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
-    with only_tensors(folder), _silence():
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
+    stage = read_state(folder)["zero_stage"]
+    # At stage 3 a process has a part of it; below, all, though at stages 1 and 2 in the precision of the run.
+    weights = {} if stage == 3 else load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
+    if stage:
+        with only_tensors(folder), _silence():
+            # At stage 1 DeepSpeed leaves out what does not learn.
+            weights |= get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
     return {name: tensor.float() for name, tensor in weights.items()}
 
 

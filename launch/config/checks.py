@@ -27,14 +27,18 @@ def check_sections(config) -> None:
         raise UserError(f"optimizer.name: found {config.optimizer.name} at zero.stage {config.zero.stage}, expected "
                         "adamw: it measures whole tensors, of which each process would hold a part; use "
                         "--zero.stage 0")
-    warmup = config.schedule.warmup_steps
     if config.train.time_budget_hours is not None:
-        if warmup is not None:
+        if (warmup := config.schedule.warmup_steps) is not None:
             raise UserError(f"schedule.warmup_steps: found {warmup} with train.time_budget_hours, which is no number "
                             "of steps, expected null; use --schedule.warmup_steps null --schedule.warmup_share 0.06")
         if config.schedule.name == "exponential":
             raise UserError("schedule.name: found exponential with train.time_budget_hours, expected a schedule that "
                             "counts no steps")
-    elif warmup is not None and warmup > config.train.max_steps:
+
+
+def check_warmup(config) -> None:
+    """Raise UserError for more steps of warmup than there are steps."""
+    warmup = config.schedule.warmup_steps
+    if config.train.time_budget_hours is None and warmup is not None and warmup > config.train.max_steps:
         raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
                         f"{config.train.max_steps}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from launch.config.checks import at_least, check_sections
+from launch.config.checks import at_least, check_sections, check_warmup
 from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from launch.config.training import TrainConfig
@@ -153,6 +153,8 @@ class FinetuneConfig:
                 expected = "null" if usual is None else usual
                 raise UserError(f"train.{name}: found {found}, expected {expected}: it is for pretraining")
         check_sections(self)
+        if self.epochs is None:  # else the steps are not counted yet
+            check_warmup(self)
 
     def for_task(self, task: Task, positions: int) -> FinetuneConfig:
         """With the metric's name and, unless it is given, the length that task and model decide.
@@ -161,8 +163,16 @@ class FinetuneConfig:
             positions: of the model.
 
         Raises:
-            UserError: the length that is given is more, or leaves no room for a tail.
+            UserError: the length that is given is more, or leaves no room for a tail; or steps are given beside epochs.
         """
+        for name, steps, usual, epochs in (
+            ("train.max_steps", self.train.max_steps, TrainConfig.max_steps, "epochs"),
+            ("evaluation.every_steps", self.evaluation.every_steps, EvaluationConfig.every_steps,
+             "evaluate_every_epochs"),
+        ):  # fmt: skip
+            if steps != usual and getattr(self, epochs) is not None:
+                raise UserError(f"{name}: found {steps} beside {epochs} = {getattr(self, epochs):g}, which decides the "
+                                f"same, expected one of them; add --{epochs} null")
         if self.max_length is not None and self.max_length > positions:
             raise UserError(f"max_length: found {self.max_length}, expected at most {positions}, the positions of "
                             f"{self.model}")
@@ -185,4 +195,6 @@ class FinetuneConfig:
             train = replace(train, max_steps=max(1, round(self.epochs * per_epoch)))
         if self.evaluate_every_epochs is not None:
             evaluation = replace(evaluation, every_steps=max(1, round(self.evaluate_every_epochs * per_epoch)))
-        return replace(self, train=train, evaluation=evaluation)
+        counted = replace(self, train=train, evaluation=evaluation)
+        check_warmup(counted)
+        return counted

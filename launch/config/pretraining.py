@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from launch.config.checks import at_least, check_sections
+from launch.config.checks import at_least, check_sections, check_warmup
 from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from launch.config.training import TrainConfig
@@ -56,6 +56,7 @@ class PretrainConfig:
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
         check_sections(self)
+        check_warmup(self)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,12 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     if not isinstance(values, dict) or set(values) - known:
         raise UserError(f"model: found {path} with other fields than a model's, expected a file of configs/model/")
     values["vocab_size"] = values.get("vocab_size") or tokenizer.vocab_size
-    shape = BertConfig(**values | {"pad_token_id": tokenizer.special_tokens.pad})
+    try:  # YAML 1.1 reads 1e-5, without a point, as a word
+        values |= {field.name: float(values[field.name]) for field in dataclasses.fields(BertConfig)
+                   if field.type == "float" and field.name in values}
+        shape = BertConfig(**values | {"pad_token_id": tokenizer.special_tokens.pad})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"model: {path}: found a value of another kind than the field's ({error})") from error
     _check_vocabulary(tokenizer, shape, path)
     return Source(shape, {}, None, tokenizer)
 

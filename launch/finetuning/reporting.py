@@ -67,6 +67,8 @@ def report(job, trainer) -> None:
     model.load_state_dict(weights)
     model.to(trainer.device).eval()
     torch.cuda.empty_cache()
+    if environment.is_main:
+        save_model(job, model, output)
     results = {"task": config.task, "model": config.model, "seed": config.seed, "best_step": step,
                "steps": trainer.state.step, "metric": config.evaluation.metric, "majority": job.validation.majority()}
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
@@ -81,7 +83,6 @@ def report(job, trainer) -> None:
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()) or "no labels: predicted only"
         console.say(f"{split}: {shown}")
     if environment.is_main:
-        save_model(job, model, output)
         publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -28,6 +29,8 @@ def _f1(average: str) -> Callable[[np.ndarray, np.ndarray], float]:
 
 def _correlation(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
     def measure(true: np.ndarray, guessed: np.ndarray) -> float:
+        if len(true) < 2:
+            return math.nan
         with warnings.catch_warnings():  # of constant predictions, which correlate with nothing: NaN says so
             warnings.simplefilter("ignore", stats.ConstantInputWarning)
             return getattr(stats, name)(true, guessed).statistic

@@ -16,10 +16,13 @@ class MuonWithAdamW(Optimizer):
 
     def __init__(self, groups: list[dict], *, lr: float, betas: tuple[float, float], eps: float,
                  momentum: float) -> None:
-        self.muon = Muon([group for group in groups if group["muon"]], lr=lr, momentum=momentum,
-                         adjust_lr_fn="match_rms_adamw")
-        self.adamw = AdamW([group for group in groups if not group["muon"]], lr=lr, betas=betas, eps=eps, fused=True)
-        super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {"lr": lr})
+        self.inner: dict[bool, Optimizer] = {}  # neither of them is made for no group, as of a frozen encoder
+        for muon in (True, False):
+            if chosen := [group for group in groups if group["muon"] == muon]:
+                self.inner[muon] = (
+                    Muon(chosen, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw") if muon else
+                    AdamW(chosen, lr=lr, betas=betas, eps=eps, fused=True))
+        super().__init__([group for inner in self.inner.values() for group in inner.param_groups], {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -28,7 +31,7 @@ class MuonWithAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for inner, muon in ((self.muon, True), (self.adamw, False)):
+        for muon, inner in self.inner.items():
             # Given anew each time: loading a state makes new groups and states.
             inner.param_groups = [group for group in self.param_groups if group["muon"] == muon]
             inner.state = self.state

@@ -3,11 +3,13 @@
 import json
 import random
 import re
+import shutil
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from launch.cli import main, parse
@@ -147,13 +149,19 @@ def test_a_frozen_encoder_learns_as_in_a_plain_loop_over_transformers(model, fil
 
 
 def test_features_of_several_layers_over_processes_and_kills(model, files, tmp_path):
-    """Weighted layers, with dropout: killed and started again, the same bits; then predicted from the folder."""
+    """Weighted layers, with dropout: killed and started again, the same bits; then predicted from the folder.
+
+    The model that it began with has changed meanwhile, as a run that goes on changes: what counts is the checkpoint's.
+    """
+    model = shutil.copytree(model, tmp_path / "model")
     options = ("--freeze", "encoder", "--read_layers", "weighted", "--pooling", "mean", "--epochs", 12,
                "--checkpoint.every_steps", 7)
     results, _ = finetune("sst2", model, *files, tmp_path / "one", *options)
     assert results["validation"]["accuracy"] > 0.5
     again = command("sst2", model, *files, tmp_path / "killed", *options)
     kill_when(start(again, OMP_NUM_THREADS="1"), lambda: step_of(tmp_path / "killed") >= 30)
+    changed = {name: 1.5 * tensor for name, tensor in load_file(model / "model.safetensors").items()}
+    save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
     assert "resumed from step" in finish(start(again, OMP_NUM_THREADS="1"))
     assert curve(tmp_path / "killed") == curve(tmp_path / "one")
     assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "one"))
