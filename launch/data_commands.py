@@ -138,12 +138,13 @@ def _write_tensorboard(inspection: Inspection, config: InspectConfig) -> None:
     lengths = np.array(inspection.manifest.splits[config.split].length_histogram)
     sizes = np.arange(len(lengths))
     with SummaryWriter(config.tensorboard) as writer:
-        writer.add_histogram_raw(
-            f"data/{config.split}_lengths", min=float(np.flatnonzero(lengths).min()),
-            max=float(np.flatnonzero(lengths).max()), num=int(lengths.sum()), sum=float((sizes * lengths).sum()),
-            sum_squares=float((sizes**2 * lengths).sum()), bucket_limits=(sizes + 0.5).tolist(),
-            bucket_counts=lengths.tolist(),
-        )  # fmt: skip
+        if lengths.any():
+            writer.add_histogram_raw(
+                f"data/{config.split}_lengths", min=float(np.flatnonzero(lengths).min()),
+                max=float(np.flatnonzero(lengths).max()), num=int(lengths.sum()), sum=float((sizes * lengths).sum()),
+                sum_squares=float((sizes**2 * lengths).sum()), bucket_limits=(sizes + 0.5).tolist(),
+                bucket_counts=lengths.tolist(),
+            )  # fmt: skip
         rows = "\n".join(f"| {name} | {value} |" for name, value in inspection.facts)
         writer.add_text("data/facts", f"| | |\n|---|---|\n{rows}")
         for number, sample in enumerate(inspection.samples):

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import deepspeed
 import torch
@@ -116,6 +117,8 @@ def build_engine(
     try:
         engine, *_ = deepspeed.initialize(
             model=model, config=config,
+            # Else it takes the GPU numbered LOCAL_RANK, also where each process sees one GPU alone.
+            args=SimpleNamespace(device_rank=device.index or 0),
             optimizer=build_optimizer(model, optimizer, learning_rate, states_on_cpu=offloads),
         )  # fmt: skip
     except ValidationError as error:  # of pydantic, with which DeepSpeed reads its configuration

@@ -62,7 +62,7 @@ def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, cons
     from model.flops import training_flops
 
     counts = manifest.splits["train"].counts
-    tokens, samples = counts["tokens"], counts["samples"]
+    tokens, samples = counts["tokens"], counts["samples"] // manifest.pair_sets  # an epoch goes over one set of pairs
     histogram = manifest.splits["train"].length_histogram
     squares = sum(length * length * number for length, number in enumerate(histogram))
     per_token = training_flops(config.model, (tokens, squares), manifest.masked_share * tokens, summed=True) / tokens
@@ -206,7 +206,7 @@ def validation(config: PretrainConfig, manifest: Manifest, environment: Environm
     from pipeline.batches import evaluation_batches
     from pipeline.shards import ShardReader
 
-    if not manifest.splits["validation"].counts["samples"]:
+    if not manifest.splits["validation"].counts.get("samples"):
         for name in ("keep_best", "patience", "target"):
             if getattr(config.evaluation, name):
                 raise UserError(f"evaluation.{name}: found {getattr(config.evaluation, name)}, expected none: the "

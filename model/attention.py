@@ -316,6 +316,12 @@ def check_kernel(name: str, config: BertConfig) -> None:
         raise ModelError("attention_kernel: varlen takes no bias, found position_embedding = alibi; use sdpa")
 
 
+@cache
+def _has_flash(device: torch.device) -> bool:
+    """Whether flash attention runs there: Ampere and newer (flash_api.cpp, is_sm80_or_newer)."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def select_kernel(name: str, config: BertConfig, hidden: Tensor, training: bool, needs_probabilities: bool) -> str:
     """The kernel for this forward; `hidden` is (T, hidden) or (B, S, hidden) in the dtype that kernels will
     see.
@@ -325,10 +331,11 @@ def select_kernel(name: str, config: BertConfig, hidden: Tensor, training: bool,
     """
     if needs_probabilities:
         return "eager"
-    flash = hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16) and hidden.dim() == 2
+    flash = (hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16) and hidden.dim() == 2
+             and _has_flash(hidden.device))
     if name == "varlen" and not flash:
         raise ModelError(
-            f"attention_kernel: varlen needs concatenated bf16 or fp16 tokens on CUDA, found "
+            f"attention_kernel: varlen needs concatenated bf16 or fp16 tokens on CUDA (Ampere or newer), found "
             f"{hidden.dtype} on {hidden.device.type}, {'padded' if hidden.dim() == 3 else 'concatenated'}; "
             "use auto"
         )

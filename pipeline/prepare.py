@@ -341,7 +341,7 @@ def _publish(
 
 
 def _split_info(results: list[ShardReport], length: int) -> SplitInfo:
-    counts: dict[str, int] = {}
+    counts = {"samples": 0, "tokens": 0}  # which an empty split has too
     histogram = np.zeros(length + 1, np.int64)
     for result in results:
         histogram += np.array(result.length_histogram)

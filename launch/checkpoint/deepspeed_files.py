@@ -81,25 +81,39 @@ class DurableCheckpointEngine(CheckpointEngine):
         return True
 
 
+# Of DynamicLossScaler, what the configuration says; the rest is where the scale stands.
+_SCALE_CONSTANTS = ("scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
+
+
 @contextlib.contextmanager
 def kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
     """Undo what DeepSpeed's loaders do to the optimizer, and prove it.
 
     Its ZeRO-3 universal loader gives every group the hyper-parameters of group 0, and all flat groups one and the
     same `step` tensor, which then advances once for each of them (stage3.py,
-    load_hp_checkpoint_state_from_checkpoint_dir_stage3).
+    load_hp_checkpoint_state_from_checkpoint_dir_stage3). Its universal loaders leave `step` on the CPU, where torch's
+    fused kernels on a GPU do not take it. Where it partitions, it takes the limit of the gradient norm, and the
+    constants of the loss scale, from the checkpoint and not from the configuration (stage_1_and_2.py).
     """
     optimizer = base_optimizer(engine)
+    partitioned = engine.optimizer if engine.zero_optimization() else None
+    limit, scaler = getattr(partitioned, "clip_grad", None), getattr(partitioned, "loss_scaler", None)
     # DeepSpeed's FusedAdam counts its steps in the group.
     before = [{name: value for name, value in group.items() if name not in ("params", "step")}
               for group in optimizer.param_groups]
     yield
     for group, values in zip(optimizer.param_groups, before, strict=True):
         group.update(values)
+    if limit is not None:
+        partitioned.clip_grad = limit
+    for name in _SCALE_CONSTANTS:
+        if hasattr(scaler, name) and hasattr(partitioned.loss_scaler, name):
+            setattr(partitioned.loss_scaler, name, getattr(scaler, name))
     steps = []
-    for state in optimizer.state.values():
+    for parameter, state in optimizer.state.items():
         if torch.is_tensor(state.get("step")):
-            state["step"] = state["step"].clone()
+            device = parameter.device if optimizer.defaults.get("fused") else state["step"].device
+            state["step"] = state["step"].to(device, copy=True)
         if "step" in state:  # Muon's states have none
             steps.append(float(state["step"]))
     if not engine.zero_optimization():  # there a parameter may have begun to learn later than others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -239,7 +240,8 @@ class CheckpointManager:
                             f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}")
         engine.checkpoint_engine = DurableCheckpointEngine()
         source = self._universal(step) if self.is_elastic(step) else folder
-        with kept_hyper_parameters(engine, optimizer_steps(state)):
+        # DeepSpeed prints what it loads, on every rank.
+        with kept_hyper_parameters(engine, optimizer_steps(state)), contextlib.redirect_stdout(io.StringIO()):
             path, _ = engine.load_checkpoint(str(self.folder), tag=source.name)
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "

@@ -1,11 +1,14 @@
 """Which checkpoints stay and which go, on folders that have only what makes them a checkpoint."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
 from launch.checkpoint import CHECKSUMS, CheckpointManager
+from launch.checkpoint.deepspeed_files import kept_hyper_parameters
 from launch.environment import Environment
 from pipeline.storage import sha256_of
 
@@ -57,3 +60,23 @@ def test_nothing_goes_where_nothing_is_good(folder):
     assert checkpoints.latest() is None
     checkpoints.retire(best=-1)
     assert checkpoints.steps() == [1, 2, 3, 4] and len(warnings) == 4
+
+
+def test_loading_takes_where_the_scale_stands_and_leaves_what_is_configured():
+    """As DeepSpeed loads at ZeRO 1 to 3: the scaler and the limit of the norm come from the checkpoint."""
+    def scaler(scale, window, minimum, shift, refill):
+        return DynamicLossScaler(init_scale=scale, scale_window=window, min_scale=minimum, delayed_shift=shift,
+                                 consecutive_hysteresis=refill, dtype=torch.float16)
+
+    optimizer = torch.optim.AdamW([torch.zeros(1)])
+    optimizer.state = {"p": {"step": torch.tensor(7.0)}}
+    partitioned = SimpleNamespace(optimizer=optimizer, clip_grad=0.5,
+                                  loss_scaler=scaler(4.0, 300, 1.0, 3, False))
+    engine = SimpleNamespace(optimizer=partitioned, zero_optimization=lambda: True)
+    with kept_hyper_parameters(engine, 7):
+        partitioned.clip_grad = 1.0
+        partitioned.loss_scaler = scaler(1024.0, 1000, 2.0, 1, True)
+    loaded = partitioned.loss_scaler
+    assert partitioned.clip_grad == 0.5 and loaded.cur_scale == 1024.0
+    assert (loaded.scale_window, loaded.min_scale, loaded.delayed_shift) == (300, 1.0, 3)
+    assert not loaded.consecutive_hysteresis

@@ -4,6 +4,7 @@ chunks. The rest is in test_cuda.py."""
 import dataclasses
 import inspect
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import model.attention
 import model.bert
 from model import heads
 from model.bert import BertForPreTraining
-from model.config import BertConfig
+from model.config import BertConfig, ModelError
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
 VARLEN_ATTN = varlen.varlen_attn  # which a test replaces
@@ -80,6 +82,19 @@ def test_varlen_is_told_what_the_other_kernels_are_told(monkeypatch, fields):
         loss.backward()
         found.append((loss, [parameter.grad for parameter in net.parameters()]))
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "sdpa"), ((8, 0), "varlen"), ((9, 0), "varlen")])
+def test_gpus_before_ampere_have_no_flash_attention(monkeypatch, capability, expected):
+    """T4 and V100, for which fp16 is: their kernel is torch's own choice among its others."""
+    model.attention._has_flash.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    tokens = SimpleNamespace(is_cuda=True, dtype=torch.float16, dim=lambda: 2, device=torch.device("cuda:0"))
+    assert model.attention.select_kernel("auto", TINY, tokens, False, False) == expected
+    if expected == "sdpa":
+        with pytest.raises(ModelError, match="Ampere or newer"):
+            model.attention.select_kernel("varlen", TINY, tokens, False, False)
+    model.attention._has_flash.cache_clear()
 
 
 class LargestFloats(TorchDispatchMode):

@@ -50,6 +50,7 @@ def test_decoded_samples_are_the_shards(data):
 def test_the_table_says_what_counts(data, tmp_path):
     text = shown(data_commands.inspect, InspectConfig(str(data), tensorboard=str(tmp_path / "board")))
     assert re.search(r"tokens lost +│ 0 ", text) and re.search(r"documents +│ 400 ", text)
+    shown(data_commands.inspect, InspectConfig(str(data), split="test", tensorboard=str(tmp_path / "empty")))
     assert "% mask" in text and "unigram entropy" in text and "█" in text and "sample 0" in text
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -11,6 +11,7 @@ from pipeline.batches import BatchStream
 from pipeline.collate import collate, pad
 from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
+from pipeline.manifest import Manifest
 from pipeline.prepare import prepare
 from pipeline.records import Masks
 from pipeline.shards import ShardReader
@@ -65,6 +66,11 @@ def test_the_tensors(data):
     assert padded["attention_mask"].tolist() == [[1] * 8 + [0] * 12]
     with pytest.raises(UserError, match="found 7, expected at least 8"):
         pad(batch, 7)
+
+
+def test_an_empty_split_says_so(data):
+    manifest = Manifest.load(data)
+    assert all(manifest.splits[name].counts == {"samples": 0, "tokens": 0} for name in ("validation", "test"))
 
 
 def test_pairs_and_masks_are_redrawn_at_each_visit(data):
