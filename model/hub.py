@@ -71,6 +71,8 @@ def config_to_huggingface(
             **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), config.linear_bias),
             **dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_prob),
             "classifier_dropout": config.hidden_dropout_prob if rate is None else rate,
+            # The tokenizer's affair; ModernBERT's own ids, which would be taken, are of another vocabulary.
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
             "global_attn_every_n_layers": config.global_attention_every,
             "rope_parameters": {
                 "full_attention": {"rope_type": "default", "rope_theta": config.rotary_theta},
