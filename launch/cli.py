@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import sys
+import time
 from argparse import ArgumentError
 from dataclasses import dataclass, fields, is_dataclass
 from typing import get_type_hints
@@ -15,11 +16,13 @@ import jsonargparse
 from docstring_parser import parse_from_object
 
 from launch import __version__
-from launch.environment import protect_process
+from launch.environment import protect_process, read_environment
 from model.config import ModelError
 from pipeline.errors import UserError
 
 EXIT_USER_ERROR = 2
+# torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
+SAID_BY_ALL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,13 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
                     + (f"; did you mean {near[0]}?" if near else ""))
 
 
+def _is_first_rank() -> bool:
+    try:
+        return read_environment().is_main
+    except UserError:  # the environment may be what is wrong
+        return True
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. Exit status: 0 complete, 2 an error that the user can mend, 75 stopped early with a checkpoint."""
     protect_process()
@@ -220,5 +230,8 @@ def main(arguments: list[str] | None = None) -> int:
         config = parse(name, rest)  # before the command's module, which may import for seconds
         return _load(COMMANDS[name].function)(config) or 0
     except (UserError, ModelError) as error:
+        if not _is_first_rank():
+            # As a rule all ranks have the same to say; torchrun ends the others as soon as the first has said it.
+            time.sleep(SAID_BY_ALL_SECONDS)
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR

@@ -157,6 +157,12 @@ def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp
     assert curve(tmp_path / "again") == curve(finished)
 
 
+def test_what_all_processes_find_is_said_once(data, tmp_path):
+    output = train(data, tmp_path / "run", "--train.global_batch_size", "15", processes=2, status=1)
+    said = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and "found 15, expected a multiple of the 2 processes; set it to 14 or 16" in said[0]
+
+
 def test_two_jobs_do_not_share_a_run(data, tmp_path):
     first = start(pretrain_command(data, tmp_path / "run", "--train.max_steps", "100000"))
     while step_of(tmp_path / "run") < 1:
