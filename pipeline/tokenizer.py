@@ -155,6 +155,12 @@ class Tokenizer:
         return normalizer is not None and normalizer.normalize_str("A") == "a"
 
     @cached_property
+    def space_begins_word(self) -> bool:
+        """Whether the space before a word is a part of it, as in byte-level BPE (`Ġyork`)."""
+        rules = self.backend.pre_tokenizer
+        return rules is not None and rules.pre_tokenize_str("a a")[-1][1] == (1, 3)
+
+    @cached_property
     def continues_word(self) -> np.ndarray:
         model = json.loads(self.backend.to_str())["model"]
         continues = np.zeros(self.vocab_size, bool)

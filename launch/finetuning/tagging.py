@@ -101,7 +101,7 @@ class TagExamples(Examples):
 
     def _build(self, tokenizer: Tokenizer, room: int) -> np.ndarray:
         """Make the sequences; returns the place of each word's first token."""
-        flat, offsets = tokenizer.encode_batch(self._sentences.words)
+        flat, offsets = tokenizer.encode_batch(self._as_in_text(tokenizer))
         lengths = np.diff(offsets)
         kept = np.clip(lengths, 1, room)
         self._num_cut = int((lengths > room).sum())
@@ -121,6 +121,13 @@ class TagExamples(Examples):
         ids[ragged.ranges(place, copied)] = flat[ragged.ranges(offsets[:-1], copied)]
         self._sequences = Sequences(ids, starts, total)
         return place
+
+    def _as_in_text(self, tokenizer: Tokenizer) -> list[str]:
+        """Words as they stand in the text that is to be tagged: to byte-level models the space before is a part."""
+        if not tokenizer.space_begins_word:
+            return self._sentences.words
+        begins = set(self._sentences.bounds.tolist())
+        return [word if number in begins else f" {word}" for number, word in enumerate(self._sentences.words)]
 
     def _numbers(self) -> np.ndarray:
         labels = {label: number for number, label in enumerate(self._head.labels)}

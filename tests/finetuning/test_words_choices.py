@@ -1,5 +1,6 @@
 """Tags and choices: long inputs, exact counts, and the same answers from transformers."""
 
+import json
 import random
 
 import numpy as np
@@ -16,7 +17,9 @@ from transformers import (
 from launch.cli import main
 from launch.finetuning.tagging import TagExamples, find_tags, read_conll
 from launch.finetuning.tasks import find_task
+from pipeline.encoding import Encoder
 from pipeline.tokenizer import Tokenizer
+from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import GOOD, OTHERS, make_model, write_tsv
 
@@ -85,6 +88,28 @@ def test_a_tagger_and_its_twin_in_transformers(model, tmp_path):
         firsts = [ids.index(word) for word in range(len(each["words"]))]
         assert [reference.config.id2label[int(chances[place].argmax())] for place in firsts] == each["prediction"]
         assert np.allclose(chances[firsts].max(-1).values, each["probabilities"], atol=1e-4)
+
+
+def test_byte_level_words_are_encoded_as_in_their_text(tmp_path):
+    """`Ġyork` behind a space: as the text is encoded, and as transformers encodes words where it adds the space."""
+    byte_tokenizer(["the man went to york and new york ."] * 2).save(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    sentences = [["york", "the", "man", "'s", "(", "york", ")", "don't", "😀", "U.S."], ["man", "pineyork"]]
+    (tmp_path / "a.conll").write_text("\n".join("".join(f"{word} O\n" for word in words) for words in sentences))
+    read = read_conll(tmp_path / "a.conll")
+    examples = TagExamples(read, find_task("ner"), find_tags(read, []), tokenizer, 64)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for number, words in enumerate(sentences):
+        ids = examples.batch(np.array([number]))["input_ids"].tolist()
+        assert ids == Encoder(tokenizer, 64).windows(" ".join(words), length=64, step=32)[0].ids
+        encoded = theirs(words, is_split_into_words=True)
+        assert ids[1 + len(tokenizer.encode(words[0])):] == encoded["input_ids"][encoded.word_ids().index(1):]
+        firsts = np.flatnonzero(examples.targets(np.array([number]))["labels"].numpy() >= 0)[1:]
+        later = [encoded.word_ids().index(word) for word in range(1, len(words))]
+        assert (firsts - firsts[0]).tolist() == [place - later[0] for place in later]
 
 
 @pytest.mark.parametrize("text, parts", [

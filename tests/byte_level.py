@@ -1,0 +1,23 @@
+"""Byte-level BPE, as configs/prepare/roberta.yaml and modernbert.yaml have it, on the words of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from pipeline.tokenizer import Tokenizer, add_special_tokens
+from tests.synthetic import NAMES
+
+
+def byte_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Of the texts' pieces that occur twice; any other text in bytes."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=1000, min_frequency=2, special_tokens=list(NAMES.values()), show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    add_special_tokens(backend, NAMES)
+    return Tokenizer(backend, NAMES)
