@@ -39,10 +39,12 @@ def counts_once(windows: list[tuple[int, int]]) -> np.ndarray:
 
 def answer_spans(windows: Iterable[Window], candidates: int, max_tokens: int) -> list[tuple[Characters, float]]:
     """The `candidates` best spans of all windows, in characters of the text, with the sums of their logits, the best
-    first; a span that stands in several windows has its best score. None only for a text without tokens.
+    first; a span that stands in several windows has its best score. Tokens without a character begin and end none:
+    they are white space. None only for a text without others.
     """
     found: dict[Characters, float] = {}
     for starts, ends, allowed, offsets in windows:
+        allowed = allowed & (np.diff(offsets)[:, 0] > 0)
         for (first, last), score in best_spans(starts, ends, allowed, candidates, max_tokens):
             span = int(offsets[first][0]), int(offsets[last][1])
             found[span] = max(score, found.get(span, -np.inf))

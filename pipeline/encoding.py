@@ -20,7 +20,8 @@ class Encoding:
     segments: list[int]
     """0 up to the first [SEP], then 1."""
     offsets: list[tuple[int, int]]
-    """First character and one past the last, in the text that the token is of; (0, 0) for special tokens."""
+    """First character and one past the last, in the text that the token is of, without white space around them; (0, 0)
+    for special tokens."""
     parts: list[int]
     """0: special token, 1: of the text, 2: of its pair."""
     cut_tokens: int = 0
@@ -109,11 +110,11 @@ class Encoder:
         if not text.strip():
             raise UserError(f"{place}: found an empty text, expected at least one word")
         if not blanks:
-            return _Tokens(*self.tokenizer.encode_with_offsets(text))
+            return _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
         ids, offsets, places, start = [], [], [], 0
         found = [match.span() for match in self._blank.finditer(text)]
         for low, high in [*found, (len(text), None)]:
-            piece_ids, piece_offsets = self.tokenizer.encode_with_offsets(text[start:low])
+            (piece_ids, piece_offsets), = self.tokenizer.encode_with_offsets([text[start:low]])
             ids += piece_ids
             offsets += [(start + first, start + last) for first, last in piece_offsets]
             if high is not None:

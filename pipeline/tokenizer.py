@@ -189,10 +189,14 @@ class Tokenizer:
         """Ids of one text, without special tokens around it."""
         return self.encode_batch([text])[0].tolist()
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The same ids, and for each the characters of the text it stands for: the first, and one past the last."""
-        encoded = self.backend.encode(text, add_special_tokens=False)
-        return self._as_text[np.array(encoded.ids, np.int64)].tolist(), encoded.offsets
+    def encode_with_offsets(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The same ids of each text, and for each the characters of the text it stands for: the first, and one past
+        the last, without white space around them (byte-level tokens hold the space before a word). Both the same, one
+        past it: white space alone.
+        """
+        encoded = self.backend.encode_batch(texts, add_special_tokens=False)
+        return [(self._as_text[np.array(each.ids, np.int64)].tolist(), _trimmed(text, each.offsets))
+                for text, each in zip(texts, encoded, strict=True)]  # fmt: skip
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of texts, flat (T,), and offsets (N+1,) int64; the same ids as the plain tokenizer's."""
@@ -291,6 +295,15 @@ class Tokenizer:
         if any(not token["special"] for token in content["added_tokens"]):
             return "added tokens that aren't special"
         return self._splitter.reason
+
+
+def _trimmed(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    trimmed = []
+    for low, high in offsets:
+        piece = text[low:high]
+        start = high - len(piece.lstrip())
+        trimmed.append((start, start + len(piece.strip())))
+    return trimmed
 
 
 def _sentences(data: bytes, bounds: list[int]) -> list[str]:

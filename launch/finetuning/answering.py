@@ -63,9 +63,9 @@ class AnswerExamples(Examples):
                 if not question.answers:
                     raise UserError(f"{path}: question {question.id}: found no answer, expected one; files in which "
                                     "questions may have none are for the task squad2")
-        encoded = tokenizer.backend.encode_batch(self._contexts, add_special_tokens=False)
-        self._offsets = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encoded]
-        ids = [np.array(each.ids, np.int64) for each in encoded]
+        encoded = tokenizer.encode_with_offsets(self._contexts)
+        self._offsets = [np.array(offsets, np.int64).reshape(-1, 2) for _, offsets in encoded]
+        ids = [np.array(each, np.int64) for each, _ in encoded]
         self._windows, self._sequences, cut = self._build(tokenizer, ids, config, path)
         self.num_places = len(self._sequences.input_ids)
         self._of_question = ragged.to_offsets(np.bincount([window.question for window in self._windows],
@@ -111,7 +111,7 @@ class AnswerExamples(Examples):
             return None
         text, start = question.answers[0]
         offsets = self._offsets[question.context]
-        inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + len(text)))
+        inside = np.flatnonzero(np.minimum(offsets[:, 1], start + len(text)) > np.maximum(offsets[:, 0], start))
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
     def _positions_in(self, window: Window) -> tuple[int, int]:

@@ -50,7 +50,8 @@ class TagWords(Operation):
         labels = predictor.model.head.labels
         pieces = _pieces(encodings, values, predictor.tokenizer.continues_word)
         if self.aggregation not in ("none", "simple"):
-            pieces = [_word(group, self.aggregation) for group in _words(pieces)]
+            words = [_word(group, self.aggregation) for group in _words(pieces)]
+            pieces = [word for word in words if word.end > word.start]  # white space between words is none
         named = [(labels[piece.shares.argmax()], float(piece.shares.max()), piece.start, piece.end) for piece in pieces]
         tags = named if self.aggregation == "none" else [_entity(group) for group in _entities(named)]
         return [Tag(*tag, row.text[tag[2] : tag[3]]) for tag in tags if tag[0] != self.ignored_label]

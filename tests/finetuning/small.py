@@ -20,16 +20,17 @@ QUICK = ("--train.precision", "fp32", "--train.log_every_steps", "1", "--train.g
          "--train.micro_batch_size", "4", "--train.learning_rate", "3e-3", "--max_length", "32")  # fmt: skip
 
 
-def make_model(folder: Path, dropout: float = 0.1, layers: int = 2) -> Path:
-    """A Hugging Face folder of a bare BERT, made by transformers, with a WordPiece tokenizer."""
+def make_model(folder: Path, dropout: float = 0.1, layers: int = 2, tokenizer: Tokenizer | None = None) -> Path:
+    """A Hugging Face folder of a bare BERT, made by transformers, with a WordPiece tokenizer or another one."""
     backend = wordpiece_backend({name: i for i, name in enumerate([*NAMES.values(), *WORDS])}, NAMES, True, None)
+    tokenizer = tokenizer or Tokenizer(backend, NAMES)
     torch.manual_seed(0)
     BertModel(BertConfig(
-        vocab_size=len(WORDS) + len(NAMES), hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )).save_pretrained(folder)  # fmt: skip
-    Tokenizer(backend, NAMES).save(folder)
+    tokenizer.save(folder)
     return folder
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 from launch.cli import main, parse
 from launch.decoding import answer_spans, counts_once
 from launch.finetuning.answering import AnswerExamples
+from launch.finetuning.mistakes import page
 from launch.finetuning.models import find_source, start_model
 from launch.finetuning.objective import FinetuningObjective
 from launch.finetuning.squad import (
@@ -32,6 +33,7 @@ from model.tasks import BertForQuestionAnswering
 from pipeline.encoding import windows as windows_of
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
+from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import OTHERS, make_model
 
@@ -94,6 +96,23 @@ def test_answers_come_back_in_the_characters_of_the_text(model, tmp_path):
     for question, each in zip(questions, examples.predictions(outputs), strict=True):
         assert contexts[question.context][each["start"] :].startswith(each["prediction"])
         assert each["start"] == question.answers[0][1] and 0 < each["probability"] <= 1
+
+
+def test_byte_level_answers_stand_without_the_spaces_around_them(tmp_path):
+    """Their tokens hold the space before a word; with white space in rows, and a right answer that ends in a space."""
+    words = " ".join(OTHERS)
+    folder = make_model(tmp_path / "model", tokenizer=byte_tokenizer([words] * 2))
+    contexts = ["w1 w2  w3 w4, w5", "w6 w7 w8\n\n w9", "w1  w2 "]
+    answers = ["w3 w4", "w9", "w1 "]
+    paragraphs = [{"context": context, "qas": [{"id": answer, "question": "w1 ?", "answers": [
+        {"text": answer, "answer_start": context.index(answer)}]}]}
+        for context, answer in zip(contexts, answers, strict=True)]
+    (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    examples = answer_examples(folder, tmp_path / "dev.json")
+    found = examples.predictions(perfect(examples))
+    assert [each["prediction"] for each in found] == [answer.strip() for answer in answers]
+    assert [each["start"] for each in found] == [7, 11, 0]
+    assert "w9" not in page(examples, found) and "w3" not in page(examples, found), "no right answer is a mistake"
 
 
 def test_questions_without_an_answer(model, tmp_path):

@@ -17,6 +17,7 @@ from transformers import (
 from launch.cli import main
 from launch.finetuning.tagging import TagExamples, find_tags, read_conll
 from launch.finetuning.tasks import find_task
+from launch.predict import Predictor
 from pipeline.encoding import Encoder
 from pipeline.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
@@ -110,6 +111,26 @@ def test_byte_level_words_are_encoded_as_in_their_text(tmp_path):
         firsts = np.flatnonzero(examples.targets(np.array([number]))["labels"].numpy() >= 0)[1:]
         later = [encoded.word_ids().index(word) for word in range(1, len(words))]
         assert (firsts - firsts[0]).tolist() == [place - later[0] for place in later]
+
+
+def test_a_byte_level_tagger_predicts_what_it_was_measured_by(tmp_path):
+    rng = random.Random(1)
+    train, validation = conll(tmp_path / "train.conll", rng, 48), conll(tmp_path / "dev.conll", rng, 10)
+    folder = make_model(tmp_path / "model", tokenizer=byte_tokenizer([" ".join((*GOOD, *OTHERS))] * 4))
+    results, _ = finetune("ner", folder, train, validation, tmp_path / "run", "--epochs", 5, "--max_length", 64,
+                          "--train.precision", "bf16")
+    assert results["validation"]["f1"] > 0.5
+    predictor = Predictor.from_folder(tmp_path / "run")
+    for each in lines(tmp_path / "run" / "predictions" / "validation.jsonl"):
+        text, entities, start = " ".join(each["words"]), [], 0
+        for word, tag in zip(each["words"], each["prediction"], strict=True):
+            if tag == "I-thing" and entities and entities[-1][1] == start - 1:
+                entities[-1] = entities[-1][0], start + len(word)
+            elif tag != "O":
+                entities.append((start, start + len(word)))
+            start += len(word) + 1
+        tags = predictor.tag(text)
+        assert [(tag.start, tag.end, tag.text) for tag in tags] == [(*span, text[slice(*span)]) for span in entities]
 
 
 @pytest.mark.parametrize("text, parts", [

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import processors
 
 from launch.decoding import best_spans
 from launch.predict import Predictor, batches
@@ -14,6 +15,7 @@ from launch.predicting.tags import TagWords
 from launch.predicting.vectors import Compare, Embed, Features
 from pipeline.encoding import Encoder, windows
 from pipeline.errors import UserError
+from tests.byte_level import byte_tokenizer
 from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model, tokenizer
 
 TEXTS = [
@@ -180,6 +182,33 @@ def test_answers_over_all_windows_in_the_characters_of_the_text(tmp_path):
             (none,) = [answer for answer in with_null if not answer.text]
             assert none.score == pytest.approx(null, abs=2e-5)
             assert sum(answer.probability for answer in with_null) == pytest.approx(1, abs=1e-6)
+
+
+def test_byte_level_answers_in_the_characters_of_the_text(tmp_path):
+    """Against a plain loop over the offsets that the library's own post-processor trims."""
+    save_model(tmp_path, "BertForQuestionAnswering", seed=5, ours=byte_tokenizer([CONTEXT.replace("  ", " ")]))
+    ours = Predictor.from_folder(tmp_path)
+    reference = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs._tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    context = "The man bought a gallon  of milk."
+    asked, text = theirs("who")["input_ids"], theirs(context, return_offsets_mapping=True)
+    ids = [2, *asked, 3, *text["input_ids"], 3]
+    segments = [0] * (len(asked) + 2) + [1] * (len(ids) - len(asked) - 2)
+    with torch.no_grad():
+        output = reference(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
+    begins, ends = output.start_logits[0][len(asked) + 2:], output.end_logits[0][len(asked) + 2:]
+    expected = {}
+    for i, (start, start_end) in enumerate(text["offset_mapping"]):
+        for j, (end_start, end) in enumerate(text["offset_mapping"][i:], i):
+            if start < start_end and end_start < end:
+                expected[start, end] = float(begins[i] + ends[j])
+    answers = ours.answer("who", context, top_k=1000, candidates=1000)
+    assert all(answer.text == context[answer.start : answer.end] == answer.text.strip() for answer in answers)
+    assert {(answer.start, answer.end) for answer in answers} == expected.keys() and "of milk" in {
+        answer.text for answer in answers}
+    for answer in answers:
+        assert answer.score == pytest.approx(expected[answer.start, answer.end], abs=2e-5)
 
 
 def test_spans_never_end_before_they_begin():

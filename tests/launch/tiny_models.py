@@ -24,9 +24,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(wordpiece_backend({token: i for i, token in enumerate(tokens)}, NAMES, True, None), NAMES)
 
 
-def save_model(folder: Path, kind: str = "BertForPreTraining", seed: int = 0, **changes) -> Path:
+def save_model(folder: Path, kind: str = "BertForPreTraining", seed: int = 0, ours: Tokenizer | None = None, **changes
+               ) -> Path:
     """A folder as transformers makes it, of a class of theirs; weights so large that tokens differ visibly."""
-    ours = tokenizer()
+    ours = ours or tokenizer()
     ours.save(folder)
     torch.manual_seed(seed)
     values = {
