@@ -106,7 +106,10 @@ class Encoder:
                 for start, end in windows(len(tokens.ids), room, min(step, room))]
 
     def _tokens(self, text: str, blanks: bool, place: str) -> _Tokens:
-        """Tokens of a text. A literal [MASK] is text to the tokenizer, so what lies between blanks is encoded apart."""
+        """Tokens of a text. A literal [MASK] is text to the tokenizer, so what lies between blanks is encoded apart.
+
+        Where the space before a word is a part of it, a mask stands for both, as in pretraining.
+        """
         if not text.strip():
             raise UserError(f"{place}: found an empty text, expected at least one word")
         if not blanks:
@@ -114,7 +117,10 @@ class Encoder:
         ids, offsets, places, start = [], [], [], 0
         found = [match.span() for match in self._blank.finditer(text)]
         for low, high in [*found, (len(text), None)]:
-            (piece_ids, piece_offsets), = self.tokenizer.encode_with_offsets([text[start:low]])
+            piece = text[start:low]
+            if high is not None and self.tokenizer.space_begins_word:
+                piece = piece.removesuffix(" ")
+            (piece_ids, piece_offsets), = self.tokenizer.encode_with_offsets([piece])
             ids += piece_ids
             offsets += [(start + first, start + last) for first, last in piece_offsets]
             if high is not None:

@@ -157,8 +157,7 @@ class Tokenizer:
     @cached_property
     def space_begins_word(self) -> bool:
         """Whether the space before a word is a part of it, as in byte-level BPE (`Ġyork`)."""
-        rules = self.backend.pre_tokenizer
-        return rules is not None and rules.pre_tokenize_str("a a")[-1][1] == (1, 3)
+        return _space_begins_word(self.backend)
 
     @cached_property
     def continues_word(self) -> np.ndarray:
@@ -297,6 +296,11 @@ class Tokenizer:
         return self._splitter.reason
 
 
+def _space_begins_word(backend: tokenizers.Tokenizer) -> bool:
+    rules = backend.pre_tokenizer
+    return rules is not None and rules.pre_tokenize_str("a a")[-1][1] == (1, 3)
+
+
 def _trimmed(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     trimmed = []
     for low, high in offsets:
@@ -381,7 +385,11 @@ def wordpiece_backend(
 def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> None:
     """Make the five tokens special, and put them around one text or two when a library user encodes."""
     known = [name for name in names.values() if backend.token_to_id(name) is not None]
-    backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in known])
+    # To a library user too a mask stands for a word with the space before it.
+    takes_space = names["mask"] if _space_begins_word(backend) else None
+    backend.add_special_tokens([
+        tokenizers.AddedToken(name, special=True, normalized=False, lstrip=name == takes_space) for name in known
+    ])  # fmt: skip
     first, last = names["classification"], names["separator"]
     if first in known and last in known:
         backend.post_processor = tokenizers.processors.TemplateProcessing(

@@ -1,5 +1,7 @@
 """Predictions against the pipelines (or, where there is none, the models) of transformers, on tiny random models."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,26 @@ def test_blanks_with_several_in_one_text_and_top_k(model, pretrained):
             assert [guess.token for guess in guesses] == [each["token_str"].replace(" ", "") for each in blank]
             np.testing.assert_allclose([g.probability for g in guesses], [e["score"] for e in blank], atol=2e-6)
     assert model.fill_mask(texts[0], top_k=7) == list(model.map(FillMask(top_k=7), texts[:1]))[0]
+
+
+def test_a_byte_level_blank_stands_for_a_word_with_its_space(tmp_path):
+    """As transformers encodes it, where the mask takes the space as that of RoBERTa does, and as pretraining masks."""
+    folder = save_model(tmp_path, ours=byte_tokenizer(["the man went to york . the sky is blue"] * 2))
+    theirs = pipe("fill-mask", folder, top_k=5)
+    ours = Predictor.from_folder(folder)
+    for text in ("the man [MASK] to york", "the man[MASK]to york", "[MASK] man went to [MASK] [MASK]."):
+        encoding = ours.encoder.encode(text, blanks=True)
+        assert encoding.ids == theirs.tokenizer(text)["input_ids"]
+        assert [text[slice(*encoding.offsets[place])] for place in encoding.blanks] == ["[MASK]"] * len(encoding.blanks)
+        assert [text[low:high] for low, high in encoding.offsets[1:-1]] == re.findall(r"\[MASK\]|\w+|\.", text)
+        expected = theirs(text)
+        expected = [expected] if isinstance(expected[0], dict) else expected
+        for guesses, blank in zip(ours.fill_mask(text), expected, strict=True):
+            assert [guess.token for guess in guesses] == [each["token_str"] for each in blank]
+            np.testing.assert_allclose([g.probability for g in guesses], [e["score"] for e in blank], atol=2e-6)
+    words = ours.tokenizer.encode("the man went to york")
+    masked = ours.encoder.encode("the man [MASK] to york", blanks=True).ids[1:-1]
+    assert masked == [*words[:2], ours.tokenizer.special_tokens.mask, *words[3:]]
 
 
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression"])
