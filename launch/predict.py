@@ -205,10 +205,6 @@ class Predictor:
             start = end
         return results
 
-    def continues(self, encoding: Encoding, place: int) -> bool:
-        """Whether the token at `place`, if there is one, goes on with the word of the one before."""
-        return place < len(encoding) and bool(self.tokenizer.continues_word[encoding.ids[place]])
-
     def _batch(self, encodings: list[Encoding]) -> Batch:
         bounds = [0, *itertools.accumulate(map(len, encodings))]
         inputs = {

@@ -24,6 +24,8 @@ class Encoding:
     for special tokens."""
     parts: list[int]
     """0: special token, 1: of the text, 2: of its pair."""
+    continues: list[bool]
+    """Whether a token goes on with the word of the one before, as the tokenizer cuts words."""
     cut_tokens: int = 0
     """Tokens of the texts that were left out."""
     blanks: tuple[int, ...] = ()
@@ -43,10 +45,11 @@ class _Tokens:
 
     ids: list[int]
     offsets: list[tuple[int, int]]
+    continues: list[bool]
     blanks: tuple[int, ...] = ()
 
     def __getitem__(self, part: slice) -> _Tokens:
-        return replace(self, ids=self.ids[part], offsets=self.offsets[part])
+        return replace(self, ids=self.ids[part], offsets=self.offsets[part], continues=self.continues[part])
 
 
 class Encoder:
@@ -114,32 +117,36 @@ class Encoder:
             raise UserError(f"{place}: found an empty text, expected at least one word")
         if not blanks:
             return _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
-        ids, offsets, places, start = [], [], [], 0
+        ids, offsets, continues, places, start = [], [], [], [], 0
         found = [match.span() for match in self._blank.finditer(text)]
         for low, high in [*found, (len(text), None)]:
             piece = text[start:low]
             if high is not None and self.tokenizer.space_begins_word:
                 piece = piece.removesuffix(" ")
-            (piece_ids, piece_offsets), = self.tokenizer.encode_with_offsets([piece])
-            ids += piece_ids
-            offsets += [(start + first, start + last) for first, last in piece_offsets]
+            (located,) = self.tokenizer.encode_with_offsets([piece])
+            ids += located.ids
+            offsets += [(start + first, start + last) for first, last in located.offsets]
+            continues += located.continues
             if high is not None:
                 places.append(len(ids))
                 ids.append(self.tokenizer.special_tokens.mask)
                 offsets.append((low, high))
+                continues.append(False)
                 start = high
-        return _Tokens(ids, offsets, tuple(places))
+        return _Tokens(ids, offsets, continues, tuple(places))
 
     def _join(self, parts: list[_Tokens], cut_tokens: int = 0) -> Encoding:
         special = self.tokenizer.special_tokens
-        ids, segments, offsets, kinds, blanks = [special.classification], [0], [(0, 0)], [0], []
+        ids, segments, offsets, kinds, continues = [special.classification], [0], [(0, 0)], [0], [False]
+        blanks = []
         for number, part in enumerate(parts):
             blanks += [len(ids) + place for place in part.blanks]
             ids += [*part.ids, special.separator]
             segments += [number] * (len(part.ids) + 1)
             offsets += [*part.offsets, (0, 0)]
             kinds += [number + 1] * len(part.ids) + [0]
-        return Encoding(ids, segments, offsets, kinds, cut_tokens, tuple(blanks))
+            continues += [*part.continues, False]
+        return Encoding(ids, segments, offsets, kinds, continues, cut_tokens, tuple(blanks))
 
 
 def windows(num_tokens: int, length: int, step: int) -> Iterator[tuple[int, int]]:

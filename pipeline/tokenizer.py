@@ -13,6 +13,7 @@ import json
 import shutil
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -35,6 +36,17 @@ _USUAL_NAMES = {  # tried in turn where no configuration names the token
 }
 _TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB with their strings
 _WORD_MODELS = {"WordPiece", "WordLevel"}
+
+
+class LocatedTokens(NamedTuple):
+    """The tokens of a text and where they stand in it; all lists are (n,), one entry a token."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    """First character and one past the last, without white space around them (byte-level tokens hold the space before a
+    word); of white space alone both are the end."""
+    continues: list[bool]
+    """Whether a token goes on with the word of the one before, as the tokenizer cuts words."""
 
 
 class Tokenizer:
@@ -188,14 +200,16 @@ class Tokenizer:
         """Ids of one text, without special tokens around it."""
         return self.encode_batch([text])[0].tolist()
 
-    def encode_with_offsets(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """The same ids of each text, and for each the characters of the text it stands for: the first, and one past
-        the last, without white space around them (byte-level tokens hold the space before a word). Both the same, one
-        past it: white space alone.
-        """
+    def encode_with_offsets(self, texts: list[str]) -> list[LocatedTokens]:
+        """The same ids of each text, with their places in it."""
         encoded = self.backend.encode_batch(texts, add_special_tokens=False)
-        return [(self._as_text[np.array(each.ids, np.int64)].tolist(), _trimmed(text, each.offsets))
-                for text, each in zip(texts, encoded, strict=True)]  # fmt: skip
+        return [
+            LocatedTokens(
+                self._as_text[np.array(each.ids, np.int64)].tolist(), _trimmed(text, each.offsets),
+                [word == before for before, word in itertools.pairwise([None, *each.word_ids])],
+            )
+            for text, each in zip(texts, encoded, strict=True)
+        ]  # fmt: skip
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of texts, flat (T,), and offsets (N+1,) int64; the same ids as the plain tokenizer's."""

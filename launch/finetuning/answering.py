@@ -64,8 +64,8 @@ class AnswerExamples(Examples):
                     raise UserError(f"{path}: question {question.id}: found no answer, expected one; files in which "
                                     "questions may have none are for the task squad2")
         encoded = tokenizer.encode_with_offsets(self._contexts)
-        self._offsets = [np.array(offsets, np.int64).reshape(-1, 2) for _, offsets in encoded]
-        ids = [np.array(each, np.int64) for each, _ in encoded]
+        self._offsets = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encoded]
+        ids = [np.array(each.ids, np.int64) for each in encoded]
         self._windows, self._sequences, cut = self._build(tokenizer, ids, config, path)
         self.num_places = len(self._sequences.input_ids)
         self._of_question = ragged.to_offsets(np.bincount([window.question for window in self._windows],

@@ -183,25 +183,32 @@ def words_in_contexts(predictor: "Predictor", word: str, rows: Sequence[Row], la
     Raises:
         UserError: a text does not hold the word.
     """
-    ids = predictor.tokenizer.encode(word)
-    if not ids:
+    tokenizer = predictor.tokenizer
+    if not tokenizer.encode(word):
         raise UserError(f"word: found {word!r}, expected a word")
+    # Where the space before a word is a part of it, the word has other tokens where no space stands.
+    written = [word, f" {word}"] if tokenizer.space_begins_word else [word]
+    forms = [list(ids) for ids in dict.fromkeys(tuple(tokenizer.encode(form)) for form in written)]
     encodings = [predictor.encoder.encode(row.text, row.pair, place=row.place) for row in rows]
     table = getattr(predictor.model, "bert", predictor.model).embeddings.word.weight
-    static = table.detach()[ids].float().mean(0).cpu().numpy()
+    statics = [table.detach()[ids].float().mean(0).cpu().numpy() for ids in forms]
     found, operation = [], Features(layer=layer)
     predictor.require(operation)
     results = predictor.run(operation, [(row, [each]) for row, each in zip(rows, encodings, strict=True)])
     for row, encoding, features in zip(rows, encodings, results, strict=True):
-        places = [place for place in range(len(encoding)) if encoding.ids[place : place + len(ids)] == ids
-                  and not predictor.continues(encoding, place + len(ids))]
+        places = [(place, place + len(ids), static) for place in range(len(encoding))
+                  for ids, static in zip(forms, statics, strict=True) if _stands(encoding, place, ids)]
         if not places:
             raise UserError(f"{row.place}: found no {word!r} in {row.text!r}, expected it in every text")
-        for place in places:
-            last = place + len(ids) - 1
+        for place, end, static in places:
             text = row.text if encoding.parts[place] == 1 else row.pair
-            span = encoding.offsets[place][0], encoding.offsets[last][1]
-            found.append((text, *span, features.vectors[place : last + 1].mean(0)))
-    vectors = [vector for *_, vector in found]
-    return [WordInContext(*each, cosine(each[-1], static), [cosine(each[-1], other) for other in vectors])
-            for each in found]
+            span = encoding.offsets[place][0], encoding.offsets[end - 1][1]
+            vector = features.vectors[place:end].mean(0)
+            found.append((text, *span, vector, cosine(vector, static)))
+    return [WordInContext(*each, [cosine(each[3], other[3]) for other in found]) for each in found]
+
+
+def _stands(encoding: Encoding, place: int, ids: list[int]) -> bool:
+    """Whether whole words at `place` have these tokens."""
+    end = place + len(ids)
+    return encoding.ids[place:end] == ids and not encoding.continues[place] and not encoding.continues[end]

@@ -316,6 +316,32 @@ def test_a_word_in_its_contexts_beside_its_static_vector(model, pretrained):
         model.word("play", [texts[0]])  # it is only a part of a word there
 
 
+def test_a_byte_level_word_in_its_contexts(tmp_path):
+    """At the beginning, behind a space, a bracket and in a pair, but never as a part of another word."""
+    text = "apple i ate an apple , pineapple phone"
+    folder = save_model(tmp_path, ours=byte_tokenizer([text] * 2))
+    model, reference = Predictor.from_folder(folder), transformers.AutoModel.from_pretrained(folder).eval()
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = ["apple phone", "i ate an apple", "(apple), pineapple apples apple.", "an\tapple phone"]
+    found = model.word("apple", texts)
+    assert [(word.text, word.start) for word in found] == [
+        (texts[0], 0), (texts[1], 9), (texts[2], 1), (texts[2], 26), (texts[3], 3)]
+    table = reference.embeddings.word_embeddings.weight.detach()
+    for word in found:
+        assert word.text[word.start : word.end] == "apple" and len(word.cosines) == len(found)
+        inputs = theirs(word.text, return_tensors="pt", return_offsets_mapping=True)
+        offsets = inputs.pop("offset_mapping")[0].tolist()
+        chosen = [n for n, (low, high) in enumerate(offsets) if low < word.end and high > word.start]
+        with torch.no_grad():
+            vector = reference(**inputs).last_hidden_state[0, chosen].mean(0)
+        static = table[inputs["input_ids"][0, chosen]].mean(0)
+        np.testing.assert_allclose(word.vector, vector.numpy(), atol=2e-5)
+        expected = float(torch.cosine_similarity(vector, static, dim=0))
+        assert word.cosine_to_static == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(UserError, match="found no 'apple' in"):
+        model.word("apple", ["pineapple apples"])
+
+
 def test_any_number_of_texts_in_any_mixture_gives_what_each_gives_alone(model):
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(["cat", "walking", "[MASK]", "the", "é"], rng.integers(1, 20))) for _ in range(1500)]
