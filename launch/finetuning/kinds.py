@@ -11,7 +11,7 @@ from launch.finetuning.choice import ChoiceExamples
 from launch.finetuning.classification import TextExamples, find_head
 from launch.finetuning.examples import Examples
 from launch.finetuning.tables import Table, read_table
-from launch.finetuning.tagging import Sentences, TagExamples, find_tags, read_conll
+from launch.finetuning.tagging import Sentences, TagExamples, find_tags, read_conll, read_entities
 from launch.finetuning.tasks import Task
 from model.bert import BertPreTrained
 from model.config import HeadConfig
@@ -99,7 +99,8 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
 
 
 def _tags(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
-    sentences = read_conll(config.train_file)
+    read_file = read_conll if task.metrics[0] == "accuracy" else read_entities
+    sentences = read_file(config.train_file)
     head = find_tags(sentences, config.labels)
     if config.read_layers != "last":
         head = replace(head, layers=config.read_layers, pooling="cls")  # nothing is pooled; cls is what any model has
@@ -107,8 +108,8 @@ def _tags(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
     def examples(read: Sentences) -> TagExamples:
         return TagExamples(read, task, head, tokenizer, config.max_length)
 
-    test = [examples(read_conll(path)) for path in config.test]
-    return BertForTokenClassification, head, examples(sentences), examples(read_conll(config.validation)), test
+    test = [examples(read_file(path)) for path in config.test]
+    return BertForTokenClassification, head, examples(sentences), examples(read_file(config.validation)), test
 
 
 def _answers(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:

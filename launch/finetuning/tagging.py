@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from launch.finetuning.examples import Examples
+from launch.finetuning.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
 from launch.finetuning.sequences import Sequences
 from launch.finetuning.tables import read_text
 from launch.finetuning.tasks import Task
@@ -20,14 +21,13 @@ from pipeline.errors import UserError
 from pipeline.records import NO_LABEL
 from pipeline.tokenizer import Tokenizer
 
-OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"  # CoNLL-2003 puts it between documents
 
 
 @dataclass(frozen=True)
 class Sentences:
     """The sentences of a CoNLL file: words (W,), their tags or None, the line of each, first word of each sentence
-    (sentences + 1,).
+    (sentences + 1,). scheme: of entities, that of the file; tags are in IOB2. None: tags are those of the file.
     """
 
     path: Path
@@ -35,6 +35,12 @@ class Sentences:
     tags: list[str] | None
     lines: np.ndarray
     bounds: np.ndarray
+    scheme: str | None = None
+
+    def of_each(self, tags: list) -> list[list]:
+        """What there is a word (W,), a list a sentence."""
+        bounds = self.bounds.tolist()
+        return [tags[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
 
 
 def read_conll(path: str | Path) -> Sentences:
@@ -69,12 +75,40 @@ def read_conll(path: str | Path) -> Sentences:
     return Sentences(path, [fields[0] for fields in fields_of], tags, np.array(lines), np.array(ends))
 
 
+def read_entities(path: str | Path) -> Sentences:
+    """The same with entities for tags, in IOB2 whatever the scheme of the file.
+
+    Raises:
+        UserError: beside the above, a tag is of no scheme.
+    """
+    sentences = read_conll(path)
+    if sentences.tags is None:
+        return sentences
+    parts = [split_tag(tag) for tag in sentences.tags]
+    if None in parts:
+        wrong = parts.index(None)
+        raise UserError(f"{path}: row {sentences.lines[wrong]}: found the tag {sentences.tags[wrong]!r}, expected O, "
+                        f"or a kind of entity behind one of {'-, '.join(PREFIXES)}- (B-PER); tags of words that are "
+                        "no entities are for the task pos")
+    tags, scheme = to_iob2(sentences.of_each(parts))
+    read = [tag for sentence in tags for tag in sentence]
+    if scheme == "IOB2" and read != sentences.tags:
+        scheme = "IOB2 without kinds"
+    return replace(sentences, tags=read, scheme=scheme)
+
+
 def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
     """Tags as listed, or those of the training file by name, the one outside of entities first. Raises UserError."""
     if sentences.tags is None:
         raise UserError(f"{sentences.path}: row {sentences.lines[0]}: found 1 field, expected a word and its tag")
-    found = sorted(set(sentences.tags), key=lambda tag: (tag != OUTSIDE, tag))
-    return HeadConfig(tuple(listed) or tuple(found))
+    foreign = [tag for tag in listed if tag != OUTSIDE and not tag.startswith(("B-", "I-"))]
+    if foreign and sentences.scheme:
+        raise UserError(f"labels: found {', '.join(foreign)}, expected O, B-KIND and I-KIND, as which the tags of "
+                        f"{sentences.path} ({sentences.scheme}) are read")
+    found = set(sentences.tags)
+    if sentences.scheme not in (None, "IOB2"):  # one tag of the file may stand for both
+        found |= {f"{prefix}-{tag[2:]}" for tag in found - {OUTSIDE} for prefix in "BI"}
+    return HeadConfig(tuple(listed) or tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag))))
 
 
 class TagExamples(Examples):
@@ -98,6 +132,8 @@ class TagExamples(Examples):
         count = len(sentences.bounds) - 1
         self.facts = (f"{count:,} sentences, {len(sentences.words):,} words, {self.lengths.sum():,} tokens; "
                       f"{self._num_split:,} sentences split, {self._num_cut:,} words longer than a sequence cut")
+        if sentences.scheme not in (None, "IOB2"):
+            self.facts += f"; tags of {sentences.scheme} read as IOB2"
 
     def _build(self, tokenizer: Tokenizer, room: int) -> np.ndarray:
         """Make the sequences; returns the place of each word's first token."""
@@ -152,9 +188,7 @@ class TagExamples(Examples):
 
     def _tags(self, numbers: np.ndarray) -> list[list[str]]:
         """Names of tags (W,), a list a sentence."""
-        names = [self._head.labels[number] for number in numbers]
-        bounds = self._sentences.bounds.tolist()
-        return [names[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+        return self._sentences.of_each([self._head.labels[number] for number in numbers])
 
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         scores = outputs[self._words]
@@ -198,14 +232,13 @@ def _pieces(lengths: np.ndarray, bounds: np.ndarray, room: int) -> np.ndarray:
 
 
 def entity_scores(true: list[list[str]], guessed: list[list[str]]) -> dict[str, float]:
-    """Precision, recall and F1 over whole entities, all kinds together (micro), strict: seqeval's."""
+    """Precision, recall and F1 over whole entities in IOB2, all kinds together (micro), strict: seqeval's."""
     from seqeval import metrics, scheme
 
-    prefixes = {tag.split("-")[0] for tags in true for tag in tags if "-" in tag}
-    kind = scheme.IOBES if prefixes & {"E", "S"} else scheme.BILOU if prefixes & {"L", "U"} else scheme.IOB2
     with warnings.catch_warnings():  # that no entity was guessed, which a recall of 0 says as well
         warnings.simplefilter("ignore")
         return {
-            name: float(getattr(metrics, f"{name}_score")(true, guessed, mode="strict", scheme=kind, zero_division=0))
+            name: float(getattr(metrics, f"{name}_score")(true, guessed, mode="strict", scheme=scheme.IOB2,
+                                                          zero_division=0))
             for name in ("f1", "precision", "recall")
-        }
+        }  # fmt: skip

@@ -83,8 +83,8 @@ def test_tags(model, tmp_path, capsys):
         words = RNG.choices(OTHERS, k=RNG.randint(3, 12))
         place = number % len(words)
         words[place] = GOOD[number % 3]
-        text += "".join(f"{word} {'B-x' if spot == place else 'I-x' if spot == place + 1 else 'O'}\n"
-                        for spot, word in enumerate(words)) + "\n"
+        tags = ["O"] * place + (["S-x"] if place > len(words) - 3 else ["B-x", "M-x", "E-x"]) + ["O"] * len(words)
+        text += "".join(f"{word} {tag}\n" for word, tag in zip(words, tags, strict=False)) + "\n"
     for name in ("train", "dev"):
         (tmp_path / f"{name}.conll").write_text(text)
     finetune("ner", model, tmp_path / "train.conll", tmp_path / "dev.conll", tmp_path / "run", "--epochs", 16)
@@ -101,6 +101,7 @@ def test_tags(model, tmp_path, capsys):
         assert [(each["label"], each["start"], each["end"]) for each in ours["tags"]] == expected_tags
         for each, (_, score, _, _) in zip(ours["tags"], [e for e in entities if e[0] != "O"], strict=True):
             assert each["score"] == pytest.approx(score, abs=1e-5)
+        assert {kind for kind, *_ in expected_tags} <= {"x"}, "as IOB2, which is put together"
         seen += len(expected_tags)
     assert seen
 
