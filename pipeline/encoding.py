@@ -109,14 +109,18 @@ class Encoder:
                 for start, end in windows(len(tokens.ids), room, min(step, room))]
 
     def _tokens(self, text: str, blanks: bool, place: str) -> _Tokens:
-        """Tokens of a text. A literal [MASK] is text to the tokenizer, so what lies between blanks is encoded apart.
-
-        Where the space before a word is a part of it, a mask stands for both, as in pretraining.
+        """Tokens of a text, at least one. A literal [MASK] is text to the tokenizer, so what lies between blanks is
+        encoded apart.
         """
-        if not text.strip():
-            raise UserError(f"{place}: found an empty text, expected at least one word")
-        if not blanks:
-            return _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
+        tokens = self._blank_tokens(text) if blanks else _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
+        if not text.strip() or not tokens.ids:  # of control and zero-width characters a normaliser leaves nothing
+            raise UserError(f"{place}: found an empty text ({_shown(text)}), expected at least one word")
+        return tokens
+
+    def _blank_tokens(self, text: str) -> _Tokens:
+        """The same where [MASK] is a blank; where the space before a word is a part of it, a mask stands for both, as in
+        pretraining.
+        """
         ids, offsets, continues, places, start = [], [], [], [], 0
         found = [match.span() for match in self._blank.finditer(text)]
         for low, high in [*found, (len(text), None)]:

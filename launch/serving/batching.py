@@ -90,10 +90,12 @@ class Batcher:
             self._on_batch(len(together))
         try:
             results = await asyncio.to_thread(self.predictor.run, batch[0].operation, together)
-        except Exception as error:  # each request of the batch answers 500 with its traceback in the log
-            for job in batch:
-                if not job.answer.done():
-                    job.answer.set_exception(error)
+        except Exception as error:
+            if len(batch) > 1:  # only the guilty one is to fail
+                for job in batch:
+                    await self._answer([job])
+            elif not batch[0].answer.done():  # answers 500, with its traceback in the log
+                batch[0].answer.set_exception(error)
             return
         start = 0
         for job in batch:

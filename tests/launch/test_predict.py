@@ -365,6 +365,8 @@ def test_what_cannot_be_answered_is_said_in_one_line(model, pretrained, tmp_path
         (lambda: model.score(long), "found 62 tokens, expected at most 48"),
         (lambda: model.features(long), "found 62 tokens"),
         (lambda: model.fill_mask(" \t"), "found an empty text"),
+        (lambda: model.score("\u200b"), r"found an empty text ('\u200b')"),
+        (lambda: model.similarity("a", "\x07"), r"found an empty text ('\x07')"),
         (lambda: model.classify("a", ""), "with the head for classify"),
         (lambda: model.tag("a"), "found a BertForPreTraining, expected a model with the head for tag; it can fill"),
         (lambda: model.fill_mask("[MASK]", top_k=1000), "top_k: found 1000"),
@@ -380,6 +382,8 @@ def test_what_cannot_be_answered_is_said_in_one_line(model, pretrained, tmp_path
     answering = Predictor.from_folder(tmp_path)
     with pytest.raises(UserError, match="leaves no room"):
         answering.answer("who " * 50, "the cat")
+    with pytest.raises(UserError, match="found an empty text"):
+        answering.answer("who", "\u200b")
     with pytest.raises(UserError, match="found one text, expected question and context"):
         list(answering.map(AnswerQuestion(), ["who"]))
     with pytest.raises(UserError, match="with the head for fill-mask; it can answer, similarity, embed, features"):

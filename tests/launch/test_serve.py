@@ -1,5 +1,6 @@
 """`cloze serve` over real HTTP: the offline model's answers under any load; limits; a stop that loses nothing."""
 
+import asyncio
 import random
 import shutil
 import signal
@@ -7,13 +8,18 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import httpx
+import numpy as np
 import pytest
 
 from launch.cli import main
 from launch.predict import Predictor
 from launch.predicting.blanks import FillMask
+from launch.predicting.operation import Row
+from launch.predicting.vectors import Embed
+from launch.serving.batching import Batcher
 from tests.launch.serving import server
 from tests.launch.tiny_models import save_model
 
@@ -88,6 +94,7 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
     [
         ("/fill-mask", {"inputs": ["no blank"]}, 422, "inputs.0: found no [MASK]"),
         ("/fill-mask", {"inputs": ["[MASK]", "  "]}, 422, "inputs.1: found an empty text"),
+        ("/score", {"inputs": ["cat", "\u200b"]}, 422, r"inputs.1: found an empty text ('\u200b')"),
         ("/fill-mask", {"inputs": ["[MASK]"], "top_k": 0}, 422, "top_k: found 0"),
         ("/fill-mask", {"inputs": ["[MASK]"], "top_q": 1}, 422, "top_q: Extra inputs"),
         ("/fill-mask", {"inputs": ["[MASK]" + " cat" * 60]}, 422, "expected at most 48"),
@@ -150,6 +157,32 @@ def test_many_clients_each_get_their_own_answers(address, offline):
     assert meters["cloze_batch_texts_sum"] > meters["cloze_batch_texts_count"], "requests shared batches"
     assert meters['cloze_requests_total{operation="fill-mask",status="200"}'] > 200
     assert meters["cloze_waiting_texts"] == 0
+
+
+@dataclass(frozen=True)
+class Delicate(Embed):
+    def finish(self, predictor, row, encodings, values):
+        if row.text == "sea":
+            raise ZeroDivisionError
+        return super().finish(predictor, row, encodings, values)
+
+
+def test_one_bad_request_of_a_batch_fails_alone(offline):
+    sizes, texts = [], ["cat", "sea", "sky"]
+
+    async def ask() -> list:
+        batcher = Batcher(offline, 64, 64, sizes.append)
+        asked = [asyncio.create_task(batcher.submit(Delicate(), [Row(text)])) for text in texts]
+        await asyncio.sleep(0)  # all wait before the model is free
+        worker = asyncio.create_task(batcher.run())
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        worker.cancel()
+        return results
+
+    first, guilty, last = asyncio.run(ask())
+    assert isinstance(guilty, ZeroDivisionError) and sizes == [3, 1, 1, 1]
+    expected = offline.embed(["cat", "sky"])
+    np.testing.assert_allclose([first[0].vector, last[0].vector], expected, atol=1e-5)
 
 
 def test_a_full_queue_says_so_and_recovers(folder):
