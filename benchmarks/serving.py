@@ -2,7 +2,7 @@
 
     python benchmarks/serving.py [--clients 32] [--seconds 10] [--json FILE]
 
-The same server, model (configs/model/small.yaml, random weights) and clients, once with --max_batch_texts 1. Each
+The same server, model (configs/model/small.yaml, random weights) and clients, once with --max_batch_tokens 1. Each
 client sends one sentence with a blank, waits, checks that the answer is about its own sentence, and sends the next.
 """
 
@@ -48,10 +48,10 @@ def make_model(folder: Path) -> list[str]:
     return words
 
 
-def measure(folder: Path, words: list[str], max_batch_texts: int, clients: int, seconds: float) -> float:
+def measure(folder: Path, words: list[str], max_batch_tokens: int, clients: int, seconds: float) -> float:
     """Answered requests a second."""
-    command = [sys.executable, "-m", "launch", "serve", str(folder), "--port", "0", "--max_batch_texts",
-               str(max_batch_texts)]
+    command = [sys.executable, "-m", "launch", "serve", str(folder), "--port", "0", "--max_batch_tokens",
+               str(max_batch_tokens)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=child_variables()) as process:
         port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
         counts, problems, begin, stop = [0] * clients, [], threading.Event(), threading.Event()
@@ -99,7 +99,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         words = make_model(Path(folder))
-        rates = {1: [], 64: []}
+        rates = {1: [], 8192: []}
         for _ in range(arguments.rounds):  # in turn, so that a busy moment of the machine meets both
             for size, found in rates.items():
                 found.append(measure(Path(folder), words, size, arguments.clients, arguments.seconds))

@@ -166,7 +166,7 @@ class Predictor:
         self.require(operation)
         rows = map(_row, texts)
         while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
-            yield from self.run(operation, [(row, self.prepare(operation, row)) for row in chunk])
+            yield from self.run(operation, [(row, list(self.prepare(operation, row))) for row in chunk])
 
     def require(self, operation: Operation) -> None:
         """Raise UserError if this model cannot serve the operation with its options."""
@@ -184,10 +184,10 @@ class Predictor:
         """Names of the operations that this model serves."""
         return [name for name, operation in OPERATIONS.items() if self.has_head(operation)]
 
-    def prepare(self, operation: Operation, row: Row) -> list[Encoding]:
+    def prepare(self, operation: Operation, row: Row) -> Iterator[Encoding]:
         """Sequences of one text; needs no device. Raises UserError."""
         operation.check_row(row)
-        return operation.encode(self.encoder, row)
+        yield from operation.encode(self.encoder, row)
 
     @torch.inference_mode()
     def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Any]:
@@ -214,7 +214,10 @@ class Predictor:
         }
         if self.config.type_vocab_size > 1:
             inputs["token_type_ids"] = self._tensor([segment for each in encodings for segment in each.segments])
-        return Batch(encodings, bounds, inputs)
+        batch = Batch(encodings, bounds, inputs)
+        if blanks := batch.blanks():
+            inputs["input_ids"][blanks] = self.tokenizer.special_tokens.mask
+        return batch
 
     def _tensor(self, values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)

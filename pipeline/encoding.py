@@ -29,9 +29,7 @@ class Encoding:
     cut_tokens: int = 0
     """Tokens of the texts that were left out."""
     blanks: tuple[int, ...] = ()
-    """Positions at which a token is to be guessed."""
-    hidden: int | None = None
-    """The token that a single blank hides."""
+    """Positions at which a token is to be guessed: a model sees [MASK] there, whatever the id is."""
     first_token: int = 0
     """Of a window: the tokens of the text before it."""
 
@@ -91,7 +89,7 @@ class Encoder:
         return self._join(parts, max(0, excess))
 
     def windows(self, text: str, question: str | None = None, *, length: int, step: int,
-                place: str = "text") -> list[Encoding]:  # fmt: skip
+                place: str = "text") -> Iterator[Encoding]:  # fmt: skip
         """A text of any length in windows of at most `length` tokens, special tokens and question included; each begins
         `step` tokens after the one before, or less, where the windows would leave a gap.
 
@@ -105,8 +103,8 @@ class Encoder:
             raise UserError(f"{place}: found a question that leaves no room for its text in "
                             f"{min(length, self.max_length)} tokens; shorten the question")
         before = [] if first is None else [first]
-        return [replace(self._join([*before, tokens[start:end]]), first_token=start)
-                for start, end in windows(len(tokens.ids), room, min(step, room))]
+        return (replace(self._join([*before, tokens[start:end]]), first_token=start)
+                for start, end in windows(len(tokens.ids), room, min(step, room)))
 
     def _tokens(self, text: str, blanks: bool, place: str) -> _Tokens:
         """Tokens of a text, at least one. A literal [MASK] is text to the tokenizer, so what lies between blanks is

@@ -1,6 +1,6 @@
 """What a question answerer says: the spans of a text that answer a question."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +52,11 @@ class AnswerQuestion(Operation):
         at_least("predict", self, top_k=1, max_answer_tokens=1, max_length=8, window_step=1, candidates=1)
         super().__post_init__()
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         return encoder.windows(row.pair, row.text, length=self.max_length, step=self.window_step, place=row.place)
+
+    def numbers(self, predictor: "Predictor", encodings: Sequence[Encoding]) -> int:
+        return sum(min(self.candidates, len(each)) ** 2 for each in encodings)
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         output = model(**batch.inputs)

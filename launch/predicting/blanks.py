@@ -1,6 +1,6 @@
 """What a masked-LM head says: guesses for blanks, and how probable a sentence is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,9 @@ class FillMask(Operation):
 
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
         return [encoder.encode(row.text, row.pair, blanks=True, place=row.place)]
+
+    def numbers(self, predictor: "Predictor", encodings: Sequence[Encoding]) -> int:
+        return self.top_k * sum(len(each.blanks) for each in encodings)
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         blanks = batch.inputs["input_ids"].new_tensor(batch.blanks())
@@ -83,17 +86,13 @@ class Score(Operation):
 
     name, head, takes_pair = "score", "masked_lm", "never"
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         whole = encoder.encode(row.text, place=row.place)
-        mask = encoder.tokenizer.special_tokens.mask
-        return [
-            replace(whole, ids=[*whole.ids[:place], mask, *whole.ids[place + 1 :]], blanks=(place,), hidden=token)
-            for place, token in enumerate(whole.ids) if whole.parts[place]
-        ]  # fmt: skip
+        return (replace(whole, blanks=(place,)) for place, part in enumerate(whole.parts) if part)
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         ids = batch.inputs["input_ids"]
-        hidden = ids.new_tensor([each.hidden for each in batch.encodings])
+        hidden = ids.new_tensor([_hidden(each) for each in batch.encodings])
         logits = model(masked_positions=ids.new_tensor(batch.blanks()), **batch.inputs).prediction_logits
         return logits.float().log_softmax(-1).gather(1, hidden[:, None])[:, 0].tolist()
 
@@ -101,5 +100,10 @@ class Score(Operation):
         self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> SentenceScore:
         names = predictor.tokenizer.tokens
-        tokens = [TokenScore(names[each.hidden], value) for each, value in zip(encodings, values, strict=True)]
+        tokens = [TokenScore(names[_hidden(each)], value) for each, value in zip(encodings, values, strict=True)]
         return SentenceScore(sum(values), sum(values) / len(values), tokens)
+
+
+def _hidden(encoding: Encoding) -> int:
+    """The token that stands where the one blank is."""
+    return encoding.ids[encoding.blanks[0]]

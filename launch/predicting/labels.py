@@ -1,6 +1,6 @@
 """What a classifier says of a text or pair."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ class Classify(Operation):
         at_least("predict", self, top_k=1)
         super().__post_init__()
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         if encoder.pieces is None:
             return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
         if row.pair is not None:

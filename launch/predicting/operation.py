@@ -1,6 +1,6 @@
 """An operation: how texts become sequences, what is read off the model for each, and what is made of that."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,7 +31,8 @@ class Batch:
     bounds: list[int]
     """(B + 1,): where each sequence begins, on the host."""
     inputs: dict[str, Any]
-    """What a model's forward takes: input_ids (T,), token_type_ids (T,), sequence_offsets, max_sequence_length."""
+    """What a model's forward takes: input_ids (T,) with [MASK] at the blanks, token_type_ids (T,), sequence_offsets,
+    max_sequence_length."""
 
     def blanks(self) -> list[int]:
         """Positions of all blanks among the T tokens."""
@@ -67,8 +68,8 @@ class Operation:
     def check(self, predictor: "Predictor") -> None:
         """Raise UserError for options that this model cannot serve."""
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
-        """Sequences of a text. Raises UserError."""
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+        """Sequences of a text, one after another where they may be many. Raises UserError."""
         return [encoder.encode(row.text, row.pair, place=row.place)]
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
@@ -78,6 +79,10 @@ class Operation:
     def finish(self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Any:
         """The result of a text from the values of its sequences."""
         raise NotImplementedError
+
+    def numbers(self, predictor: "Predictor", encodings: Sequence[Encoding]) -> int:
+        """Numbers that the result of a text is made of, where they may be many for its tokens: a server bounds them."""
+        return 0
 
     def check_row(self, row: Row) -> None:
         """Raise UserError for one text where two are needed, or two where one is."""

@@ -1,6 +1,6 @@
 """What a tagger says of the words of a text, in the characters of the text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,7 +37,7 @@ class TagWords(Operation):
     ignored_label: str = "O"
     """Label that is not reported."""
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         length = encoder.max_length
         return encoder.windows(row.text, length=length, step=max(1, length // 2), place=row.place)
 

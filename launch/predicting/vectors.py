@@ -69,6 +69,9 @@ class Embed(Pooled):
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
         return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
 
+    def numbers(self, predictor: "Predictor", encodings: Sequence[Encoding]) -> int:
+        return predictor.config.hidden_size
+
     def finish(
         self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> Embedding:
@@ -121,6 +124,9 @@ class Features(OfLayer):
 
     name = "features"
 
+    def numbers(self, predictor: "Predictor", encodings: Sequence[Encoding]) -> int:
+        return predictor.config.hidden_size * sum(map(len, encodings))
+
     def read(self, model: Any, batch: Batch) -> list[Any]:
         return batch.split(self.hidden(model, batch))
 
@@ -148,6 +154,10 @@ class Attend(Operation):
 
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
         return [encoder.encode(row.text, row.pair, blanks=encoder.has_blank(row.text), place=row.place)]
+
+    def numbers(self, predictor: "Predictor", encodings: Sequence[Encoding]) -> int:
+        heads = predictor.config.num_hidden_layers * predictor.config.num_attention_heads
+        return heads * sum(len(each) ** 2 for each in encodings)
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         layers = getattr(model, "bert", model)(**batch.inputs, output_attentions=True).attentions

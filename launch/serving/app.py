@@ -10,7 +10,6 @@ from typing import Any
 from launch import __version__
 from launch.predict import OPERATIONS, Predictor
 from launch.predicting.operation import Operation, Row
-from launch.predicting.output import as_json
 from launch.serving.batching import Batcher, QueueFull
 from launch.serving.config import ServeConfig
 from launch.serving.limits import BodyLimit
@@ -33,7 +32,7 @@ class Meters:
         self.seconds = Histogram("cloze_request_seconds", "Time of a request", ["operation"], **kept)
         sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
         self.batch = Histogram("cloze_batch_texts", "Texts of a batch", buckets=sizes, **kept)
-        self.waiting = Gauge("cloze_waiting_texts", "Texts that wait or run", **kept)
+        self.waiting = Gauge("cloze_waiting_tokens", "Tokens that wait or run", **kept)
 
 
 def build_app(predictor: Predictor, config: ServeConfig):
@@ -41,15 +40,11 @@ def build_app(predictor: Predictor, config: ServeConfig):
 
     `app.state.stopping` set to true makes /ready answer 503.
     """
-    from fastapi import Request
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import FileResponse, JSONResponse, Response
     from fastapi_offline import FastAPIOffline
-    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     meters = Meters()
-    batcher = Batcher(predictor, config.max_batch_texts, config.max_queue_texts, meters.batch.observe)
-    meters.waiting.set_function(lambda: batcher.waiting_texts)
+    batcher = Batcher(predictor, config, meters.batch.observe)
+    meters.waiting.set_function(lambda: batcher.waiting_tokens)
 
     @asynccontextmanager
     async def lifespan(app):
@@ -61,40 +56,59 @@ def build_app(predictor: Predictor, config: ServeConfig):
                          description=f"{type(predictor.model).__name__} from {predictor.source}")
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.state.stopping = False
+    for name in predictor.abilities():
+        _add_operation(app, OPERATIONS[name], config, batcher, meters)
+    _add_refusals(app, meters)
+    _add_pages(app, predictor.abilities(), batcher, meters)
+    return app
 
-    def refused(operation: str, status: int, detail: str, headers: dict | None = None) -> Response:
-        meters.requests.labels(operation, status).inc()
+
+def _add_operation(app, operation: type[Operation], config: ServeConfig, batcher: Batcher, meters: Meters) -> None:
+    from fastapi.responses import Response
+
+    body, options = _body(operation, config), [field.name for field in dataclasses.fields(operation)]
+
+    async def answer(request: body):
+        began = time.perf_counter()
+        asked = operation(**{name: getattr(request, name) for name in options})
+        rows = [_row(each, operation, number) for number, each in enumerate(request.inputs)]
+        results = await batcher.submit(asked, rows)
+        meters.requests.labels(operation.name, 200).inc()
+        meters.texts.labels(operation.name).inc(len(rows))
+        meters.seconds.labels(operation.name).observe(time.perf_counter() - began)
+        return Response(b'{"results": %b}' % results, media_type="application/json")
+
+    app.post(f"/{operation.name}", summary=(operation.__doc__ or "").splitlines()[0])(answer)
+
+
+def _add_refusals(app, meters: Meters) -> None:
+    """What an operation's route answers when it cannot answer: a line in `detail`."""
+    from fastapi import Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse, Response
+
+    def refused(request: Request, status: int, detail: str, headers: dict | None = None) -> Response:
+        meters.requests.labels(request.url.path.strip("/"), status).inc()
         return JSONResponse({"detail": detail}, status, headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        return refused(request.url.path.strip("/"), 422, f"{where}: {first['msg']}")
+        return refused(request, 422, f"{where}: {first['msg']}")
 
-    def add(operation: type[Operation]) -> None:
-        body, options = _body(operation, config), [field.name for field in dataclasses.fields(operation)]
+    @app.exception_handler(UserError)
+    async def unanswerable(request: Request, error: UserError) -> Response:
+        return refused(request, 422, str(error))
 
-        async def answer(request: body):
-            began = time.perf_counter()
-            try:
-                asked = operation(**{name: getattr(request, name) for name in options})
-                rows = [_row(each, operation, number) for number, each in enumerate(request.inputs)]
-                results = await batcher.submit(asked, rows)
-            except UserError as error:
-                return refused(operation.name, 422, str(error))
-            except QueueFull:
-                return refused(operation.name, 503, "the queue is full; try again later", {"Retry-After": "1"})
-            meters.requests.labels(operation.name, 200).inc()
-            meters.texts.labels(operation.name).inc(len(rows))
-            meters.seconds.labels(operation.name).observe(time.perf_counter() - began)
-            return JSONResponse({"results": [as_json(asked, *pair) for pair in zip(rows, results, strict=True)]})
+    @app.exception_handler(QueueFull)
+    async def full(request: Request, error: QueueFull) -> Response:
+        return refused(request, 503, "the queue is full; try again later", {"Retry-After": "1"})
 
-        app.post(f"/{operation.name}", summary=(operation.__doc__ or "").splitlines()[0])(answer)
 
-    served = {name: operation for name, operation in OPERATIONS.items() if predictor.has_head(operation)}
-    for operation in served.values():
-        add(operation)
+def _add_pages(app, operations: list[str], batcher: Batcher, meters: Meters) -> None:
+    from fastapi.responses import FileResponse, JSONResponse, Response
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     @app.get("/health", summary="The process lives")
     async def health():
@@ -102,8 +116,7 @@ def build_app(predictor: Predictor, config: ServeConfig):
 
     @app.get("/ready", summary="Requests are taken; 503 while stopping or while the queue is full")
     async def ready():
-        full = batcher.waiting_texts >= config.max_queue_texts
-        state = {"ready": not (full or app.state.stopping), "operations": list(served)}
+        state = {"ready": not (batcher.full or app.state.stopping), "operations": operations}
         return JSONResponse(state, 200 if state["ready"] else 503)
 
     @app.get("/metrics", summary="Counters for Prometheus")
@@ -113,8 +126,6 @@ def build_app(predictor: Predictor, config: ServeConfig):
     @app.get("/", include_in_schema=False)
     async def page():
         return FileResponse(PAGE)
-
-    return app
 
 
 def _body(operation: type[Operation], config: ServeConfig) -> Any:

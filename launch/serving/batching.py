@@ -1,60 +1,89 @@
 """One model, many requests: whatever waits when the model is free goes through it together.
 
 No request waits for others to come: the first one runs at once, and those that come meanwhile make the next batch. So a
-lone client has no delay, and under load batches grow by themselves.
+lone client has no delay, and under load batches grow by themselves. The event loop only passes things on: texts become
+tokens and results become JSON in threads, too.
 """
 
 import asyncio
+import json
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from launch.predict import Predictor
 from launch.predicting.operation import Operation, Row
+from launch.predicting.output import as_json
+from launch.serving.config import ServeConfig
 from pipeline.encoding import Encoding
+from pipeline.errors import UserError
+
+Prepared = list[tuple[Row, list[Encoding]]]
 
 
 class QueueFull(Exception):
-    """More texts wait than may."""
+    """As many tokens wait as may."""
 
 
 @dataclass(frozen=True)
 class _Job:
     operation: Operation
-    prepared: list[tuple[Row, list[Encoding]]]
+    prepared: Prepared
+    tokens: int
     answer: asyncio.Future
 
 
 class Batcher:
     """The queue before a model. Of one event loop; the model runs in a thread, one batch at a time.
 
-    waiting_texts: texts that wait or run. on_batch: called with the number of texts of each batch.
+    waiting_tokens: of all sequences that wait, run or become JSON. on_batch: called with the number of texts of each
+    batch.
     """
 
-    def __init__(self, predictor: Predictor, max_batch_texts: int, max_queue_texts: int, on_batch=None) -> None:
-        self.predictor, self.waiting_texts = predictor, 0
-        self._max_batch, self._max_queue, self._on_batch = max_batch_texts, max_queue_texts, on_batch
+    def __init__(self, predictor: Predictor, limits: ServeConfig, on_batch=None) -> None:
+        self.predictor, self.waiting_tokens = predictor, 0
+        self._limits, self._on_batch = limits, on_batch
         self._jobs: deque[_Job] = deque()
         self._arrived = asyncio.Event()
 
-    async def submit(self, operation: Operation, rows: list[Row]) -> list[Any]:
-        """Results of some texts, as `Predictor.map` gives them.
+    @property
+    def full(self) -> bool:
+        return self.waiting_tokens >= self._limits.max_queue_tokens
+
+    async def submit(self, operation: Operation, rows: list[Row]) -> bytes:
+        """Results of some texts: a list of the objects that `cloze predict` prints, as JSON.
 
         Raises:
             QueueFull, UserError.
         """
         self.predictor.require(operation)
-        if self.waiting_texts + len(rows) > self._max_queue:
+        if self.full:  # before any work is done
             raise QueueFull
-        prepared = [(row, self.predictor.prepare(operation, row)) for row in rows]
-        job = _Job(operation, prepared, asyncio.get_running_loop().create_future())
-        self.waiting_texts += len(rows)
+        prepared, tokens = await asyncio.to_thread(self._prepare, operation, rows)
+        if self.full:  # others came meanwhile
+            raise QueueFull
+        job = _Job(operation, prepared, tokens, asyncio.get_running_loop().create_future())
+        self.waiting_tokens += tokens
         self._jobs.append(job)
         self._arrived.set()
         try:
-            return await job.answer
+            return await asyncio.to_thread(_write, operation, rows, await job.answer)
         finally:
-            self.waiting_texts -= len(rows)
+            self.waiting_tokens -= tokens
+
+    def _prepare(self, operation: Operation, rows: list[Row]) -> tuple[Prepared, int]:
+        """Sequences of some texts and the number of their tokens. Raises UserError as soon as they are too many."""
+        prepared, tokens, numbers = [], 0, 0
+        for row in rows:
+            encodings = []
+            for encoding in self.predictor.prepare(operation, row):
+                tokens += len(encoding)
+                _check("max_tokens", tokens, "tokens to run through the model", self._limits)
+                encodings.append(encoding)
+            numbers += operation.numbers(self.predictor, encodings)
+            _check("max_numbers", numbers, "numbers to answer", self._limits)
+            prepared.append((row, encodings))
+        return prepared, tokens
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -71,14 +100,14 @@ class Batcher:
 
         A job whose client has gone is dropped.
         """
-        batch, rest, texts = [], deque(), 0
+        batch, rest, tokens = [], deque(), 0
         for job in self._jobs:
             if job.answer.done():
                 continue
-            fits = not batch or (job.operation == batch[0].operation and texts + len(job.prepared) <= self._max_batch)
-            if fits:
+            fits = tokens + job.tokens <= self._limits.max_batch_tokens
+            if not batch or (fits and job.operation == batch[0].operation):
                 batch.append(job)
-                texts += len(job.prepared)
+                tokens += job.tokens
             else:
                 rest.append(job)
         self._jobs = rest
@@ -103,3 +132,16 @@ class Batcher:
             if not job.answer.done():
                 job.answer.set_result(results[start:end])
             start = end
+
+
+def _check(limit: str, found: int, what: str, limits: ServeConfig) -> None:
+    if found > (most := getattr(limits, limit)):
+        raise UserError(f"inputs: found more than {most:,} {what}, expected at most as many in a request ({limit}); "
+                        "send fewer or shorter texts")
+
+
+def _write(operation: Operation, rows: list[Row], results: list[Any]) -> bytes:
+    # Each by itself: json lets no other thread run, the event loop's neither, before it is done with what it is given.
+    pairs = zip(rows, results, strict=True)
+    objects = [json.dumps(as_json(operation, *pair), ensure_ascii=False, allow_nan=False) for pair in pairs]
+    return f"[{', '.join(objects)}]".encode()
