@@ -19,6 +19,7 @@ from pipeline.encoding import Encoding
 from pipeline.errors import UserError
 
 Prepared = list[tuple[Row, list[Encoding]]]
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 class QueueFull(Exception):
@@ -141,7 +142,13 @@ def _check(limit: str, found: int, what: str, limits: ServeConfig) -> None:
 
 
 def _write(operation: Operation, rows: list[Row], results: list[Any]) -> bytes:
-    # Each by itself: json lets no other thread run, the event loop's neither, before it is done with what it is given.
-    pairs = zip(rows, results, strict=True)
-    objects = [json.dumps(as_json(operation, *pair), ensure_ascii=False, allow_nan=False) for pair in pairs]
-    return f"[{', '.join(objects)}]".encode()
+    return f"[{', '.join(_json(as_json(operation, *pair)) for pair in zip(rows, results, strict=True))}]".encode()
+
+
+def _json(value: Any) -> str:
+    """JSON row by row: the library lets no other thread run, the event loop's neither, while it writes a value."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_ENCODER.encode(name)}: {_json(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return f"[{', '.join(map(_json, value))}]"
+    return _ENCODER.encode(value)
