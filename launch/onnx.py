@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.hub import load_architecture
+from model.hub import load_architecture, load_note
 from model.tasks import ARCHITECTURES
+from pipeline.encoding import TRUNCATION
 from pipeline.errors import UserError
 
 GRAPH, DESCRIPTION = "model.onnx", "onnx.json"
@@ -62,7 +63,8 @@ def check_installed() -> None:
 
 
 def write_onnx(folder: Path) -> None:
-    """Write model.onnx and onnx.json, which says what goes in and comes out, into a model folder.
+    """Write model.onnx and onnx.json, which says what goes in and comes out and how long texts are cut, into a model
+    folder.
 
     Batch and length (and choices) may be any at run time. What onnxruntime gives for a batch of unequal lengths is
     compared with torch's outputs before.
@@ -95,6 +97,8 @@ def write_onnx(folder: Path) -> None:
         "outputs": {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()},
         "max_length": longest, "architecture": cls.__name__,
     }  # fmt: skip
+    if truncation := load_note(folder, TRUNCATION):
+        described["truncation"] = truncation
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 

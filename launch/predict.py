@@ -32,9 +32,9 @@ from launch.predicting.vectors import (
 )
 from model.bert import BertForPreTraining
 from model.config import BertConfig
-from model.hub import load_architecture
+from model.hub import load_architecture, load_note
 from model.tasks import ARCHITECTURES
-from pipeline.encoding import Encoder, Encoding
+from pipeline.encoding import TRUNCATION, Encoder, Encoding, Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -51,10 +51,12 @@ class Predictor:
     >>> model.fill_mask("The capital of [MASK] is Paris.")
 
     Each method answers for one text; `map` takes an operation and any number of texts, in batches of like length.
-    config: the model's. encoder: texts to sequences. source: the folder, for messages.
+    config: the model's. encoder: texts to sequences. source: the folder, for messages. truncation: how the model has
+    learned to cut long texts; None: to its positions.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, source: str = "model") -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, source: str = "model",
+                 truncation: Truncation | None = None) -> None:
         self.device = torch.device(device_type())
         self.model = model.to(self.device).eval()
         self.tokenizer, self.source = tokenizer, source
@@ -64,7 +66,7 @@ class Predictor:
                             f"{self.config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with")
         head = getattr(model, "head", None)
         pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
-        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces)
+        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Predictor:
@@ -87,7 +89,9 @@ class Predictor:
         if name not in ARCHITECTURES:
             raise UserError(f"{folder / 'config.json'}: found architecture {name}, expected one of "
                             f"{', '.join(ARCHITECTURES)}")
-        return cls(ARCHITECTURES[name].from_folder(folder), tokenizer, str(folder))
+        truncation = load_note(folder, TRUNCATION)
+        return cls(ARCHITECTURES[name].from_folder(folder), tokenizer, str(folder),
+                   truncation and Truncation(**truncation))
 
     # ---- one text ----
 
@@ -104,7 +108,7 @@ class Predictor:
         return self._one(Score(), text)
 
     def classify(self, text: str, pair: str | None = None, top_k: int | None = None) -> list[Label]:
-        """Labels of a text or pair, the most probable first. A longer text than the model's positions is cut, with a
+        """Labels of a text or pair, the most probable first. A longer text than the model reads is cut, with a
         warning.
         """
         result = self._one(Classify(top_k=top_k), text, pair)
@@ -121,7 +125,7 @@ class Predictor:
 
     def choose(self, text: str, choices: Sequence[str]) -> list[Choice]:
         """What goes on with a text best, of at least two choices: the most probable first. What is longer than the
-        model's positions is cut, with a warning.
+        model reads is cut, with a warning.
         """
         (result,) = self.map(Choose(), [Row(text, choices=tuple(choices))])
         self._warn(result.cut_tokens)
@@ -135,7 +139,7 @@ class Predictor:
 
     def embed(self, texts: Sequence[str], pooling: str = "mean", layer: int = -1) -> np.ndarray:
         """(N, hidden) fp32: a vector a text. pooling: cls, mean, max. layer: 0 embeddings, 1 ..., -1 last. Longer texts
-        than the model's positions are cut, with a warning.
+        than the model reads are cut, with a warning.
         """
         if isinstance(texts, str):
             raise UserError("texts: found one text, expected a list of them")
@@ -228,8 +232,8 @@ class Predictor:
 
     def _warn(self, cut_tokens: int) -> None:
         if cut_tokens:
-            warnings.warn(f"{cut_tokens} tokens beyond the model's {self.encoder.max_length} positions were cut",
-                          stacklevel=3)
+            warnings.warn(f"{cut_tokens} tokens beyond the {self.encoder.truncation.max_length} that the model reads "
+                          "were cut", stacklevel=3)
 
 
 def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:

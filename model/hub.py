@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from model.config import BertConfig, HeadConfig, ModelError
 from model.names import StateDict, family_of, from_huggingface, to_huggingface, with_padding, without_padding
 
-__all__ = ["from_huggingface", "load_architecture", "load_head", "load_pretrained", "save_pretrained", "to_huggingface"]
+__all__ = ["from_huggingface", "load_architecture", "load_head", "load_note", "load_pretrained", "save_pretrained",
+           "to_huggingface"]  # fmt: skip
 
 OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
@@ -183,7 +185,7 @@ def architecture_of(state_dict: StateDict) -> str:
 def save_pretrained(
     folder: str | os.PathLike, config: BertConfig, state_dict: StateDict,
     tokenizer_folder: str | os.PathLike | None = None, *, architecture: str | None = None,
-    head: HeadConfig | None = None, notes: dict[str, str] | None = None,
+    head: HeadConfig | None = None, notes: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
 
@@ -252,6 +254,11 @@ def load_architecture(folder: str | os.PathLike) -> str:
         raise ModelError(f"{folder}: found no architectures in config.json, expected the name of the model's class, "
                          "such as BertForMaskedLM; add it")
     return values["architectures"][0].removeprefix("Modern")
+
+
+def load_note(folder: str | os.PathLike, name: str) -> Any:
+    """What `save_pretrained` was given as a note of this name; None if config.json has none."""
+    return _read_config(Path(folder)).get(name)
 
 
 def load_head(folder: str | os.PathLike) -> HeadConfig | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
 BLANK = "[MASK]"
+TRUNCATION = "cloze_truncation"  # entry of a model's config.json: the fields of a Truncation
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,44 @@ class Encoding:
 
 
 @dataclass(frozen=True)
+class Truncation:
+    """How what is too long is cut: the same where a model learns and where it is used."""
+
+    max_length: int
+    """Tokens of a sequence, special tokens included."""
+    keep: Literal["head", "tail", "head_tail"] = "head"
+    """What stays of a text: its head, its tail, or head_tail: the first `head_tokens`, and as many of the last as there
+    is room for (Sun et al. 2019, arXiv 1905.05583)."""
+    head_tokens: int = 128
+
+    def ends(self, lengths: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of texts, or of the two sides of pairs, (N,) tokens each: how many stay, at the beginning and at the end."""
+        room = self.max_length - 1 - len(lengths)
+        kept = [np.minimum(lengths[0], room)] if len(lengths) == 1 else kept_lengths(*lengths, room)
+        return [self._ends(*side) for side in zip(lengths, kept, strict=True)]
+
+    def _ends(self, length: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        longest_head = {"head": kept, "tail": 0, "head_tail": self.head_tokens}[self.keep]
+        head = np.where(kept < length, np.minimum(kept, longest_head), kept)
+        return head, kept - head
+
+
+def kept_lengths(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens that stay of two texts (N,) each that share `room`: the longer one is cut, as `tokenizers` does
+    (truncation "longest_first").
+    """
+    shorter = np.minimum(first, second)
+    halves = shorter > room // 2
+    cut_shorter = np.where(halves, room // 2, shorter)
+    cut_longer = np.where(halves, room - room // 2, room - shorter)
+    fits = first + second <= room
+    swapped = first > second
+    kept_first = np.where(fits, first, np.where(swapped, cut_longer, cut_shorter))
+    kept_second = np.where(fits, second, np.where(swapped, cut_shorter, cut_longer))
+    return kept_first, kept_second
+
+
+@dataclass(frozen=True)
 class _Tokens:
     """Tokens of one text, without special tokens around it."""
 
@@ -49,13 +91,21 @@ class _Tokens:
     def __getitem__(self, part: slice) -> _Tokens:
         return replace(self, ids=self.ids[part], offsets=self.offsets[part], continues=self.continues[part])
 
+    def ends(self, head: int, tail: int) -> _Tokens:
+        first, last = self[:head], self[len(self.ids) - tail :]
+        return _Tokens(first.ids + last.ids, first.offsets + last.offsets, first.continues + last.continues)
+
 
 class Encoder:
     """Puts special tokens around texts and keeps them within `max_length` tokens, these included."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, pieces: tuple[int, int] | None = None) -> None:
-        """pieces: length and step of those in which a model classifies long texts; None: it cuts them."""
+    def __init__(self, tokenizer: Tokenizer, max_length: int, pieces: tuple[int, int] | None = None,
+                 truncation: Truncation | None = None) -> None:
+        """pieces: length and step of those in which a model classifies long texts; None: it cuts them.
+        truncation: how; None: they lose what is beyond `max_length` tokens.
+        """
         self.tokenizer, self.max_length, self.pieces = tokenizer, max_length, pieces
+        self.truncation = truncation or Truncation(max_length)
         # A blank is written as in BERT, or as the tokenizer writes it.
         self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
 
@@ -66,8 +116,8 @@ class Encoder:
                place: str = "text") -> Encoding:  # fmt: skip
         """A text, or a pair of them.
 
-        `cut`: what is too long loses tokens at the end of its longer part, counted in `cut_tokens`. `blanks`: [MASK]
-        is a token to guess and not text. `place`: where the text comes from, for the message.
+        `cut`: what is too long is cut as the model has learned it, counted in `cut_tokens`. `blanks`: [MASK] is a
+        token to guess and not text. `place`: where the text comes from, for the message.
 
         Raises:
             UserError: a text is empty, has no blank where there should be one, or is too long and not to be cut.
@@ -76,17 +126,16 @@ class Encoder:
         parts = [self._tokens(each, blanks, place) for each in texts]
         if blanks and not any(part.blanks for part in parts):
             raise UserError(f"{place}: found no {BLANK} in {_shown(text)}, expected at least one blank to fill")
-        room = self.max_length - 1 - len(parts)
-        excess = sum(len(part.ids) for part in parts) - room
-        if excess > 0 and not cut:
-            raise UserError(f"{place}: found {excess + self.max_length} tokens, expected at most {self.max_length}, "
-                            "the model's positions; shorten the text")
-        if excess > 0:
-            lengths = [len(part.ids) for part in parts]
-            for _ in range(excess):
-                lengths[lengths.index(max(lengths))] -= 1
-            parts = [part[:length] for part, length in zip(parts, lengths, strict=True)]
-        return self._join(parts, max(0, excess))
+        lengths = [len(part.ids) for part in parts]
+        total = 1 + sum(length + 1 for length in lengths)
+        if not cut:
+            if total > self.max_length:
+                raise UserError(f"{place}: found {total} tokens, expected at most {self.max_length}, the model's "
+                                "positions; shorten the text")
+            return self._join(parts)
+        ends = self.truncation.ends([np.array(length) for length in lengths])
+        kept = self._join([part.ends(*map(int, each)) for part, each in zip(parts, ends, strict=True)])
+        return replace(kept, cut_tokens=total - len(kept))
 
     def windows(self, text: str, question: str | None = None, *, length: int, step: int,
                 place: str = "text") -> Iterator[Encoding]:  # fmt: skip
@@ -116,8 +165,8 @@ class Encoder:
         return tokens
 
     def _blank_tokens(self, text: str) -> _Tokens:
-        """The same where [MASK] is a blank; where the space before a word is a part of it, a mask stands for both, as in
-        pretraining.
+        """The same where [MASK] is a blank. Where the space before a word is a part of it, a mask stands for both, as
+        in pretraining.
         """
         ids, offsets, continues, places, start = [], [], [], [], 0
         found = [match.span() for match in self._blank.finditer(text)]
@@ -137,7 +186,7 @@ class Encoder:
                 start = high
         return _Tokens(ids, offsets, continues, tuple(places))
 
-    def _join(self, parts: list[_Tokens], cut_tokens: int = 0) -> Encoding:
+    def _join(self, parts: list[_Tokens]) -> Encoding:
         special = self.tokenizer.special_tokens
         ids, segments, offsets, kinds, continues = [special.classification], [0], [(0, 0)], [0], [False]
         blanks = []
@@ -148,7 +197,7 @@ class Encoder:
             offsets += [*part.offsets, (0, 0)]
             kinds += [number + 1] * len(part.ids) + [0]
             continues += [*part.continues, False]
-        return Encoding(ids, segments, offsets, kinds, continues, cut_tokens, tuple(blanks))
+        return Encoding(ids, segments, offsets, kinds, continues, blanks=tuple(blanks))
 
 
 def windows(num_tokens: int, length: int, step: int) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,7 @@ from launch.finetuning.examples import Examples
 from launch.finetuning.sequences import build_sequences
 from launch.finetuning.tables import Table
 from launch.finetuning.tasks import Task
+from pipeline.encoding import Truncation
 from pipeline.tokenizer import Tokenizer
 
 
@@ -23,7 +24,7 @@ class ChoiceExamples(Examples):
     """
 
     def __init__(self, table: Table, task: Task, shared: tuple[str, ...], choices: tuple[str, ...], target: str,
-                 labels: tuple[str, ...], tokenizer: Tokenizer, max_length: int) -> None:
+                 labels: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation) -> None:
         prefix = (task.choice_prefix,) if task.choice_prefix else ()
         table.need((*shared, *prefix, *choices), "text_columns")
         self.name, self._rows, self._labels = table.path.name.split(".")[0], table.rows, labels
@@ -31,7 +32,7 @@ class ChoiceExamples(Examples):
         first = [" ".join(text_of(row, column) for column in shared) for row in table.rows for _ in choices]
         second = [" ".join(text_of(row, column) for column in (*prefix, choice))
                   for row in table.rows for choice in choices]
-        self._sequences, cut = build_sequences(tokenizer, first, second, max_length)
+        self._sequences, cut = build_sequences(tokenizer, first, second, truncation)
         self.num_places, self.width = len(table.rows), len(choices)
         self.lengths = self._sequences.lengths.reshape(-1, self.width).sum(1)
         self.labelled = target in table.columns and any(row.values.get(target) not in (None, "") for row in table.rows)

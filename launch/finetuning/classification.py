@@ -15,6 +15,7 @@ from launch.finetuning.tables import Row, Table
 from launch.finetuning.tasks import Task
 from model.config import HeadConfig
 from pipeline import ragged
+from pipeline.encoding import Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -75,18 +76,19 @@ class TextExamples(Examples):
 
     Args:
         texts, targets: names of columns.
+        truncation: None with a head that reads pieces.
     """
 
     def __init__(self, table: Table, task: Task, texts: tuple[str, ...], targets: tuple[str, ...], head: HeadConfig,
-                 tokenizer: Tokenizer, *, max_length: int, keep: str, head_tokens: int) -> None:
+                 tokenizer: Tokenizer, truncation: Truncation | None) -> None:
         table.need(texts, "text_columns")
         self.name = table.path.name.split(".")[0]
         self._rows, self._head, self._task = table.rows, head, task
         self._texts, self._columns = texts, targets
         sides = [[text_of(row, column) for row in table.rows] for column in texts]
         if head.pieces == "none":
-            self._sequences, cut = build_sequences(tokenizer, sides[0], sides[1] if len(sides) > 1 else None,
-                                                   max_length, keep=keep, head_tokens=head_tokens)
+            pairs = sides[1] if len(sides) > 1 else None
+            self._sequences, cut = build_sequences(tokenizer, sides[0], pairs, truncation)
             self._of_row = np.arange(len(table.rows) + 1)
         else:
             self._sequences, self._of_row = build_pieces(tokenizer, sides[0], head.piece_length, head.piece_step)

@@ -21,6 +21,7 @@ from model.tasks import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
+from pipeline.encoding import Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -35,6 +36,13 @@ _ONLY_FOR = {
 }  # fmt: skip
 
 Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, list[Examples]]
+
+
+def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
+    """How a run cuts what is too long; None where it cuts nothing: pieces, windows, sentences split between words."""
+    if task.kind not in _TABLES or config.keep == "pieces":
+        return None
+    return Truncation(config.max_length, config.keep, config.head_tokens)
 
 
 def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
@@ -87,8 +95,7 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         return read_table(path, task.header, texts[0], config.skip_malformed_rows)
 
     def examples(read: Table) -> TextExamples:
-        return TextExamples(read, task, texts, targets, head, tokenizer, max_length=config.max_length,
-                            keep=config.keep, head_tokens=config.head_tokens)
+        return TextExamples(read, task, texts, targets, head, tokenizer, truncation_of(config, task))
 
     train = table(config.train_file)
     head = replace(find_head(task, targets, train, config.labels, config.pooling), layers=config.read_layers)
@@ -133,7 +140,7 @@ def _choices(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
 
     def examples(path: str) -> ChoiceExamples:
         table = read_table(path, (), "", config.skip_malformed_rows)
-        return ChoiceExamples(table, task, shared, choices, target, labels, tokenizer, config.max_length)
+        return ChoiceExamples(table, task, shared, choices, target, labels, tokenizer, truncation_of(config, task))
 
     train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]
     return BertForMultipleChoice, None, train, validation, test

@@ -16,7 +16,7 @@ from launch.config import FinetuneConfig
 from launch.hub import fetch_model, is_name
 from model.bert import BertPreTrained
 from model.config import BertConfig, HeadConfig
-from model.hub import load_head, load_pretrained
+from model.hub import load_head, load_note, load_pretrained
 from model.initialization import init_weights
 from model.names import StateDict
 from pipeline.batches import RankBatch
@@ -53,8 +53,7 @@ def find_source(config: FinetuneConfig) -> Source:
     else:
         path = runs.model_folder(path) if path.is_dir() else _from_hub(config)
         shape, weights = load_pretrained(path)
-        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        head, own_tokenizer, expected = load_head(path), path, values.get(FINGERPRINT)
+        head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)
     tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)
     has_own = any((own_tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
     if expected is None and config.tokenizer and has_own:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -15,8 +16,10 @@ from launch.environment import Environment
 from launch.finetuning import mistakes
 from launch.finetuning.examples import Examples, predict
 from launch.finetuning.glue import submission, submission_names
+from launch.finetuning.kinds import truncation_of
 from launch.finetuning.models import FINGERPRINT
 from model.hub import save_pretrained
+from pipeline.encoding import TRUNCATION
 from pipeline.storage import publish_text, readable_errors
 
 RESULTS = "results.json"
@@ -102,12 +105,14 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs) -> 
 
 
 def save_model(job, model, output: Path) -> None:
-    """DIR/model: a Hugging Face folder with labels, task and the tokenizer's fingerprint."""
+    """DIR/model: a Hugging Face folder with labels, task, the tokenizer's fingerprint and how long texts are cut."""
+    notes = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
+    if truncation := truncation_of(job.config, job.task):
+        notes[TRUNCATION] = asdict(truncation)
     aside = output / (runs.MODEL + ".tmp")
     shutil.rmtree(aside, ignore_errors=True)
     with readable_errors(aside):
         save_pretrained(aside, model.config, model.state_dict(), output / runs.TOKENIZER,
-                        architecture=type(model).__name__, head=job.head,
-                        notes={"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint})
+                        architecture=type(model).__name__, head=job.head, notes=notes)
         shutil.rmtree(output / runs.MODEL, ignore_errors=True)
         os.replace(aside, output / runs.MODEL)

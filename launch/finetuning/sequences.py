@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pipeline import ragged
-from pipeline.encoding import windows
+from pipeline.encoding import Truncation, windows
 from pipeline.tokenizer import Tokenizer
 
 
@@ -61,63 +61,29 @@ class Cut:
         return f"{self.sequences:,} cut by {self.tokens:,} tokens in all" if self.sequences else "none cut"
 
 
-def kept_lengths(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that stay of two texts (N,) each that share `room`: the longer one is cut, as `tokenizers` does
-    (truncation "longest_first").
-    """
-    shorter = np.minimum(first, second)
-    halves = shorter > room // 2
-    cut_shorter = np.where(halves, room // 2, shorter)
-    cut_longer = np.where(halves, room - room // 2, room - shorter)
-    fits = first + second <= room
-    swapped = first > second
-    kept_first = np.where(fits, first, np.where(swapped, cut_longer, cut_shorter))
-    kept_second = np.where(fits, second, np.where(swapped, cut_shorter, cut_longer))
-    return kept_first, kept_second
-
-
-def _parts(lengths: np.ndarray, kept: np.ndarray, keep: str, head_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of what stays at the beginning and at the end of each text."""
-    if keep == "tail":
-        head = np.zeros_like(kept)
-    elif keep == "head_tail":
-        head = np.where(kept < lengths, np.minimum(kept, head_tokens), kept)
-    else:
-        head = kept
-    return head, kept - head
-
-
 def build_sequences(
-    tokenizer: Tokenizer, first: list[str], second: list[str] | None, max_length: int, *, keep: str = "head",
-    head_tokens: int = 128,
-) -> tuple[Sequences, Cut]:  # fmt: skip
-    """`[CLS] A [SEP]`, or with a second list `[CLS] A [SEP] B [SEP]`, at most `max_length` tokens each.
-
-    Args:
-        keep: what stays of a text that is too long: its head, its tail, or head_tail: the first `head_tokens` and as
-            many of the last as there is room for (Sun et al. 2019, arXiv 1905.05583).
-    """
+    tokenizer: Tokenizer, first: list[str], second: list[str] | None, truncation: Truncation
+) -> tuple[Sequences, Cut]:
+    """`[CLS] A [SEP]`, or with a second list `[CLS] A [SEP] B [SEP]`, cut by `truncation`."""
     special = tokenizer.special_tokens
     sides = [tokenizer.encode_batch(texts) for texts in ([first] if second is None else [first, second])]
     lengths = [np.diff(offsets) for _, offsets in sides]
-    room = max_length - 1 - len(sides)
-    kept = [np.minimum(lengths[0], room)] if second is None else list(kept_lengths(*lengths, room))
-    total = 1 + sum(part + 1 for part in kept)
+    ends = truncation.ends(lengths)
+    total = 1 + sum(head + tail + 1 for head, tail in ends)
     offsets = ragged.to_offsets(total)
     ids = np.empty(offsets[-1], np.int64)
     place = offsets[:-1].copy()
     ids[place] = special.classification
     place += 1
     starts = []
-    for (flat, bounds), length, stay in zip(sides, lengths, kept, strict=True):
+    for (flat, bounds), (head, tail) in zip(sides, ends, strict=True):
         starts.append(place - offsets[:-1])
-        head, tail = _parts(length, stay, keep, head_tokens)
         ids[ragged.ranges(place, head)] = flat[ragged.ranges(bounds[:-1], head)]
         ids[ragged.ranges(place + head, tail)] = flat[ragged.ranges(bounds[1:] - tail, tail)]
-        place = place + stay
+        place = place + head + tail
         ids[place] = special.separator
         place += 1
-    lost = sum(length - stay for length, stay in zip(lengths, kept, strict=True))
+    lost = sum(length - head - tail for length, (head, tail) in zip(lengths, ends, strict=True))
     segment_b_start = total if second is None else starts[1]
     return Sequences(ids, offsets, segment_b_start), Cut(int((lost > 0).sum()), int(lost.sum()))
 

@@ -30,7 +30,7 @@ class Ranking:
 
     ranking: list[Choice]
     cut_tokens: int
-    """Tokens at the ends of long texts that the model has not seen, over all choices."""
+    """Tokens of long texts that the model has not seen, over all choices."""
 
 
 @dataclass(frozen=True)

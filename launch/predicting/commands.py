@@ -41,8 +41,8 @@ def predict(config: Input) -> int:
     else:
         cut = _print(config, results)
     if cut:
-        Console().warn(f"{cut:,} tokens at the ends of texts lie beyond the model's "
-                       f"{predictor.encoder.max_length} positions and were cut")
+        Console().warn(f"{cut:,} tokens of texts beyond the {predictor.encoder.truncation.max_length} that the model "
+                       "reads were cut")
     return 0
 
 

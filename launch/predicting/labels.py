@@ -31,7 +31,7 @@ class Labels:
 
     labels: list[Label]
     cut_tokens: int
-    """Tokens at the end of a long text that the model has not seen."""
+    """Tokens of a long text that the model has not seen."""
 
 
 @dataclass(frozen=True)

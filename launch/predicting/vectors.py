@@ -57,7 +57,7 @@ class Embedding:
     vector: np.ndarray
     """(hidden,) fp32."""
     cut_tokens: int
-    """Tokens at the end of a long text that the model has not seen."""
+    """Tokens of a long text that the model has not seen."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Similarity:
 
     cosine: float
     cut_tokens: int
-    """Tokens at the ends of long texts that the model has not seen."""
+    """Tokens of long texts that the model has not seen."""
 
 
 @dataclass(frozen=True)

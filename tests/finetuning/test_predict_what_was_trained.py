@@ -6,6 +6,8 @@ import random
 import httpx
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from launch.cli import main
 from launch.predict import Predictor
@@ -75,6 +77,48 @@ def test_texts_and_pairs(model, tmp_path, capsys, task):
             assert theirs["prediction"] == best
         elif task != "multi-label":
             assert theirs["prediction"] == best[None] == ours["labels"][0]["label"]
+
+
+CUTS = {  # what is longer than the run's 32 or 31 tokens, in each way; pairs with room odd and even, ties and not
+    "head": ("classification", ()),
+    "tail": ("classification", ("--keep", "tail")),
+    "head_tail": ("classification", ("--keep", "head_tail", "--head_tokens", 9)),
+    "pairs": ("pair-classification", ()),
+    "pairs, odd": ("pair-classification", ("--max_length", 31)),
+    "tails of pairs": ("pair-classification", ("--keep", "tail", "--max_length", 31)),
+}
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_long_texts_are_cut_as_in_training(model, tmp_path, capsys, case):
+    task, overrides = CUTS[case]
+    pairs = task.startswith("pair")
+
+    def words(count: int) -> str:
+        return " ".join(RNG.choices((*GOOD, *OTHERS), k=count))
+
+    rows = [(words(20 + n % 5), words(20 + n % 3), "xy"[n % 2]) if pairs else (words(34 + n), "xy"[n % 2])
+            for n in range(16)]
+    header = ("text_a", "text_b", "label") if pairs else ("text", "label")
+    expected = trained(model, tmp_path, task, header, rows, *overrides)
+    asked = [{"text": row[0]} | ({"pair": row[1]} if pairs else {}) for row in rows[:10]]
+    found = ask(capsys, "classify", tmp_path / "run", asked, path=tmp_path / "asked.jsonl")
+    for ours, theirs in zip(found, expected, strict=True):
+        scores = {each["label"]: each["score"] for each in ours["labels"]}
+        assert scores == pytest.approx(theirs["probabilities"], abs=1e-5) and ours["cut_tokens"] > 0
+    # transformers loads the folder, and says the same of what is left of a text.
+    folder = tmp_path / "run" / "model"
+    assert AutoConfig.from_pretrained(folder).model_type == "bert"
+    keep = json.loads((folder / "config.json").read_text())["cloze_truncation"]["keep"]
+    if keep != "head_tail":
+        tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="right" if keep == "head" else "left")
+        tokenizer.model_max_length = dict(zip(overrides[::2], overrides[1::2], strict=True)).get("--max_length", 32)
+        reference = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        with torch.no_grad():
+            logits = [reference(**tokenizer(*row[:-1], truncation=True, return_tensors="pt")).logits[0] for row in
+                      rows[:10]]
+        chances = [list(theirs["probabilities"].values()) for theirs in expected]
+        np.testing.assert_allclose(torch.stack(logits).softmax(-1), chances, atol=1e-5)
 
 
 def test_tags(model, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Classes, numbers and labels of texts: against transformers, in every format, over processes and kills."""
 
+import itertools
 import json
 import random
 
@@ -9,6 +10,7 @@ import torch
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer as PlainTokenizer
+from tokenizers import models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TextClassificationPipeline
 
 from launch.cli import main, parse
@@ -19,6 +21,7 @@ from launch.finetuning.sequences import build_sequences
 from launch.finetuning.tasks import TASKS, find_task
 from launch.metrics import read_metrics
 from launch.schedules import multiplier
+from pipeline.encoding import Encoder, Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 from tests.finetuning.running import command, finetune, lines
@@ -140,7 +143,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(model, files, tmp_p
 def test_what_stays_of_a_long_text(model, keep, kept):
     tokenizer = Tokenizer.from_folder(model)
     words = [f"w{number}" for number in range(10)]
-    sequences, cut = build_sequences(tokenizer, [" ".join(words), "w1"], None, 8, keep=keep, head_tokens=2)
+    sequences, cut = build_sequences(tokenizer, [" ".join(words), "w1"], None, Truncation(8, keep, 2))
     ids = tokenizer.encode(" ".join(words[number] for number in kept))
     assert sequences.input_ids[1:7].tolist() == ids and sequences.lengths.tolist() == [8, 3]
     assert (cut.sequences, cut.tokens) == (1, 4)
@@ -155,19 +158,45 @@ def test_head_and_tail_are_128_and_382_tokens_by_default():
         config.for_task(find_task("sst2"), 128)
 
 
-def test_pairs_are_cut_as_tokenizers_cuts_them(model):
-    plain = PlainTokenizer.from_file(str(model / "tokenizer.json"))
-    tokenizer = Tokenizer.from_folder(model)
+def byte_level(folder):
+    """A folder with a tokenizer as RoBERTa's, in which a word carries the space before it."""
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>",
+             "mask_token": "<mask>"}
+    backend = PlainTokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.train_from_iterator([" ".join(f"w{n}" for n in range(20))] * 3, trainers.BpeTrainer(
+        special_tokens=list(names.values()), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), min_frequency=1))
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[(n, backend.token_to_id(n))
+                                                                             for n in ("<s>", "</s>")])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["words", "bytes"])
+def test_training_and_predicting_cut_as_tokenizers_does(model, tmp_path, kind):
+    """Rooms odd and even, sides of equal length and not, heads and tails; a text alone, too."""
+    folder = model if kind == "words" else byte_level(tmp_path)
+    plain, tokenizer = PlainTokenizer.from_file(str(folder / "tokenizer.json")), Tokenizer.from_folder(folder)
     lengths = [(a, b) for a in range(0, 12) for b in range(0, 12)]
     first, second = ([" ".join(f"w{n}" for n in range(pair[side])) for pair in lengths] for side in (0, 1))
-    for room in (7, 8):
-        sequences, _ = build_sequences(tokenizer, first, second, room + 3)
-        plain.enable_truncation(room + 3, strategy="longest_first")
-        for row, pair in enumerate(zip(first, second, strict=True)):
-            theirs = plain.encode(*pair)
+    for room, keep, others in itertools.product((7, 8), ("head", "tail"), (second, None)):
+        longest = room + (2 if others is None else 3)
+        sequences, _ = build_sequences(tokenizer, first, others, Truncation(longest, keep))
+        encoder = Encoder(tokenizer, 512, truncation=Truncation(longest, keep))
+        plain.enable_truncation(longest, strategy="longest_first", direction="left" if keep == "tail" else "right")
+        for row, texts in enumerate(zip(first, others or first, strict=True)):
+            texts = texts if others else texts[:1]
+            theirs = plain.encode(*texts)
             ids = sequences.input_ids[sequences.offsets[row] : sequences.offsets[row + 1]]
-            assert ids.tolist() == theirs.ids, lengths[row]
-            assert sequences.segment_b_start[row] == theirs.type_ids.index(1)
+            assert ids.tolist() == theirs.ids, (lengths[row], room, keep)
+            assert sequences.segment_b_start[row] == (theirs.type_ids.index(1) if others else len(ids))
+            if all(texts):
+                ours = encoder.encode(*texts, cut=True)
+                assert (ours.ids, ours.segments, ours.offsets) == (theirs.ids, theirs.type_ids, theirs.offsets)
+                whole = 1 + sum(len(tokenizer.encode(text)) + 1 for text in texts)
+                assert ours.cut_tokens == whole - len(ids)
 
 
 def read(task, model, train, *overrides):

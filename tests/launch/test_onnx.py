@@ -85,12 +85,15 @@ def test_outputs_are_torch_s(case, tmp_path):
 
 
 def test_the_command_adds_a_graph_to_a_fine_tuned_model(tmp_path, capsys):
-    save_model(tmp_path / "run" / "model", "BertForSequenceClassification", **labels("bad", "good"))
+    truncation = {"max_length": 40, "keep": "tail", "head_tokens": 128}
+    save_model(tmp_path / "run" / "model", "BertForSequenceClassification", **labels("bad", "good"),
+               cloze_truncation=truncation)
     assert main(["export", str(tmp_path / "run"), "--onnx", "true"]) == 0
     assert "with an ONNX graph" in capsys.readouterr().out
     made = {path.name for path in (tmp_path / "run-hf").iterdir()}
     assert {"model.onnx", "onnx.json", "model.safetensors", "config.json", "tokenizer.json"} <= made
-    assert json.loads((tmp_path / "run-hf" / "onnx.json").read_text())["outputs"]["logits"]["shape"][-1] == 2
+    described = json.loads((tmp_path / "run-hf" / "onnx.json").read_text())
+    assert described["outputs"]["logits"]["shape"][-1] == 2 and described["truncation"] == truncation
 
 
 def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch):

@@ -163,8 +163,8 @@ def test_cut_texts_are_counted_on_stderr(folders, capsys):
     assert main(["predict", "classify", str(folders / "classifier"), "cat " * 100, "cat"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[0])["cut_tokens"] == 102 - POSITIONS
-    assert captured.err == (f"warning: {102 - POSITIONS} tokens at the ends of texts lie beyond the model's "
-                            f"{POSITIONS} positions and were cut\n")
+    assert captured.err == (f"warning: {102 - POSITIONS} tokens of texts beyond the {POSITIONS} that the "
+                            "model reads were cut\n")
 
 
 def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
