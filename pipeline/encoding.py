@@ -14,6 +14,7 @@ from pipeline.tokenizer import Tokenizer
 
 BLANK = "[MASK]"
 TRUNCATION = "cloze_truncation"  # entry of a model's config.json: the fields of a Truncation
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: what JSON may escape, but no text in UTF-8 can hold
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ class Encoder:
         """Tokens of a text, at least one. A literal [MASK] is text to the tokenizer, so what lies between blanks is
         encoded apart.
         """
+        if half := half_character(text):
+            raise UserError(f"{place}: found {half}, expected whole characters; mend the text")
         tokens = self._blank_tokens(text) if blanks else _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
         if not text.strip() or not tokens.ids:  # of control and zero-width characters a normaliser leaves nothing
             raise UserError(f"{place}: found an empty text ({_shown(text)}), expected at least one word")
@@ -212,6 +215,12 @@ def windows(num_tokens: int, length: int, step: int) -> Iterator[tuple[int, int]
         if start + length >= num_tokens:
             return
         start += step
+
+
+def half_character(text: str) -> str | None:
+    """What is wrong with a text that no UTF-8 can hold; None if nothing is."""
+    half = _HALF.search(text)
+    return half and f"{half[0]!r}, half of a character, in {_shown(text)}"
 
 
 def _shown(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import string
 import unicodedata
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.finetuning.tables import read_text
+from launch.finetuning.tables import parse_json, read_text
 from pipeline.errors import UserError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -40,7 +39,7 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
     """
     path = Path(path)
     try:
-        paragraphs = [part for article in json.loads(read_text(path))["data"] for part in article["paragraphs"]]
+        paragraphs = [part for article in parse_json(read_text(path))["data"] for part in article["paragraphs"]]
         contexts = [paragraph["context"] for paragraph in paragraphs]
         questions = [_question(path, qa, number, contexts[number])
                      for number, paragraph in enumerate(paragraphs) for qa in paragraph["qas"]]

@@ -6,10 +6,13 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pipeline.encoding import half_character
 from pipeline.errors import UserError
 from pipeline.storage import readable_errors
 
@@ -78,8 +81,19 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
     try:
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (UnicodeError, gzip.BadGzipFile, EOFError) as error:
+    except UnicodeError as error:
         raise UserError(f"{path}: found bytes that are no UTF-8 text ({error}); convert the file") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: found a damaged gzip file ({error}), expected a whole one; fetch or make it again"
+                        ) from error
+
+
+def parse_json(text: str) -> Any:
+    """What JSON holds. Raises ValueError, for half of a character ("\\ud83d"), too."""
+    value = json.loads(text)
+    if "\\u" in text and (half := half_character(json.dumps(value, ensure_ascii=False))):
+        raise ValueError(f"found {half}")
+    return value
 
 
 def _read_separated(path: Path, quoted: bool, header: tuple[str, ...], mark: str, skip_malformed: bool) -> Table:
@@ -120,7 +134,7 @@ def _read_json_lines(path: Path) -> Table:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            values = parse_json(line)
         except ValueError as error:
             raise UserError(f"{path}: row {number}: can't be read as JSON ({error}); expected one object a line"
                             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -60,6 +61,8 @@ def _parse(file: Iterable[bytes], name: str, as_json: bool, kind: type[Operation
     number = 0
     for number, content in enumerate(file, 1):
         place = f"{name}:{number}"
+        if number == 1:
+            content = content.removeprefix(codecs.BOM_UTF8)  # some editors put it there
         try:
             line = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:

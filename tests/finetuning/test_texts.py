@@ -1,5 +1,6 @@
 """Classes, numbers and labels of texts: against transformers, in every format, over processes and kills."""
 
+import gzip
 import itertools
 import json
 import random
@@ -346,6 +347,11 @@ LINES = {
     "labels a number": ("multi-label", ['{"text": "w1", "labels": 3}'], (), ("row 1", "found 3 in column 'labels'")),
     "broken JSON": ("classification", ['{"text": "w1", "label": "a"}', '{"text": '], (), ("row 2", "JSON")),
     "no object": ("classification", ['["w1", "a"]'], (), ("row 1", "found list")),
+    "half an emoji": ("classification", ['{"text": "w1 \\ud83d\\ude00", "label": "a"}', '{"text": "w2 \\ud83d"}'], (),
+                      ("row 2", r"found '\ud83d', half of a character")),
+    "half an emoji as a label": ("multi-label", ['{"text": "w1", "labels": ["\\ud83d"]}'], (), ("row 1", r"'\ud83d'")),
+    "half an emoji in SQuAD": ("squad", ['{"data": [{"paragraphs": [{"context": "\\ud83d", "qas": []}]}]}'], (),
+                               ("data.jsonl", r"'\ud83d'")),
     "choices and labels": ("swag", ['{"sent1": "w", "sent2": "w", "ending0": "w", "ending1": "w", "label": 0}'],
                            ("--choice_columns", "ending0", "ending1"), ("choice_columns: found 2", "4 labels")),
     "two right choices": ("swag", ['{"label": 0}'], ("--label_columns", "a", "b"), ("label_columns: found a, b",)),
@@ -368,6 +374,16 @@ def test_wrong_rows_and_fields_that_a_task_does_not_read_end_in_one_line(model, 
     assert status == 2 and len(error.splitlines()) == 1, error
     for part in (*parts, *(["data.jsonl"] if parts[0].startswith("row ") else [])):
         assert part in error, error
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "no gzip"])
+def test_a_damaged_gzip_file_is_named(model, tmp_path, damage):
+    rows = "text\tlabel\n" + "".join(f"w{n % 20} w{n % 7}\t{n % 2}\n" for n in range(500))
+    whole = gzip.compress(rows.encode())
+    data = {"flipped": whole[:40] + bytes([whole[40] ^ 255]) + whole[41:], "cut": whole[:-40], "no gzip": rows.encode()}
+    (tmp_path / "train.tsv.gz").write_bytes(data[damage])
+    with pytest.raises(UserError, match="train.tsv.gz: found a damaged gzip file"):
+        read("classification", model, tmp_path / "train.tsv.gz")
 
 
 def test_a_column_named_twice_is_refused_and_long_fields_are_read(model, tmp_path):

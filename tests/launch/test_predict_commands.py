@@ -1,5 +1,6 @@
 """`cloze predict ...` and `cloze tokenize`: what comes in, what goes out, and what is said when it cannot."""
 
+import codecs
 import io
 import json
 import subprocess
@@ -88,6 +89,9 @@ def test_texts_from_files_and_from_standard_input(folders, capsys, tmp_path, mon
     assert plain == lines(capsys, "predict", "classify", model, "--file", "-")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     assert plain == lines(capsys, "predict", "classify", model)
+    for name in ("texts.txt", "texts.jsonl"):  # as some editors begin a file
+        (tmp_path / f"marked-{name}").write_bytes(codecs.BOM_UTF8 + (tmp_path / name).read_bytes())
+        assert plain == lines(capsys, "predict", "classify", model, "--file", tmp_path / f"marked-{name}")
     (tmp_path / "asked.jsonl").write_text('{"question": "who sat", "context": "the cat sat"}\n')
     (line,) = lines(capsys, "predict", "answer", folders / "answerer", "--file", tmp_path / "asked.jsonl")
     assert line["context"] == "the cat sat" and line["answers"][0]["text"] in line["context"]
@@ -178,6 +182,10 @@ def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
     assert f"{bad}:1: found 3 columns" in error_of(capsys, "predict", "embed", model, "--file", bad)
     bad.write_text('{"txt": "a"}\n')
     assert "found no text 'text'" in error_of(capsys, "predict", "embed", model, "--file", bad, "--lines", "json")
+    bad.write_text('{"text": "a \\ud83d\\ude00"}\n{"text": "a \\ud83d"}\n')
+    for command in (("predict", "embed"), ("predict", "score"), ("tokenize",)):
+        assert rf"{bad}:2: found '\ud83d', half of a character, in 'a \ud83d'" in error_of(
+            capsys, *command, model, "--file", bad, "--lines", "json")
     bad.write_text("")
     assert "found no line" in error_of(capsys, "predict", "embed", model, "--file", bad)
     assert "No such file" in error_of(capsys, "predict", "embed", model, "--file", tmp_path / "none")

@@ -114,6 +114,7 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
         ("/similarity", {"inputs": ["alone"]}, 422, "inputs.0"),
         ("/embed", {"inputs": ["cat"], "layer": 4}, 422, "layer: found 4"),
         ("/fill-mask", b"{not json", 422, "JSON"),
+        ("/embed", b'{"inputs": ["cat", "\\ud83d"]}', 422, "inputs.1"),
         ("/fill-mask", b"x" * 20001, 413, "more than 20000 bytes"),
         ("/tag", {"inputs": ["cat"]}, 404, "Not Found"),
     ],
