@@ -22,7 +22,7 @@ def export(config: ExportConfig) -> int:
 
     console = Console()
     run = Path(config.run)
-    output = Path(config.output) if config.output else run.with_name(run.name + "-hf")
+    output = Path(config.output or os.path.abspath(run) + "-hf")  # "." has no name of its own
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"output: found {output} there already, expected a new or empty folder; remove it or choose "
                         "another --output")
@@ -30,7 +30,7 @@ def export(config: ExportConfig) -> int:
         from launch.onnx import check_installed, write_onnx
 
         check_installed()
-    aside = output.with_name(output.name + ".tmp")  # renamed when it is whole
+    aside = Path(os.path.abspath(output) + ".tmp")  # renamed when it is whole
     shutil.rmtree(aside, ignore_errors=True)
     with readable_errors(output):
         said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (

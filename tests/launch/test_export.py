@@ -8,6 +8,14 @@ from launch.cli import main
 from tests.launch.tiny_models import save_model
 
 
+def test_the_folder_in_which_one_stands(tmp_path, capsys, monkeypatch):
+    save_model(tmp_path / "run" / "model")
+    monkeypatch.chdir(tmp_path / "run")
+    assert main(["export", "."]) == 0
+    assert (tmp_path / "run-hf" / "model.safetensors").is_file()
+    assert f"exported model to {tmp_path / 'run-hf'}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("model_type", ["bert", "cloze"])
 def test_a_shape_that_transformers_lacks_is_named(tmp_path, capsys, model_type):
     save_model(tmp_path / "model")
