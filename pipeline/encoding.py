@@ -129,11 +129,11 @@ class Encoder:
             raise UserError(f"{place}: found no {BLANK} in {_shown(text)}, expected at least one blank to fill")
         lengths = [len(part.ids) for part in parts]
         total = 1 + sum(length + 1 for length in lengths)
-        if not cut:
-            if total > self.max_length:
-                raise UserError(f"{place}: found {total} tokens, expected at most {self.max_length}, the model's "
-                                "positions; shorten the text")
+        if total <= (self.truncation.max_length if cut else self.max_length):
             return self._join(parts)
+        if not cut:
+            raise UserError(f"{place}: found {total} tokens, expected at most {self.max_length}, the model's "
+                            "positions; shorten the text")
         ends = self.truncation.ends([np.array(length) for length in lengths])
         kept = self._join([part.ends(*map(int, each)) for part, each in zip(parts, ends, strict=True)])
         return replace(kept, cut_tokens=total - len(kept))

@@ -197,31 +197,29 @@ def test_one_bad_request_of_a_batch_fails_alone(offline):
     np.testing.assert_allclose(found, offline.embed(["cat", "sky"]), atol=1e-5)
 
 
-class Slow(Embed):
-    def encode(self, encoder, row):
-        time.sleep(0.5)
-        return super().encode(encoder, row)
+def test_texts_become_tokens_and_results_json_in_other_threads_than_the_event_loop_s(offline, monkeypatch):
+    seen = []
 
+    def noting(function):
+        def noted(*parts):
+            seen.append((function.__name__, threading.current_thread()))
+            return function(*parts)
+        return noted
 
-def test_the_event_loop_turns_while_texts_become_tokens_and_results_json(offline, monkeypatch):
-    def slow_json(*parts):
-        time.sleep(0.5)
-        return as_json(*parts)
-
-    async def longest_pause() -> float:
-        batcher, pauses = Batcher(offline, ServeConfig("model")), []
+    async def ask() -> bytes:
+        batcher = Batcher(offline, ServeConfig("model"))
         worker = asyncio.create_task(batcher.run())
-        asked = asyncio.create_task(batcher.submit(Slow(), [Row("cat")]))
-        while not asked.done():
-            began = time.perf_counter()
-            await asyncio.sleep(0.01)
-            pauses.append(time.perf_counter() - began)
+        answer = await batcher.submit(Embed(), [Row("cat")])
         worker.cancel()
-        assert json.loads(await asked)[0]["text"] == "cat" and batcher.waiting_tokens == 0
-        return max(pauses)
+        assert batcher.waiting_tokens == 0
+        return answer
 
-    monkeypatch.setattr("launch.serving.batching.as_json", slow_json)
-    assert asyncio.run(longest_pause()) < 0.4
+    monkeypatch.setattr("launch.serving.batching.as_json", noting(as_json))
+    monkeypatch.setattr(offline, "prepare", noting(offline.prepare))
+    monkeypatch.setattr(offline, "run", noting(offline.run))
+    assert json.loads(asyncio.run(ask()))[0]["text"] == "cat"
+    assert [name for name, _ in seen] == ["prepare", "run", "as_json"]
+    assert threading.main_thread() not in {thread for _, thread in seen}
 
 
 def test_a_text_to_score_is_not_copied_for_each_of_its_tokens(offline):
