@@ -207,11 +207,17 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
                     + (f"; did you mean {near[0]}?" if near else ""))
 
 
-def _is_first_rank() -> bool:
+def _is_said_by_the_first_rank() -> bool:
+    """Whether another rank says the same, as a rule: before they have met, all look at the same. Later, when one says
+    what went wrong on it, the others only say that something did.
+    """
+    torch = sys.modules.get("torch")  # which is not imported for this
+    if torch is not None and torch.distributed.is_initialized():
+        return False
     try:
-        return read_environment().is_main
+        return not read_environment().is_main
     except UserError:  # the environment may be what is wrong
-        return True
+        return False
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -230,8 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         config = parse(name, rest)  # before the command's module, which may import for seconds
         return _load(COMMANDS[name].function)(config) or 0
     except (UserError, ModelError) as error:
-        if not _is_first_rank():
-            # As a rule all ranks have the same to say; torchrun ends the others as soon as the first has said it.
-            time.sleep(SAID_BY_ALL_SECONDS)
+        if _is_said_by_the_first_rank():
+            time.sleep(SAID_BY_ALL_SECONDS)  # torchrun ends the other ranks as soon as the first has said it
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR

@@ -6,6 +6,8 @@ import shutil
 import signal
 import time
 
+import pytest
+
 from launch.config import MonitorConfig
 from launch.environment import Environment
 from launch.heartbeat import Heartbeat
@@ -18,6 +20,7 @@ def beats(run) -> dict[int, dict]:
     return {rank: json.loads((run / HEARTBEATS / f"rank-{rank:05d}.json").read_text()) for rank in range(2)}
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_named_and_the_run_goes_on_with_it(tmp_path):
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
     process = start(pretrain_command(

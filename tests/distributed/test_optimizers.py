@@ -8,7 +8,7 @@ from tests.synthetic import make_shards
 RUN = ("--train.max_steps", "24", "--train.log_every_steps", "3", "--checkpoint.every_steps", "8")
 slow = pytest.mark.slow
 CASES = [
-    pytest.param("MuonWithAdamW", "0", ("--optimizer.name", "muon"), id="muon"),
+    pytest.param("MuonWithAdamW", "0", ("--optimizer.name", "muon"), id="muon", marks=slow),
     pytest.param("UncorrectedAdamW", "2", ("--optimizer.bias_correction", "false"), id="uncorrected", marks=slow),
     pytest.param("UncorrectedAdamW", "3", ("--optimizer.bias_correction", "false"), id="uncorrected-3", marks=slow),
     pytest.param("Lamb", "0", ("--optimizer.name", "lamb"), id="lamb", marks=slow),

@@ -88,6 +88,7 @@ def test_killed_between_skipped_steps_and_resumed(data, tmp_path):
     assert_same_weights(weights(run), weights(whole))
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_with_the_last_good_state(data, tmp_path):
     run = tmp_path / "run"
     overrides = ("--train.max_steps", "30", "--train.max_skipped_steps", "5", "--checkpoint.keep_last", "1")

@@ -24,6 +24,7 @@ def state_of(run) -> dict:
     return json.loads((newest / "state.json").read_text()) if newest else {"seconds": 0}
 
 
+@pytest.mark.slow
 def test_two_processes_end_together_with_the_rate_at_zero_and_a_checkpoint(data, tmp_path):
     run = tmp_path / "run"
     output = train(data, run, *RUN, processes=2)

@@ -125,6 +125,7 @@ def test_bad_folders_are_problems_with_status_2(tmp_path):
     assert verdicts(output)["data"] == verdicts(output)["output"] == "problem"
 
 
+@pytest.mark.slow
 def test_what_hangs_is_named_in_time(tmp_path):
     """A disk that never answers: opening a pipe that nobody reads blocks for ever."""
     os.mkfifo(tmp_path / ".doctor-rank-00000")

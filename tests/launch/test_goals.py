@@ -64,6 +64,7 @@ def test_a_metric_that_is_not_measured():
         judged(EvaluationConfig(metric="accuracy"), TrainState(), {"validation/mlm_accuracy": 0.5}, 0)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_stays_and_patience_ends_the_run(tmp_path):
     """A rate that soon does harm: the best evaluation is an early one, which two newest checkpoints do not cover."""
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"

@@ -152,6 +152,7 @@ def test_a_loss_far_above_its_running_median_is_marked(tmp_path):
     writer.close()
 
 
+@pytest.mark.slow
 def test_a_job_that_is_about_to_end_stops_with_a_checkpoint(data, tmp_path):
     """The scheduler's limit is near: one process of two would do, all of them stop at the same step."""
     command = pretrain_command(data, tmp_path / "run", "--train.max_steps", "100000", "--train.stop_before_seconds",
