@@ -183,7 +183,7 @@ def f1(answer: str, right: list[dict]) -> float:
     """SQuAD's F1 against the best of the right answers."""
     from launch.finetuning import squad
 
-    return max(squad.f1(answer, each["text"], squad.normalized_words) for each in right)
+    return max(squad.f1(answer, each["text"], squad.normalized_words, version_2=False) for each in right)
 
 
 def predict(model, rows: Rows, tokenizer) -> list:

@@ -211,8 +211,8 @@ def _is_said_by_the_first_rank() -> bool:
     """Whether another rank says the same, as a rule: before they have met, all look at the same. Later, when one says
     what went wrong on it, the others only say that something did.
     """
-    torch = sys.modules.get("torch")  # which is not imported for this
-    if torch is not None and torch.distributed.is_initialized():
+    distributed = sys.modules.get("launch.distributed")  # which is not imported for this, and torch with it
+    if distributed is not None and distributed.have_met():
         return False
     try:
         return not read_environment().is_main

@@ -36,9 +36,14 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
     return device
 
 
+def have_met() -> bool:
+    """Whether the ranks are in a process group."""
+    return dist.is_initialized()
+
+
 def shutdown() -> None:
     """Leave the process group; does nothing if there is none."""
-    if dist.is_initialized():
+    if have_met():
         dist.destroy_process_group()
 
 
