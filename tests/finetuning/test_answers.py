@@ -38,11 +38,6 @@ from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import OTHERS, make_model
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
 def squad(path, rng, count, impossible=False):
     """Texts in which the answer to "? WORD" is the number behind WORD."""
     paragraphs = []

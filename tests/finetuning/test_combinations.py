@@ -8,19 +8,9 @@ from launch.cli import main, parse
 from launch.finetuning.tasks import find_task
 from pipeline.errors import UserError
 from tests.finetuning.running import finetune
-from tests.finetuning.small import make_model, sst2, write_tsv
+from tests.finetuning.small import write_tsv
 
 BF16 = ("--train.precision", "bf16", "--epochs", 1)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return sst2(tmp_path_factory.mktemp("sst2"))
 
 
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])

@@ -22,7 +22,7 @@ from launch.metrics import read_metrics
 from launch.predict import Predictor
 from pipeline.errors import UserError
 from tests.finetuning.running import command, finetune, lines
-from tests.finetuning.small import make_model, sst2
+from tests.finetuning.small import make_model
 from tests.finetuning.test_answers import squad
 from tests.finetuning.test_texts import _order
 from tests.finetuning.test_words_choices import conll
@@ -33,11 +33,6 @@ from tests.launching import assert_same_weights, curve, finish, kill_when, start
 def model(tmp_path_factory):
     """Four layers, so that there is a concatenation of the last four; dropout, which features must not have."""
     return make_model(tmp_path_factory.mktemp("model"), layers=4)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return sst2(tmp_path_factory.mktemp("sst2"))
 
 
 def prepared(task, model, train, *overrides):

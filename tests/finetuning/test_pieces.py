@@ -12,13 +12,8 @@ from launch.predict import Predictor
 from launch.predicting.labels import Classify
 from model.hub import load_head
 from tests.finetuning.running import finetune, lines
-from tests.finetuning.small import BAD, GOOD, OTHERS, make_model, write_tsv
+from tests.finetuning.small import BAD, GOOD, OTHERS, write_tsv
 from tests.finetuning.test_features import prepared
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 def long_texts(rng: random.Random, count: int) -> list[tuple[str, str]]:

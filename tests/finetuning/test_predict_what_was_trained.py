@@ -13,15 +13,10 @@ from launch.cli import main
 from launch.predict import Predictor
 from launch.predicting.tags import _entities, _entity
 from tests.finetuning.running import finetune, lines
-from tests.finetuning.small import GOOD, OTHERS, make_model, sentence, write_tsv
+from tests.finetuning.small import GOOD, OTHERS, sentence, write_tsv
 from tests.launch.serving import server
 
 FEW = ("--epochs", 2)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 def ask(capsys, operation: str, folder, rows: list, *options: str, path) -> list[dict]:

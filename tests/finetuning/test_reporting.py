@@ -11,13 +11,8 @@ from launch.cli import main, parse
 from launch.finetuning.glue import submission, submission_names
 from launch.finetuning.mistakes import binary_scores, tables
 from tests.finetuning.running import finetune, lines
-from tests.finetuning.small import make_model, sst2, write_tsv
+from tests.finetuning.small import sst2, write_tsv
 from tests.finetuning.test_texts import GLUE, read
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 def cells(table: str) -> list[list[str]]:

@@ -15,18 +15,7 @@ from launch.console import Console
 from launch.finetuning.sweep import Run, combinations, run_all
 from pipeline.errors import UserError
 from tests.finetuning.running import command
-from tests.finetuning.small import make_model, sst2
 from tests.launching import finish, kill_when, start, step_of
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return sst2(tmp_path_factory.mktemp("sst2"))
 
 
 def test_every_combination():

@@ -26,18 +26,8 @@ from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import command, finetune, lines
-from tests.finetuning.small import BAD, GOOD, make_model, sentence, sentiment, sst2, write_tsv
+from tests.finetuning.small import BAD, GOOD, make_model, sentence, sentiment, write_tsv
 from tests.launching import assert_same_weights, curve, finish, kill_when, start, step_of, weights
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return sst2(tmp_path_factory.mktemp("sst2"))
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,6 @@ from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import GOOD, OTHERS, make_model, write_tsv
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
 # ---- tags ----
 
 def conll(path, rng, count):
