@@ -131,9 +131,6 @@ _GROUP_SCORES = 1 << 21
 # What a group more costs in each layer, in scores of padding: some forty small operations, and oneDNN compiles six
 # products anew. Measured: a fine-tuning step on short sentences took 1.37 times as long with seven groups as with one.
 _GROUP_COST = 1 << 18
-# What a group more costs in each layer, in scores of padding: some forty small operations, and oneDNN compiles six
-# products anew. Measured: a fine-tuning step on short sentences took 1.37 times as long with seven groups as with one.
-_GROUP_COST = 1 << 18
 
 
 def _groups(config: BertConfig, offsets: Tensor, dtype: torch.dtype) -> tuple[Layout, ...]:

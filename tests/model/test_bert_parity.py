@@ -286,6 +286,35 @@ def test_the_last_layer_computes_what_is_read_and_nothing_else_changes(kernel, f
         torch.testing.assert_close(gradient, found[1][1][name], **TOLERANCE)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("fields", [{}, dict(position_embedding="alibi"), dict(is_decoder=True),
+                                    dict(position_embedding="rotary", local_attention_window=8)],
+                         ids=["all see all", "alibi", "causal", "local"])  # fmt: skip
+def test_any_tokens_can_be_read_in_any_order(kernel, fields, monkeypatch):
+    """Also one twice, the first of a sequence, none of another; in groups and in one piece; with every bias."""
+    config = dataclasses.replace(TINY, **fields)
+    flat = concatenate(batch(lengths=(5, 6, 17, 40, 33)))
+    inputs = {name: flat[name] for name in ("input_ids", "token_type_ids", "sequence_offsets", "max_sequence_length")}
+    inputs["position_ids"] = flat.get("position_ids")
+    tokens = torch.tensor([100, 3, 70, 11, 28, 3, 99, 68, 12])  # of sequences 4, 0, 4, 2, 3, 0, 4, 4, 2
+    offsets = flat["sequence_offsets"].tolist()
+    assert not any(offsets[1] <= token < offsets[2] for token in tokens.tolist())
+    for cost in (0, 1 << 18):
+        monkeypatch.setattr("model.attention._GROUP_COST", cost)
+        results = []
+        for read in (None, tokens):
+            model = pretraining_model(config, attention_kernel=kernel).bert
+            output = model(**inputs, read_tokens=read)
+            hidden = output.last_hidden_state if read is not None else output.last_hidden_state[tokens]
+            hidden = torch.cat((hidden, output.first_hidden_state))
+            (hidden * torch.arange(hidden.numel()).view_as(hidden).cos()).sum().backward()
+            results.append((hidden, {name: each.grad for name, each in model.named_parameters()}))
+        torch.testing.assert_close(results[0][0], results[1][0], **TOLERANCE)
+        for name, gradient in results[0][1].items():
+            if gradient is not None:
+                torch.testing.assert_close(results[1][1][name], gradient, **TOLERANCE)
+
+
 def test_reading_some_tokens_of_padded_inputs_is_refused():
     padded = batch()
     inputs = {name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
