@@ -5,7 +5,9 @@
 Both fine-tune the same exported model (4 layers of 256, random weights, dropout 0.1) on the same sentences in batches
 of 32, and everything that belongs to a step is counted: fetching and collating the batch, forward, backward, clipping,
 AdamW, schedule and log. A turn is one pass over the sentences, so that every contender computes the same real tokens
-however it sorts them; each is a process of its own, they take turns, and the medians are compared. Sentences are those
+however it sorts them: Trainer can put sentences of like length together (`group_by_length`), which makes other batches
+than a random order does, and is measured both ways. Each is a process of its own, they take turns, and the medians are
+compared. Sentences are those
 of the docstrings that every Python has, or with --data the column `sentence` of a file like SST-2's.
 """
 
@@ -250,11 +252,11 @@ def measure(folder: Path, device: str, threads: int, steps: int, rounds: int, na
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three contenders, shorter turns: about a minute")
+    parser.add_argument("--quick", action="store_true", help="four contenders, shorter turns: about a minute")
     parser.add_argument("--cpu_time", action="store_true",
                         help="count CPU seconds: for one thread on a machine that is shared")
     parser.add_argument("--data", metavar="FILE", help="TSV with a column `sentence`; default: sentences of docstrings")
-    parser.add_argument("--json", metavar="FILE", help="write ratio_to_transformers_default and _best there")
+    parser.add_argument("--json", metavar="FILE", help="write ratio_to_transformers_default, _same_batches and _best there")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each contender")
     parser.add_argument("--rounds", type=int, help="measured turns of each contender; default: 5, quick: 1")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
@@ -286,6 +288,8 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
     ours = min(value for name, value in seconds.items() if name.startswith("cloze"))
     best = min(value for name, value in seconds.items() if name.startswith("transformers"))
     figures = {"ratio_to_transformers_default": seconds[DEFAULT] / ours, "ratio_to_transformers_best": best / ours}
+    if SAME_BATCHES in seconds:
+        figures["ratio_to_transformers_same_batches"] = seconds[SAME_BATCHES] / ours
     print("\n" + "  ".join(f"{name} {value:.2f}" for name, value in figures.items()))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(figures, indent=2) + "\n")
