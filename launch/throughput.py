@@ -75,4 +75,4 @@ class Throughput:
 def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
     """Median over the ranks, and with several the extremes."""
     extremes = {f"{name}/min": float(values.min()), f"{name}/max": float(values.max())}
-    return {name: float(values.median()), **(extremes if len(values) > 1 else {})}
+    return {name: float(values.quantile(0.5)), **(extremes if len(values) > 1 else {})}
