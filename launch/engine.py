@@ -26,9 +26,9 @@ NO_CLIPPING = 1e30
 
 # Whole sections of DeepSpeed's that would quietly win over fields of ours.
 OURS_BY = {
-    "bf16": "train.precision", "fp16": "train.precision", "data_types": "train.precision",
-    "torch_autocast": "train.precision", "optimizer": "the section optimizer", "scheduler": "the section schedule",
-    "checkpoint": "the section checkpoint", "tensorboard": "launch/metrics.py",
+    "bf16": "train.precision", "bfloat16": "train.precision", "fp16": "train.precision",
+    "data_types": "train.precision", "torch_autocast": "train.precision", "optimizer": "the section optimizer",
+    "scheduler": "the section schedule", "checkpoint": "the section checkpoint", "tensorboard": "launch/metrics.py",
 }  # fmt: skip
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -57,6 +57,8 @@ def deepspeed_config(config: PretrainConfig, world_size: int, *, load_universal:
         # The optimizer is ours (torch's AdamW); DeepSpeed knows a list of class names only.
         "zero_allow_untested_optimizer": True,
         "steps_per_print": NEVER,
+        # Twice a micro-batch it would wait for the device (utils/timer.py); our figures are in throughput.py.
+        "timers": {"throughput": {"enabled": False}},
     }
     if config.zero.offload_optimizer:
         result["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
@@ -79,6 +81,10 @@ def deepspeed_config(config: PretrainConfig, world_size: int, *, load_universal:
         result["checkpoint"] = {"load_universal": True}
     for name in OURS_BY.keys() & config.deepspeed.keys():
         raise UserError(f"deepspeed.{name}: found a setting, expected none: {OURS_BY[name]} decides it")
+    for name in config.deepspeed.get("zero_optimization", {}):
+        if "offload" in name and name not in result["zero_optimization"]:
+            raise UserError(f"deepspeed.zero_optimization.{name}: found a setting, expected none: "
+                            "zero.offload_optimizer and zero.offload_parameters decide it")
     return _merge(result, config.deepspeed, "deepspeed")
 
 

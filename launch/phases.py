@@ -29,8 +29,7 @@ FREE_FIELDS = {
 }  # fmt: skip
 POSITIONS = "bert.embeddings.position.weight"
 # What the optimizer's groups and states are shaped by.
-OPTIMIZER_FIELDS = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay",
-                    "zero.stage", "train.precision")  # fmt: skip
+OPTIMIZER_FIELDS = (*runs.GROUPING, "zero.stage", "train.precision")
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class Start:
     def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
                  console: Console) -> None:
         theirs = CheckpointManager(Path(config.init_from) / runs.CHECKPOINTS, checkpoints.environment,
-                                   checkpoints.device, warn=console.warn)
+                                   checkpoints.device, warn=console.warn, workplace=checkpoints.folder)
         self.source = read_source(config, manifest, theirs)
         self.rows = take_weights(model, self.source)
         self.moments: CheckpointManager | None = None  # the checkpoints that hold them

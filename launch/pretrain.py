@@ -244,6 +244,7 @@ def run(config, trainer, stream, stop: StopRequest, showing=None) -> bool:
     Args:
         showing: makes what each evaluation shows (Trainer.run) of rank 0's metrics writer (None elsewhere).
     """
+    from launch import distributed
     from launch.metrics import MetricsWriter
 
     output = Path(config.output)
@@ -256,6 +257,11 @@ def run(config, trainer, stream, stop: StopRequest, showing=None) -> bool:
                 metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
                                  runs.flatten(asdict(config)))
             complete = trainer.run(stream, metrics, stop, showing and showing(metrics))
+            if metrics:
+                runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
+            # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
+            # the status of a stop, and the templates go by what rank 0 has written.
+            distributed.barrier()
     except BaseException:
         if metrics:
             with suppress(UserError):  # the disk may be full, which is then the error on its way
@@ -264,8 +270,6 @@ def run(config, trainer, stream, stop: StopRequest, showing=None) -> bool:
     finally:
         if metrics:
             metrics.close()
-    if metrics:
-        runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
     return complete
 
 

@@ -35,8 +35,10 @@ FREE_FIELDS = {
     "train.gradient_checkpointing", "train.attention_kernel",
     "train.compile", "train.memory_limit_gib", "seeds", "grid",
 }  # fmt: skip
-# What the weights are shaped by: no run can go on with another.
-FIXED = ("model.", "tokenizer_fingerprint")
+# What the optimizer's groups and their states are made by.
+GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")
+# What weights and states are shaped by: no run can go on with another.
+FIXED = ("model.", "tokenizer_fingerprint", *GROUPING)
 
 
 def flatten(values: dict, prefix: str = "") -> dict[str, object]:
@@ -123,7 +125,7 @@ def check_folder(config, facts: dict[str, str]) -> None:
         UserError: names the first field that differs, with both values.
     """
     folder = Path(config.output)
-    if not folder.exists() or (folder.is_dir() and not {path.name for path in folder.iterdir()} - {LOCK, HEARTBEATS}):
+    if not folder.exists() or (folder.is_dir() and not _found(folder) - {LOCK, HEARTBEATS}):
         return  # a start that was cut short leaves no more
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
@@ -140,6 +142,12 @@ def check_folder(config, facts: dict[str, str]) -> None:
             mend += ", or accept the change with --checkpoint.accept_changes true"
         raise UserError(f"output: found {folder} with another run, whose {name} is {before.get(name)!r}, expected "
                         f"{now.get(name)!r}; {mend}")
+
+
+def _found(folder: Path) -> set[str]:
+    """Names in a folder; not that of checkpoints which holds none, but for a conversion that was cut short."""
+    empty = all(path.suffix == ".tmp" for path in (folder / CHECKPOINTS).glob("*"))
+    return {path.name for path in folder.iterdir()} - ({CHECKPOINTS} if empty else set())
 
 
 def describe(config, facts: dict[str, str], save_tokenizer: Callable[[Path], object], deepspeed: dict) -> None:

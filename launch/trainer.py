@@ -55,8 +55,8 @@ def to_device(batch: dict, device: torch.device) -> dict:
 class _Step:
     """A step that is done, or queued on the device: how it went, and what a checkpoint after it would hold."""
 
-    outcome: distributed.HostCopy
-    """Wishes to stop, ranks that have written a checkpoint, seconds by rank 0's clock; whether it was skipped."""
+    skipped: distributed.HostCopy
+    """Whether its gradient was infinite or NaN."""
     state: TrainState
     window: torch.Tensor
     position: int
@@ -100,14 +100,19 @@ class Trainer:
         self._good = self.state, self._window.clone()  # after the last good step
         self._skipped_in_a_row = 0
         self._peak_doubted = False
-        self.saved_step: int | None = None
+        self._saved: TrainState | None = None
+
+    @property
+    def saved_step(self) -> int | None:
+        """Step of the newest checkpoint."""
+        return self._saved and self._saved.step
 
     def resume(self, step: int) -> None:
         """Go on from a published checkpoint of this run."""
         self.state, rank_states = self.checkpoints.load(self.engine, step)
         for saved in rank_states:
             self._window += saved["window"].to(self.device)
-        self.saved_step = step
+        self._saved = self.state
         self._seconds = self.state.seconds
 
     def inherit(self, checkpoints: CheckpointManager, step: int) -> None:
@@ -169,6 +174,8 @@ class Trainer:
         counts = [*self.objective.counts(batch), stop.wanted, self.checkpoints.written(), seconds]
         counts = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
         totals = distributed.reduce_sum(counts)
+        # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
+        told = distributed.HostCopy(totals[-3:])
 
         self._set_rate()
         every = self.config.monitor.inspect_every_steps
@@ -182,7 +189,6 @@ class Trainer:
                 sums += self._accumulate(micro_step, micro_batch, totals[:-3])
 
         skipped = step_skipped(self.engine)
-        outcome = distributed.HostCopy(torch.cat([totals[-3:], skipped]))
         share = 1 / self.environment.world_size
         own = torch.tensor([batch.num_tokens, batch.num_padding], dtype=torch.float64)
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
@@ -194,7 +200,8 @@ class Trainer:
         self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
                              samples_consumed=batch.position + batch.num_samples,
                              tokens=self.state.tokens + batch.global_tokens)
-        self._pending.append(_Step(outcome, self.state, self._window.clone(), batch.position))
+        self._pending.append(_Step(distributed.HostCopy(skipped), self.state, self._window.clone(), batch.position))
+        self._hear(*told.take())
         self._settle(but=1)
         if inspect:
             self._settle()
@@ -226,19 +233,26 @@ class Trainer:
         self.engine.step()
         return sums
 
+    def _hear(self, stops: float, written: float, seconds: float) -> None:
+        """Act on what all ranks know since this step began: wishes to stop, ranks that have written a checkpoint, rank
+        0's clock.
+        """
+        self._stop_agreed |= stops > 0
+        self._seconds = seconds
+        if written == self.environment.world_size:
+            with self._not_training("save"):
+                self.checkpoints.publish()
+
     def _settle(self, but: int = 0) -> None:
-        """Act on what all ranks know of the steps done: a wish to stop, a checkpoint that is written, a skip.
+        """Look at the outcome of the steps done: skipped or good.
 
         Args:
             but: newest steps left for later: the last one may still be running on a GPU, which the host need not await.
         """
+        failed = None
         while len(self._pending) > but:
             step = self._pending.popleft()
-            stop, written, self._seconds, skipped = step.outcome.take()
-            self._stop_agreed |= stop > 0
-            if written == self.environment.world_size:
-                with self._not_training("save"):
-                    self.checkpoints.publish()
+            (skipped,) = step.skipped.take()
             if skipped:
                 self._note_skip(step)
             # An fp16 step that was skipped has changed the loss scale, and may well have been the scale's fault.
@@ -246,24 +260,31 @@ class Trainer:
                 self._good = replace(step.state, skipped_steps=self.state.skipped_steps), step.window
             if not skipped:
                 self._skipped_in_a_row = 0
+            if self._skipped_in_a_row == self.train.max_skipped_steps:
+                failed, but = step, 0  # newer steps are in the weights, if they were good
+        if failed:
+            self._give_up(failed)
 
     def _note_skip(self, step: _Step) -> None:
         self.state = replace(self.state, skipped_steps=self.state.skipped_steps + 1)
         self._skipped_in_a_row += 1
-        where = (f"step {step.state.step}, on samples {step.position:,} to {step.state.samples_consumed - 1:,} of the "
-                 f"stream (epoch {step.state.epoch})")
-        self.console.warn(f"the gradient of {where} is infinite or NaN; the step changes nothing")
-        if self._skipped_in_a_row < self.train.max_skipped_steps:
-            return
-        self._pending.clear()
+        self.console.warn(f"the gradient of {self._place(step)} is infinite or NaN; the step changes nothing")
+
+    @staticmethod
+    def _place(step: _Step) -> str:
+        return (f"step {step.state.step}, on samples {step.position:,} to {step.state.samples_consumed - 1:,} of the "
+                f"stream (epoch {step.state.epoch})")
+
+    def _give_up(self, last: _Step) -> None:
+        """Leave a checkpoint of the last good state and end the run."""
         self._save()
         self.checkpoints.publish()
         kept = ", ".join(map(str, self.checkpoints.steps()))
         raise UserError(
-            f"train.learning_rate: found {self._skipped_in_a_row} steps in a row whose gradient is infinite or NaN, "
-            f"the last being {where}, expected fewer than train.max_skipped_steps = {self.train.max_skipped_steps}; "
-            f"lower the rate, lengthen the warmup or look at the data; checkpoints are there of steps {kept}: remove "
-            "those that are too late to continue from"
+            f"train.learning_rate: found {self.train.max_skipped_steps} steps in a row whose gradient is infinite or "
+            f"NaN, the last being {self._place(last)}, expected fewer (train.max_skipped_steps); lower the rate, "
+            f"lengthen the warmup or look at the data; checkpoints are there of steps {kept}: remove those that are "
+            "too late to continue from"
         )
 
     def _evaluate_if_due(self) -> bool:
@@ -340,7 +361,7 @@ class Trainer:
         """Begin to save the state after the last good step; what was skipped since is tried again from there."""
         self._settle()
         state, window = self._good
-        if self.saved_step == state.step:
+        if self._saved == state:  # of a step alone it would not do: an evaluation after a resume changes the state
             return
         with self._not_training("save"):
             if not self._skipped_in_a_row:
@@ -348,4 +369,4 @@ class Trainer:
             self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()})
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
-        self.saved_step = state.step
+        self._saved = state

@@ -106,8 +106,11 @@ def kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
         group.update(values)
     if limit is not None:
         partitioned.clip_grad = limit
+    if scaler is not None and type(partitioned.loss_scaler) is not type(scaler):
+        # The checkpoint is of another precision: its scaler would not scale, or would where nothing is to be scaled.
+        partitioned.loss_scaler, partitioned.dynamic_loss_scale = scaler, scaler.dynamic
     for name in _SCALE_CONSTANTS:
-        if hasattr(scaler, name) and hasattr(partitioned.loss_scaler, name):
+        if hasattr(scaler, name):
             setattr(partitioned.loss_scaler, name, getattr(scaler, name))
     steps = []
     for parameter, state in optimizer.state.items():
@@ -132,7 +135,7 @@ def convert_to_universal(folder: Path, target: Path) -> None:
     )  # fmt: skip
     with only_tensors(folder), _silence():
         ds_to_universal.main(arguments)
-    (folder.parent / "latest_universal").unlink(missing_ok=True)  # a note of the converter, which nothing here reads
+    (target.parent / "latest_universal").unlink(missing_ok=True)  # a note of the converter, which nothing here reads
 
 
 def whole_weights(folder: Path) -> dict[str, torch.Tensor]:

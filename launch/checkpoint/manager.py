@@ -47,8 +47,11 @@ class CheckpointManager:
     """The checkpoints of one run, `FOLDER/step-00001000/`. Saving and loading are collective."""
 
     def __init__(self, folder: Path, environment: Environment, device: torch.device, *, keep_last: int = 2,
-                 warn: Callable[[str], None] = print) -> None:
+                 warn: Callable[[str], None] = print, workplace: Path | None = None) -> None:
+        """workplace: where converted checkpoints lie until they are loaded: those of another run are not to be written
+        beside its own; None: in the folder."""
         self.folder = folder
+        self.workplace = workplace or folder
         self.environment = environment
         self.device = device
         self.keep_last = keep_last
@@ -160,7 +163,12 @@ class CheckpointManager:
     def _make_room(self, engine, aside: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob("step-*.tmp"):
-            shutil.rmtree(stale)
+            try:
+                shutil.rmtree(stale)
+            except OSError as error:  # a file that is open over NFS, say
+                if stale == aside:
+                    raise
+                self.warn(f"{stale}: could not be removed ({error.strerror}); the next save tries again")
         count = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
         free = shutil.disk_usage(self.folder).free
         if free < count * _BYTES_PER_PARAMETER:
@@ -178,10 +186,13 @@ class CheckpointManager:
         publish_text(aside / STATE, json.dumps(state, indent=1) + "\n")
         checksums[STATE] = ((aside / STATE).stat().st_size, sha256_of(aside / STATE))
         publish_text(aside / CHECKSUMS, json.dumps(checksums, indent=1) + "\n")
-        if final.exists():  # a damaged one of the same step, which `latest` has passed over
-            shutil.rmtree(final)
+        # One of the same step: damaged, so that `latest` has passed over it, or of before the step's evaluation.
+        replaced = final.with_name(final.name + ".replaced.tmp")
+        if final.exists():
+            os.replace(final, replaced)
         os.replace(aside, final)
         sync_folder(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)  # what is left of it goes with the next save
 
     def retire(self, best: int) -> None:
         """Remove all but the newest good checkpoints and that of the best evaluation.
@@ -214,11 +225,12 @@ class CheckpointManager:
 
     def _universal(self, step: int) -> Path:
         # Removed after loading; of this ending, so that the next save removes it if the process dies before.
-        return self._path(step).with_name(self._path(step).name + ".universal.tmp")
+        return self.workplace / (self._path(step).name + ".universal.tmp")
 
     def convert(self, step: int) -> None:
         """Make the universal form of a checkpoint, from which any number of processes can load. Collective."""
         if self.environment.is_main:
+            self.workplace.mkdir(parents=True, exist_ok=True)
             convert_to_universal(self._path(step), self._universal(step))
         distributed.barrier()
 
@@ -242,14 +254,14 @@ class CheckpointManager:
         source = self._universal(step) if self.is_elastic(step) else folder
         # DeepSpeed prints what it loads, on every rank.
         with kept_hyper_parameters(engine, optimizer_steps(state)), contextlib.redirect_stdout(io.StringIO()):
-            path, _ = engine.load_checkpoint(str(self.folder), tag=source.name)
+            path, _ = engine.load_checkpoint(str(source.parent), tag=source.name)
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
                             "remove the folder to continue from an older checkpoint")
         if source != folder:
             distributed.barrier()
             if self.environment.is_main:
-                shutil.rmtree(source)
+                shutil.rmtree(source, ignore_errors=True)  # what is left of it goes with the next save
         if world_size == self.environment.world_size:
             rank_states = [load_pickled(folder / self._rank_file(self.environment.rank))]
             _set_rng_state(rank_states[0], self.device)

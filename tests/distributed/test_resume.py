@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from launch.checkpoint import CHECKSUMS
 from tests.launching import (
+    ROOT,
     assert_same_weights,
     curve,
     finish,
@@ -134,6 +135,47 @@ def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path):
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert "the same command continues" in finish(process, status=75)
+
+
+SLOW_STATUS = """
+import sys, time
+from launch import runs
+from launch.cli import main
+told = runs.set_status
+def slowly(folder, state, step):
+    if state != "running":
+        time.sleep(4)
+    told(folder, state, step)
+runs.set_status = slowly
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_no_rank_leaves_before_the_status_is_written(data, tmp_path):
+    """torchrun ends the others when one has left with 75; job scripts go by what rank 0 writes, be the disk slow."""
+    script = tmp_path / "slowly.py"
+    script.write_text(SLOW_STATUS)
+    command = pretrain_command(data, tmp_path / "run", *RUN, "--train.stop_before_seconds", "5", processes=2)
+    at = command.index("launch")
+    finish(start([*command[:at - 1], str(script), *command[at + 1:]], PYTHONPATH=str(ROOT), SLURM_JOB_END_TIME="1"),
+           status=None)
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "requeue"
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_ends_a_resumed_run_is_in_its_checkpoint(data, tmp_path):
+    """Stopped at a step that is to be evaluated: the resume evaluates it first, and reaches the target."""
+    run = tmp_path / "run"
+    command = pretrain_command(data, run, *RUN, "--evaluation.every_steps", "1", "--evaluation.keep_best", "true",
+                               "--evaluation.metric", "masked_lm_accuracy", "--evaluation.target", "0.0")
+    at = command.index("--evaluation.target")
+    stopping = [*command[:at], "--train.stop_before_seconds", "5"]
+    assert "checkpoint of step 1" in finish(start(stopping, SLURM_JOB_END_TIME="1"), status=75)
+    assert "complete at step 1" in finish(start(command))
+    state = json.loads((run / "checkpoints" / "step-00000001" / "state.json").read_text())
+    assert (state["evaluated_step"], state["best_step"]) == (1, 1)
+    assert checkpoints(run) == ["step-00000001"] and weights(run, "best")
 
 
 def test_damaged_checkpoints_are_passed_over_aloud(data, undisturbed, tmp_path):

@@ -107,6 +107,20 @@ def test_too_many_in_a_row_end_the_run_with_the_last_good_state(data, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_good_step_that_ran_before_the_skipped_one_was_looked_at_is_saved(data, tmp_path):
+    """The outcome of a step is looked at when the next has run: its update is in the weights."""
+    run = tmp_path / "run"
+    overrides = ("--train.max_steps", "13", "--train.max_skipped_steps", "1", "--monitor.inspect_every_steps", "0",
+                 "--train.log_every_steps", "20")  # fmt: skip
+    output = finish(start(poisoned_command(data, run, 1, "9", *overrides)), status=None)
+    assert "found 1 steps in a row" in output and "the last being step 10," in output
+    steps = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
+    assert steps == [4, 8, 11]
+    assert "resumed from step 11" in finish(start(pretrain_command(data, run, *RUN, *overrides, processes=2)))
+    assert_same_weights(plain_loop(data, 13, {9}), weights(run), TOLERANCE)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lamb", "muon", "stable_adamw"])
 def test_optimizers_that_cannot_skip_on_the_device_skip_too(data, tmp_path, name):
     """Two good steps, and then two whose gradient is NaN: the weights are those of two steps."""

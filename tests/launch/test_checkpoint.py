@@ -1,11 +1,12 @@
 """Which checkpoints stay and which go, on folders that have only what makes them a checkpoint."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 
 from launch.checkpoint import CHECKSUMS, CheckpointManager
 from launch.checkpoint.deepspeed_files import kept_hyper_parameters
@@ -80,3 +81,45 @@ def test_loading_takes_where_the_scale_stands_and_leaves_what_is_configured():
     assert partitioned.clip_grad == 0.5 and loaded.cur_scale == 1024.0
     assert (loaded.scale_window, loaded.min_scale, loaded.delayed_shift) == (300, 1.0, 3)
     assert not loaded.consecutive_hysteresis
+
+
+@pytest.mark.parametrize("into_fp16", [True, False])
+def test_a_checkpoint_of_another_precision_brings_no_loss_scaler(into_fp16):
+    """Else a run in fp16 would go on unscaled, and one in bf16 with a scale that is doubled without end."""
+    scalers = DynamicLossScaler(init_scale=2.0**16, scale_window=1000, min_scale=1.0, delayed_shift=2,
+                                consecutive_hysteresis=False, dtype=torch.float16), LossScaler(scale=1.0)  # fmt: skip
+    own, loaded = scalers if into_fp16 else scalers[::-1]
+    partitioned = SimpleNamespace(optimizer=torch.optim.AdamW([torch.zeros(1)]), clip_grad=1.0, loss_scaler=own,
+                                  dynamic_loss_scale=own.dynamic)
+    with kept_hyper_parameters(SimpleNamespace(optimizer=partitioned, zero_optimization=lambda: True), 0):
+        partitioned.loss_scaler, partitioned.dynamic_loss_scale = loaded, loaded.dynamic
+    assert partitioned.loss_scaler is own and partitioned.dynamic_loss_scale is into_fp16
+    assert own.cur_scale == (2.0**16 if into_fp16 else 1.0)
+
+
+def test_what_cannot_be_removed_does_not_keep_a_checkpoint_from_being_written(folder, monkeypatch):
+    """A file that is open over NFS keeps its folder for a while."""
+    for name in ("step-00000001.tmp", "step-00000005.tmp"):
+        (folder / name).mkdir()
+    remove = shutil.rmtree
+
+    def busy(path, *arguments, **options):
+        if path.name == "step-00000001.tmp":
+            raise OSError(16, "Device or resource busy")
+        remove(path, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    warnings = []
+    engine = SimpleNamespace(module=torch.nn.Linear(1, 1))
+    manager(folder, warnings)._make_room(engine, folder / "step-00000006.tmp")
+    assert not (folder / "step-00000005.tmp").exists()
+    (warning,) = warnings
+    assert "step-00000001.tmp: could not be removed (Device or resource busy)" in warning
+    with pytest.raises(OSError, match="busy"):
+        manager(folder, warnings)._make_room(engine, folder / "step-00000001.tmp")
+
+
+def test_conversions_of_another_run_lie_with_the_new_one(folder, tmp_path):
+    """The other run may be training, and removes what it takes for leftovers; or lie where nobody may write."""
+    checkpoints = CheckpointManager(folder, Environment(), torch.device("cpu"), workplace=tmp_path / "new")
+    assert checkpoints._universal(3) == tmp_path / "new" / "step-00000003.universal.tmp"

@@ -70,6 +70,9 @@ def error_of(capsys, *arguments) -> str:
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--config", sys.executable], "cloze pretrain"),
         (["--deepspeed", '{"bf16": {"enabled": true}}'], "deepspeed.bf16: found a setting, expected none"),
+        (["--deepspeed", '{"bfloat16": {"enabled": true}}'], "deepspeed.bfloat16: found a setting, expected none"),
+        (["--zero.stage", "2", "--deepspeed", '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}'],
+         "deepspeed.zero_optimization.offload_optimizer: found a setting, expected none: zero.offload_optimizer"),
     ],
 )
 def test_a_wrong_field_names_itself_what_was_found_and_what_was_expected(data, tmp_path, capsys, overrides, expected):
@@ -117,6 +120,8 @@ def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):
     before = (finished / "config.yaml").read_text()
     line = error_of(capsys, *arguments, finished, "--model.hidden_size", "64", "--checkpoint.accept_changes", "true")
     assert "model.hidden_size is 32, expected 64" in line and (finished / "config.yaml").read_text() == before
+    line = error_of(capsys, *arguments, finished, "--optimizer.name", "muon", "--checkpoint.accept_changes", "true")
+    assert "optimizer.name is 'adamw', expected 'muon'; choose another --output" in line
     line = error_of(capsys, *arguments, finished, "--train.learning_rate", "1e-4")
     assert "train.learning_rate is 0.003, expected 0.0001" in line and "--checkpoint.accept_changes" in line
     other = make_shards(tmp_path / "other", seed=1)

@@ -1,0 +1,45 @@
+"""Signals that ask a run to stop."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.launching import ROOT
+
+# Locks a mutex twice: what a collective that never ends is to Python, C code that no signal interrupts.
+HANGS = """
+import ctypes, signal, time
+from launch.preemption import StopRequest
+with StopRequest() as stop:
+    print("ready", flush=True)
+    while not stop.wanted:
+        time.sleep(0.01)
+    print("stopping", flush=True)
+    mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    while True:
+        library.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGUSR1])
+def test_a_second_signal_ends_a_process_that_hangs(second):
+    process = subprocess.Popen([sys.executable, "-c", HANGS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "stopping\n"
+    process.send_signal(signal.SIGTERM)  # what torchrun forwards is the same request
+    time.sleep(2.2)
+    assert process.poll() is None
+    process.send_signal(second)
+    assert process.wait(timeout=20) == 128 + second
+
+
+def test_signals_are_what_they_were_afterwards():
+    script = ("import signal\nfrom launch.preemption import StopRequest\n"
+              "for _ in range(300):\n    with StopRequest() as stop:\n        pass\n"
+              "assert not stop.wanted\nsignal.raise_signal(signal.SIGTERM)\n")
+    process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
+    assert process.returncode == -signal.SIGTERM
