@@ -256,7 +256,8 @@ def main() -> None:
     parser.add_argument("--cpu_time", action="store_true",
                         help="count CPU seconds: for one thread on a machine that is shared")
     parser.add_argument("--data", metavar="FILE", help="TSV with a column `sentence`; default: sentences of docstrings")
-    parser.add_argument("--json", metavar="FILE", help="write ratio_to_transformers_default, _same_batches and _best there")
+    parser.add_argument("--json", metavar="FILE",
+                        help="write ratio_to_transformers_default, _same_batches and _best there")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each contender")
     parser.add_argument("--rounds", type=int, help="measured turns of each contender; default: 5, quick: 1")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
