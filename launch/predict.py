@@ -76,6 +76,7 @@ class Predictor:
             UserError, ModelError: the folder holds neither, or something in it is damaged.
         """
         folder = Path(folder)
+        runs.check_holds_model(folder)
         tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
         if runs.is_pretraining(folder):
             prepare_deepspeed(read_environment())

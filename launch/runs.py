@@ -82,8 +82,12 @@ def model_config(folder: Path) -> BertConfig:
     Raises:
         UserError: the folder holds no run, or one of another version.
     """
+    content = _read(folder / CONFIG)
+    if "train_file" in content:
+        raise UserError(f"{folder}: found a run of `cloze finetune` without its model, which it leaves at its end, "
+                        "expected a complete one; the command that started it goes on with it")
     try:
-        return BertConfig(**_read(folder / CONFIG)["model"])
+        return BertConfig(**content["model"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{folder / CONFIG}: found no model that this version knows ({error}), expected the "
                         "configuration of a run of `cloze pretrain`") from error
@@ -102,6 +106,16 @@ def is_pretraining(folder: Path) -> bool:
 def model_folder(folder: Path) -> Path:
     """The Hugging Face folder that a run of fine-tuning has left in itself, or the folder itself."""
     return folder / MODEL if (folder / MODEL / "config.json").exists() else folder
+
+
+def check_holds_model(folder: Path) -> None:
+    """Raise UserError for a folder without a model: none at all, that of a sweep, that of a run without its end."""
+    if is_pretraining(folder):
+        model_config(folder)
+    elif not (model_folder(folder) / "config.json").exists():
+        found = "no model in the folder" if folder.is_dir() else "no folder"
+        raise UserError(f"model: found {found} {folder}, expected a Cloze run or a Hugging Face folder; of a sweep "
+                        "give one of the runs in it")
 
 
 def tokenizer_folder(folder: Path) -> Path:

@@ -171,6 +171,17 @@ def test_cut_texts_are_counted_on_stderr(folders, capsys):
                             "model reads were cut\n")
 
 
+def test_folders_without_a_model_in_one_line(capsys, tmp_path):
+    nothing, sweep, unfinished = tmp_path / "nothing", tmp_path / "sweep", tmp_path / "unfinished"
+    sweep.mkdir()
+    unfinished.mkdir()
+    (unfinished / "config.yaml").write_text("task: sst2\nmodel: bert-base-uncased\ntrain_file: train.tsv\n")
+    assert f"model: found no folder {nothing}, expected" in error_of(capsys, "predict", "classify", nothing, "a film")
+    assert f"model: found no model in the folder {sweep}" in error_of(capsys, "predict", "embed", sweep, "a film")
+    for command in (["predict", "classify", unfinished, "a film"], ["export", unfinished]):
+        assert f"{unfinished}: found a run of `cloze finetune` without its model" in error_of(capsys, *command)
+
+
 def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
     model = folders / "pretrained"
     bad = tmp_path / "bad.txt"
