@@ -174,11 +174,13 @@ def _blocks(
                 return  # one document covers this segment: it belongs to an earlier one
             # The last newline stays: it may begin the separator at which this segment ends.
             data, begin, waiting = data[match.end() - 1 :], begin + match.end() - 1, False
-        last = stop is not None and begin + len(data) > stop
-        if cut := _cut(data, separator, max(0, stop - begin) if last else None):
+        last = separator is not None and stop is not None and begin + len(data) > stop
+        end = separator.search(data, max(0, stop - begin)) if last else None
+        # White space at the end may begin the separator at which this segment ends.
+        if cut := end.end() if end else _cut(data.rstrip() if last else data, separator):
             yield Block(begin, data[:cut], pieces + 1 if pieces else 0)
             data, begin, pieces = data[cut:], begin + cut, 0
-            if last:
+            if end:
                 return
         while longest is not None and len(data) > longest + BLOCK_BYTES:
             cut = longest if separator is NEWLINE else cut_place(data, longest)  # text is cut between words
@@ -194,13 +196,10 @@ def _blocks(
         yield Block(begin, data, pieces + 1 if pieces else 0)
 
 
-def _cut(data: bytes, separator: re.Pattern | None, limit: int | None) -> int:
-    """End of the last separator, or of the first one from `limit` on; 0 if there is none."""
+def _cut(data: bytes, separator: re.Pattern | None) -> int:
+    """End of the last separator; 0 if there is none."""
     if separator is None:
         return 0
-    if limit is not None:
-        match = separator.search(data, limit)
-        return match.end() if match else 0
     reach = 1 << 12  # a separator is near the end, as a rule: search there first
     while True:
         low = max(0, len(data) - reach)

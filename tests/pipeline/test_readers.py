@@ -189,6 +189,27 @@ def test_json_lines_too_long_to_be_held(tmp_path, monkeypatch, suffix, ascii_onl
         assert list(whole.values()) == texts_in * 2
 
 
+@pytest.mark.parametrize("form", ["jsonl", "text", "lines"])
+def test_nothing_is_lost_around_long_documents_at_the_end_of_a_segment(tmp_path, monkeypatch, form):
+    """Segments end off the grid of blocks; before and between long documents stand short ones."""
+    lengths = [5, 30, 1500, 40, 900, 7, 7, 2500, 3, 60, 1200, 12] * 2
+    texts_in = [f"d{n} " + "ka " * (length // 3) for n, length in enumerate(lengths)]
+    if form == "jsonl":
+        (tmp_path / "a").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts_in))
+    else:
+        (tmp_path / "a").write_text("\n\n".join(texts_in))
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 400)
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 400)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 128)
+    for segment in (150, 1001, 2500):
+        monkeypatch.setattr(readers, "_SEGMENT_BYTES", (segment, segment))
+        found = read([tmp_path / "a"], format=form)
+        assert " ".join(document.text.decode() for document in found).split() == " ".join(texts_in).split()
+        begun = [(document.text.split()[0].decode(), document.piece) for document in found if document.piece <= 1]
+        assert [name for name, _ in begun] == [f"d{n}" for n in range(len(texts_in))]
+        assert all(piece == (length > 800) for (_, piece), length in zip(begun, lengths, strict=True))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
