@@ -65,17 +65,24 @@ class Block:
     goes_on: bool = False
 
 
-def find_files(entries: list[str], source: int, config: SourceConfig, first: int) -> list[InputFile]:
-    """Files of a source in the order of their names; the order of the entries doesn't matter."""
+def find_files(
+    entries: list[str], source: int, config: SourceConfig, first: int, written: list[str]
+) -> list[InputFile]:
+    """Files of a source in the order of their names; the order of the entries doesn't matter.
+
+    What lies in a folder of `written` is left out, unless an entry names a place in it.
+    """
     paths: set[str] = set()
     for entry in entries:
-        found = _expand(entry)
+        found = _expand(entry, [Path(folder).resolve() for folder in written])
         if not found:
             raise UserError(
                 f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
             )
-        paths.update(os.path.realpath(path) for path in found)
-    ordered = sorted(paths)
+        paths.update(found)
+    # One file under several names is read once. A link says what it links to by its own name: that of its target may
+    # be a hash (the cache of the Hugging Face hub, DVC, git-annex).
+    ordered = sorted({os.path.realpath(path): path for path in sorted(paths, reverse=True)}.values())
     shared = os.path.commonpath([os.path.dirname(path) for path in ordered])
     files = []
     for number, path in enumerate(ordered, first):
@@ -95,13 +102,20 @@ def find_files(entries: list[str], source: int, config: SourceConfig, first: int
     return files
 
 
-def _expand(entry: str) -> list[str]:
+def _expand(entry: str, written: list[Path]) -> list[str]:
+    """The files that an entry names, their folders without links."""
     path = Path(entry).expanduser()
-    if path.is_dir():
-        return [str(p) for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")]
-    if path.is_file():
-        return [str(path)]
-    return [p for p in glob.glob(str(path), recursive=True) if os.path.isfile(p)]
+    written = [folder for folder in written if not path.resolve().is_relative_to(folder)]
+    places = [path] if path.exists() else map(Path, glob.glob(str(path), recursive=True))
+    listed = [file for place in places for file in (_visible(place) if place.is_dir() else [place])]
+    found = [file.parent.resolve() / file.name for file in listed if file.is_file()]
+    return [str(file) for file in found if not any(file.is_relative_to(folder) for folder in written)]
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Everything below a folder but what is hidden or lies in a hidden folder."""
+    found = folder.rglob("*")
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def open_file(file: InputFile) -> IO[bytes]:

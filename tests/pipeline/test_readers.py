@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -86,6 +87,40 @@ def test_a_folder_of_files_is_read_in_the_order_of_names(tmp_path):
     (tmp_path / ".hidden").write_text("no")
     shuffled = [tmp_path / "c.jsonl", tmp_path / "b", tmp_path / "a" / "*.txt", tmp_path / "a/9.txt"]
     assert texts([tmp_path]) == texts(shuffled) == ["a/10.txt", "a/9.txt", "b/2.txt", "c.jsonl"]
+
+
+def test_a_link_is_read_as_its_own_name_says(tmp_path):
+    """The cache of the Hugging Face hub: names that link to files named by hashes."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snap").mkdir()
+    compress(tmp_path / "made.gz", json.dumps({"text": "ka lo"}).encode())
+    (tmp_path / "made.gz").rename(tmp_path / "blobs/abc123")
+    (tmp_path / "snap/d.jsonl.gz").symlink_to("../blobs/abc123")
+    (tmp_path / "snap/e.jsonl.gz").symlink_to("d.jsonl.gz")
+    (tmp_path / "link").symlink_to("snap")
+    for entry in ("snap", "link", "link/../snap/*"):
+        found, _ = readers.plan(PrepareConfig(input=[str(tmp_path / entry)]))
+        assert [(file.name, file.format, file.compression) for file in found] == [("d.jsonl.gz", "jsonl", "gzip")]
+        assert texts([tmp_path / entry]) == ["ka lo"]
+
+
+def test_folders_are_read_without_what_is_hidden_or_written_by_runs(tmp_path):
+    for name in (".git/config", "a.txt", "b/.ipynb_checkpoints/x.txt", "b/c/d.txt", "runs/data/tokenizer/vocab.txt",
+                 "runs/data/.work/tokenizer/vocab.txt", "runs/vocab/vocab.txt"):  # fmt: skip
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(name)
+
+    def names(entry: str, **folders: str) -> list[str]:
+        folders = {field: str(tmp_path / "in" / folder) for field, folder in folders.items()}
+        found, _ = readers.plan(PrepareConfig(input=[str(tmp_path / "in" / entry)], **folders))
+        return [Path(file.path).relative_to(tmp_path / "in").as_posix() for file in found]
+
+    for entry in ("", "*", "**"):
+        assert names(entry, output="runs/data", tokenizer="runs/vocab") == ["a.txt", "b/c/d.txt"]
+        assert names(entry, output="runs/data", tokenizer="runs/vocab/vocab.txt") == ["a.txt", "b/c/d.txt"]
+        assert names(entry, output="runs") == ["a.txt", "b/c/d.txt"]
+    assert names("runs/vocab", output="runs") == ["runs/vocab/vocab.txt"]  # named, so meant
+    assert names(".git") == [".git/config"]
 
 
 def test_pairs(tmp_path):
