@@ -85,6 +85,20 @@ def test_weights_repeat_documents(tmp_path):
     assert counts["documents"] == 400 and 470 < counts["documents_with_copies"] < 530
 
 
+def test_copies_of_a_document_do_not_meet_in_a_sample(tmp_path):
+    path = corpus.write_jsonl(tmp_path / "in/a.jsonl", sorted(set(corpus.documents(150, sentences=(1, 1)))))
+    mixture = [MixtureSource([str(path)], 3.0)]
+    samples = SamplesConfig(objective="full_sentences")
+    manifest = prepare(corpus.config(tmp_path, [], input=[], mixture=mixture, samples=samples, split=SplitConfig(0, 0)))
+    counts = manifest.splits["train"].counts
+    assert counts["documents_with_copies"] == 3 * counts["documents"] and tokens_lost(manifest) == 0
+    reader = ShardReader(tmp_path / "data")
+    separator = str(manifest.special_tokens.separator)
+    for row in corpus.rows(reader.take(np.arange(reader.num_samples), None)[0]):
+        sentences = " ".join(map(str, row[1:-1])).split(f" {separator} ")
+        assert len(set(sentences)) == len(sentences)
+
+
 def test_sources_of_several_forms_are_each_read_as_such(tmp_path):
     """Small files share tasks, but not with files of another form."""
     for name, text in (("lines.txt", "ka lo. mi\nren tas\n\nu vor\ne"), ("prose.txt", "ka lo. Mi\nren. Tas")):
