@@ -230,6 +230,12 @@ def cut_place(data: bytes, limit: int) -> int:
     for place in range(limit, max(limit - 4096, 1), -1):
         if data[place - 1] <= 0x20:
             return place
-    while data[limit] & 0xC0 == 0x80:
-        limit -= 1
-    return limit
+    return between_characters(data, limit)
+
+
+def between_characters(data: bytes, place: int) -> int:
+    """`place`, or the first byte of the UTF-8 character that lies across it."""
+    for first in range(place, max(place - 4, 0), -1):
+        if data[first] & 0xC0 != 0x80:
+            return first
+    return place  # no UTF-8: wherever it is cut

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.errors import UserError
 from pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
-from pipeline.readers.long_lines import LongLine
+from pipeline.readers.long_lines import LongLine, document_id
 from pipeline.records import Document
 
 LONGEST_JSON_LINE = 16 << 20  # bytes: a longer line is never held whole
@@ -111,7 +111,7 @@ def field(record, text_field: str, id_field: str | None, where: str) -> tuple[st
         text = ""  # a null is an empty document, and counted as one
     if not isinstance(text, str):
         raise UserError(f"{where}: {text_field}: found {type(text).__name__}, expected a string")
-    return text, None if id_field is None else str(record[id_field])
+    return text, None if id_field is None else document_id(record[id_field])
 
 
 def check_fields(found: Iterable[str], text_field: str, id_field: str | None, where: str) -> None:

@@ -137,7 +137,7 @@ def test_parquet_fields_and_row_groups(tmp_path):
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
     found = read([tmp_path], text_field="body", id_field="name")
     assert [d.text.decode() for d in found] == made and [d.id for d in found] == [f"n{i}" for i in range(50)]
-    with pytest.raises(UserError, match="'text', there are 'body'"):
+    with pytest.raises(UserError, match="'text', there are 'body', 'name', 'extra'"):
         read([tmp_path])
 
 
@@ -167,12 +167,17 @@ def test_a_table_whose_text_is_no_utf8_stops_or_is_replaced(tmp_path):
     assert [(d.text.decode(), d.damaged) for d in found] == [("good", False), ("b\ufffdd", True)]
 
 
-def test_saved_datasets(tmp_path):
+def test_saved_datasets(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     made = corpus.documents(30)
     saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": made})})
     saved.save_to_disk(tmp_path / "saved")
     assert texts([tmp_path / "saved"], format="dataset") == made
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for entry in ("saved", "~/saved"):
+        found, _ = readers.plan(PrepareConfig(input=[entry], source=SourceConfig(format="dataset")))
+        assert [(file.path, file.name) for file in found] == [(str(tmp_path / "saved"), "saved")]
     with pytest.raises(UserError, match="found no 'test'"):
         read([tmp_path / "saved"], format="dataset", dataset_split="test")
 
@@ -245,6 +250,15 @@ def test_nothing_is_lost_around_long_documents_at_the_end_of_a_segment(tmp_path,
         assert all(piece == (length > 800) for (_, piece), length in zip(begun, lengths, strict=True))
 
 
+def test_the_text_of_a_long_line_is_whole_whatever_stands_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    text = "first é " + "x " * 2000 + "last"
+    for before in (b"", b'"\xc3\xa9": "\xf0\x9f\x98\x80", ', b'"a": "\xff\xfe\xe9", '):
+        (tmp_path / "a.jsonl").write_bytes(b"{" + before + b'"text": "' + text.encode() + b'"}\n')
+        assert texts([tmp_path]) == [text]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -276,9 +290,38 @@ def test_encoding_errors_stop_or_are_replaced(tmp_path):
     assert read([tmp_path], encoding_errors="replace")[0].text.decode() == "a\ufffdb"
 
 
+@pytest.mark.parametrize("form", ["text", "file", "jsonl", "parquet"])
+def test_long_bytes_that_are_no_characters(tmp_path, monkeypatch, form):
+    """Continuation bytes without a first one: nowhere in them does a character begin."""
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 300)
+    data = b"\x80" * 6000
+    if form == "parquet":
+        parquet.write_table(pa.table({"text": pa.array([data]).view(pa.string())}), tmp_path / "a")
+    else:
+        (tmp_path / "a").write_bytes(b'{"text": "' + data + b'"}\n' if form == "jsonl" else data)
+    with pytest.raises(UserError, match="found byte 0x80, expected UTF-8"):
+        read([tmp_path], format=form)
+    found = read([tmp_path], format=form, encoding_errors="replace")
+    assert "".join(document.text.decode() for document in found) == "\ufffd" * 6000
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
     assert texts([tmp_path]) == ["hello"]
+
+
+def test_a_null_id_is_none(tmp_path, monkeypatch):
+    made = {"id": ["a", None, "3"], "text": ["ka", "lo", "mi"]}
+    parquet.write_table(pa.table(made), tmp_path / "a.parquet")
+    records = [{"id": name, "text": text} for name, text in zip(*made.values(), strict=True)]
+    records.append({"id": None, "text": "x " * 2000})
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert [d.id for d in read([tmp_path / "a.parquet"], id_field="id")] == made["id"]
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    assert [d.id for d in read([tmp_path / "a.jsonl"], id_field="id")] == [*made["id"], None]
 
 
 @pytest.mark.parametrize(
