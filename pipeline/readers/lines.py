@@ -23,14 +23,19 @@ def read(segment: Segment) -> Iterator[Document]:
     separator = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}.get(form, NEWLINE)
     longest = {"pairs": None, "jsonl": LONGEST_JSON_LINE}.get(form, LONGEST_PIECE)
     parse = {"jsonl": _json_documents, "pairs": _pairs}.get(form, _texts)
-    found = blocks(segment, separator, longest)
+    found = _without_mark(blocks(segment, separator, longest))
     for block in _without_long_lines(segment, found) if form == "jsonl" else found:
         if isinstance(block, Document):
             yield block
-            continue
+        else:
+            yield from parse(segment, block, separator)
+
+
+def _without_mark(found: Iterator[Block]) -> Iterator[Block]:
+    for block in found:
         if block.offset == 0 and block.data.startswith(_MARK):
             block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets stay
-        yield from parse(segment, block, separator)
+        yield block
 
 
 def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Block | Document]:

@@ -307,9 +307,15 @@ def test_long_bytes_that_are_no_characters(tmp_path, monkeypatch, form):
     assert "".join(document.text.decode() for document in found) == "\ufffd" * 6000
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_no_text(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
     assert texts([tmp_path]) == ["hello"]
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "' + b"ka " * 500 + b'"}\n')
+    assert texts([tmp_path]) == ["ka " * 499 + "ka"]
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    assert texts([tmp_path]) == ["ka " * 499 + "ka"]
 
 
 def test_a_null_id_is_none(tmp_path, monkeypatch):
