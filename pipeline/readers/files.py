@@ -74,7 +74,7 @@ def find_files(
     """
     paths: set[str] = set()
     for entry in entries:
-        found = _expand(entry, [Path(folder).resolve() for folder in written])
+        found = _expand(entry, [os.path.realpath(folder) for folder in written])
         if not found:
             raise UserError(
                 f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
@@ -102,10 +102,10 @@ def find_files(
     return files
 
 
-def _expand(entry: str, written: list[Path]) -> list[str]:
+def _expand(entry: str, written: list[str]) -> list[str]:
     """The files that an entry names, their folders without links."""
     path = Path(entry).expanduser()
-    written = [folder for folder in written if not path.resolve().is_relative_to(folder)]
+    written = [folder for folder in written if not Path(os.path.realpath(path)).is_relative_to(folder)]
     places = [path] if path.exists() else map(Path, glob.glob(str(path), recursive=True))
     listed = [file for place in places for file in (_visible(place) if place.is_dir() else [place])]
     found = [file.parent.resolve() / file.name for file in listed if file.is_file()]

@@ -359,6 +359,9 @@ def test_a_truncated_gzip_is_an_error_and_not_an_early_end(tmp_path):
 def test_missing_inputs_are_named(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         read([tmp_path / "nowhere-*.txt"])
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="loop"):
+        read([tmp_path / "loop"])
     with pytest.raises(UserError, match="found none"):
         readers.plan(PrepareConfig())
 
