@@ -139,7 +139,8 @@ def _count(report: ShardReport, samples, masks, flow: dict[str, int], mask_id: i
 
 
 def collect(task: BuildTask, dtype) -> tuple[Documents, dict[str, int]]:
-    """The documents of a task in the order of their hash, duplicates and short ones left out, copies by weight."""
+    """The documents of a task in the order of their hash, duplicates and short ones left out; then, in the same
+    order, the further copies that weights ask for."""
     columns = {name: [] for name in ("hash", "hash_rest", "document", "order", "source", "num_sentences", "num_tokens")}
     sentences, tokens = [np.empty(0, np.int64)], [np.empty(0, dtype)]
     for name in task.parts:
@@ -168,7 +169,8 @@ def collect(task: BuildTask, dtype) -> tuple[Documents, dict[str, int]]:
     }
     copies = _copies(task, table["source"][kept], table["hash_rest"][kept])
     counts["documents_with_copies"] = int(copies.sum())
-    kept = np.repeat(kept, copies)
+    # All first copies, then all second ones: a sample that crosses documents must not show two copies of one.
+    kept = np.concatenate([kept[:0], *(kept[copies > copy] for copy in range(copies.max(initial=0)))])
     sentence_starts = ragged.to_offsets(num_sentences)[:-1]
     token_starts = ragged.to_offsets(num_tokens)[:-1]
     lengths = ragged.gather(sentences, sentence_starts[kept], num_sentences[kept]).astype(np.int64)

@@ -31,6 +31,7 @@ _PART_BYTES = 64 << 20  # of a file: bounds memory
 # reaches that far).
 _LAST_BIT = 1 << 63
 _WHITE_SPACE = bytes.maketrans(b"\t\r\n\v\f", b"     ")
+_WHITE_SPACE_IN_PAIRS = bytes.maketrans(b"\r\n\v\f", b"    ")  # the tab divides the segments
 _SPACE = 0x20
 
 
@@ -133,13 +134,16 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
     chunk, size = [], 0
     for segment in task.segments:
         source = segment.file.source
+        damaged = False  # the document, by a piece before
         for document in read([segment]):
+            damaged &= document.piece > 1
             report.add(
                 documents_read=document.piece <= 1,
                 documents_in_pieces=document.piece == 1,
-                documents_with_encoding_errors=document.damaged,
+                documents_with_encoding_errors=document.damaged and not damaged,
                 bytes=len(document.text),
             )
+            damaged |= document.damaged
             chunk.append((source, document))
             size += len(document.text) + _DOCUMENT_BYTES
             if size >= _CHUNK_BYTES:
@@ -149,19 +153,20 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
         yield chunk
 
 
-def content_hashes(data: bytes, starts: np.ndarray) -> list[tuple[int, int]]:
+def content_hashes(data: bytes, starts: np.ndarray, pairs: bool = False) -> list[tuple[int, int]]:
     """128-bit hashes of texts, each with its white space made alike: the first half and the rest.
 
-    starts (N+1,): where they begin in `data`.
+    starts (N+1,): where they begin in `data`. pairs: each is two segments with a tab between them.
     """
-    values = np.frombuffer(data.translate(_WHITE_SPACE), np.uint8)
+    values = np.frombuffer(data.translate(_WHITE_SPACE_IN_PAIRS if pairs else _WHITE_SPACE), np.uint8)
     space = values == _SPACE
     again = np.flatnonzero(space[1:] & space[:-1]) + 1  # white space behind white space
     text = np.delete(values, again).tobytes()
     bounds = (starts - np.searchsorted(again, starts)).tolist()
     hashes = []
     for low, high in zip(bounds[:-1], bounds[1:], strict=True):
-        digest = hashlib.sha256(text[low:high].strip()).digest()
+        parts = text[low:high].split(b"\t")  # one, but for a pair
+        digest = hashlib.sha256(b"\t".join(part.strip() for part in parts)).digest()
         hashes.append((int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")))
     return hashes
 
@@ -187,7 +192,7 @@ def _encode(
     sizes = np.bincount(owner, weights=lengths, minlength=len(documents)).astype(np.int64)
     kept = np.flatnonzero(sizes)
     report.add(documents_empty=len(documents) - len(kept), sentences=len(lengths), tokens=len(tokens))
-    hashes = content_hashes(data, starts)
+    hashes = content_hashes(data, starts, pairs=task.splitter == "pairs")
     hashes = [
         (hashes[number][0] | (_LAST_BIT if documents[number].piece else 0), hashes[number][1]) for number in kept
     ]

@@ -23,9 +23,12 @@ def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
     Depends on the files alone, never on workers. Raises UserError if an input is missing or empty.
     """
     files: list[InputFile] = []
+    written = [folder for folder in (config.output, config.tokenizer) if folder]  # by this run, or by one before it
     for number, part in enumerate(config.all_sources):
-        find = hub.find_datasets if part.source.format == "dataset" else find_files
-        files += find(part.input, number, part.source, first=len(files))
+        if part.source.format == "dataset":
+            files += hub.find_datasets(part.input, number, part.source, first=len(files))
+        else:
+            files += find_files(part.input, number, part.source, first=len(files), written=written)
     if not files:
         raise UserError("input: found none, expected files, folders or globs; name some with --input")
     compressed = sum(file.compression is not None for file in files)

@@ -9,6 +9,7 @@ from pipeline.errors import UserError
 from pipeline.readers import hub
 from pipeline.readers.files import InputFile, Segment
 from pipeline.readers.lines import check_fields, in_pieces, order, valid
+from pipeline.readers.long_lines import document_id
 from pipeline.records import Document
 
 _ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once,
@@ -62,7 +63,7 @@ def _values(
     if not any(test(texts.type) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
         raise UserError(f"{where}: {text_field}: found {texts.type}, expected a string")
     texts = texts.cast(pa.large_binary())  # of the same bytes
-    names = [None] * len(rows) if id_field is None else map(str, rows.column(id_field).to_pylist())
+    names = [None] * len(rows) if id_field is None else map(document_id, rows.column(id_field).to_pylist())
     for place, (text, name) in enumerate(zip(texts, names, strict=True), start):
         data = memoryview(text.as_buffer() if text.is_valid else b"")
         if len(data) > _LONGEST_TEXT:
@@ -80,7 +81,7 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
     config, path = segment.file.config, segment.file.path
     try:
         with parquet.ParquetFile(path, memory_map=True) as table:
-            wanted = [name for name in (config.text_field, config.id_field) if name in table.schema_arrow.names]
+            check_fields(table.schema_arrow.names, config.text_field, config.id_field, path)
             groups = [table.metadata.row_group(group) for group in range(segment.stop)]
             place = sum(group.num_rows for group in groups[: segment.start])
             groups = groups[segment.start :]
@@ -88,7 +89,7 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
             batches = table.iter_batches(
                 min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(mean, 1))),
                 row_groups=range(segment.start, segment.stop), use_threads=False,
-                columns=wanted or table.schema_arrow.names[:1],
+                columns=[name for name in (config.text_field, config.id_field) if name is not None],
             )  # fmt: skip
             for batch in batches:
                 yield place, batch

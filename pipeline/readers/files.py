@@ -65,17 +65,24 @@ class Block:
     goes_on: bool = False
 
 
-def find_files(entries: list[str], source: int, config: SourceConfig, first: int) -> list[InputFile]:
-    """Files of a source in the order of their names; the order of the entries doesn't matter."""
+def find_files(
+    entries: list[str], source: int, config: SourceConfig, first: int, written: list[str]
+) -> list[InputFile]:
+    """Files of a source in the order of their names; the order of the entries doesn't matter.
+
+    What lies in a folder of `written` is left out, unless an entry names a place in it.
+    """
     paths: set[str] = set()
     for entry in entries:
-        found = _expand(entry)
+        found = _expand(entry, [os.path.realpath(folder) for folder in written])
         if not found:
             raise UserError(
                 f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
             )
-        paths.update(os.path.realpath(path) for path in found)
-    ordered = sorted(paths)
+        paths.update(found)
+    # One file under several names is read once. A link says what it links to by its own name: that of its target may
+    # be a hash (the cache of the Hugging Face hub, DVC, git-annex).
+    ordered = sorted({os.path.realpath(path): path for path in sorted(paths, reverse=True)}.values())
     shared = os.path.commonpath([os.path.dirname(path) for path in ordered])
     files = []
     for number, path in enumerate(ordered, first):
@@ -95,13 +102,20 @@ def find_files(entries: list[str], source: int, config: SourceConfig, first: int
     return files
 
 
-def _expand(entry: str) -> list[str]:
+def _expand(entry: str, written: list[str]) -> list[str]:
+    """The files that an entry names, their folders without links."""
     path = Path(entry).expanduser()
-    if path.is_dir():
-        return [str(p) for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")]
-    if path.is_file():
-        return [str(path)]
-    return [p for p in glob.glob(str(path), recursive=True) if os.path.isfile(p)]
+    written = [folder for folder in written if not Path(os.path.realpath(path)).is_relative_to(folder)]
+    places = [path] if path.exists() else map(Path, glob.glob(str(path), recursive=True))
+    listed = [file for place in places for file in (_visible(place) if place.is_dir() else [place])]
+    found = [file.parent.resolve() / file.name for file in listed if file.is_file()]
+    return [str(file) for file in found if not any(file.is_relative_to(folder) for folder in written)]
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Everything below a folder but what is hidden or lies in a hidden folder."""
+    found = folder.rglob("*")
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def open_file(file: InputFile) -> IO[bytes]:
@@ -174,11 +188,13 @@ def _blocks(
                 return  # one document covers this segment: it belongs to an earlier one
             # The last newline stays: it may begin the separator at which this segment ends.
             data, begin, waiting = data[match.end() - 1 :], begin + match.end() - 1, False
-        last = stop is not None and begin + len(data) > stop
-        if cut := _cut(data, separator, max(0, stop - begin) if last else None):
+        last = separator is not None and stop is not None and begin + len(data) > stop
+        end = separator.search(data, max(0, stop - begin)) if last else None
+        # White space at the end may begin the separator at which this segment ends.
+        if cut := end.end() if end else _cut(data.rstrip() if last else data, separator):
             yield Block(begin, data[:cut], pieces + 1 if pieces else 0)
             data, begin, pieces = data[cut:], begin + cut, 0
-            if last:
+            if end:
                 return
         while longest is not None and len(data) > longest + BLOCK_BYTES:
             cut = longest if separator is NEWLINE else cut_place(data, longest)  # text is cut between words
@@ -194,13 +210,10 @@ def _blocks(
         yield Block(begin, data, pieces + 1 if pieces else 0)
 
 
-def _cut(data: bytes, separator: re.Pattern | None, limit: int | None) -> int:
-    """End of the last separator, or of the first one from `limit` on; 0 if there is none."""
+def _cut(data: bytes, separator: re.Pattern | None) -> int:
+    """End of the last separator; 0 if there is none."""
     if separator is None:
         return 0
-    if limit is not None:
-        match = separator.search(data, limit)
-        return match.end() if match else 0
     reach = 1 << 12  # a separator is near the end, as a rule: search there first
     while True:
         low = max(0, len(data) - reach)
@@ -217,6 +230,12 @@ def cut_place(data: bytes, limit: int) -> int:
     for place in range(limit, max(limit - 4096, 1), -1):
         if data[place - 1] <= 0x20:
             return place
-    while data[limit] & 0xC0 == 0x80:
-        limit -= 1
-    return limit
+    return between_characters(data, limit)
+
+
+def between_characters(data: bytes, place: int) -> int:
+    """`place`, or the first byte of the UTF-8 character that lies across it."""
+    for first in range(place, max(place - 4, 0), -1):
+        if data[first] & 0xC0 != 0x80:
+            return first
+    return place  # no UTF-8: wherever it is cut

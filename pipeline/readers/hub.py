@@ -21,8 +21,9 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
     """
     files = []
     for number, entry in enumerate(sorted(set(entries)), first):
-        if os.path.isdir(entry):
-            path, name = entry, os.path.basename(os.path.normpath(entry))
+        saved = os.path.abspath(os.path.expanduser(entry))  # workers may run in other folders
+        if os.path.isdir(saved):
+            path, name = saved, os.path.basename(saved)
             data = _load(path, config)
             count, size = len(data), data.data.nbytes
         else:

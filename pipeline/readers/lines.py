@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.errors import UserError
 from pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
-from pipeline.readers.long_lines import LongLine
+from pipeline.readers.long_lines import LongLine, document_id
 from pipeline.records import Document
 
 LONGEST_JSON_LINE = 16 << 20  # bytes: a longer line is never held whole
@@ -23,14 +23,19 @@ def read(segment: Segment) -> Iterator[Document]:
     separator = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}.get(form, NEWLINE)
     longest = {"pairs": None, "jsonl": LONGEST_JSON_LINE}.get(form, LONGEST_PIECE)
     parse = {"jsonl": _json_documents, "pairs": _pairs}.get(form, _texts)
-    found = blocks(segment, separator, longest)
+    found = _without_mark(blocks(segment, separator, longest))
     for block in _without_long_lines(segment, found) if form == "jsonl" else found:
         if isinstance(block, Document):
             yield block
-            continue
+        else:
+            yield from parse(segment, block, separator)
+
+
+def _without_mark(found: Iterator[Block]) -> Iterator[Block]:
+    for block in found:
         if block.offset == 0 and block.data.startswith(_MARK):
             block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets stay
-        yield from parse(segment, block, separator)
+        yield block
 
 
 def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Block | Document]:
@@ -111,7 +116,7 @@ def field(record, text_field: str, id_field: str | None, where: str) -> tuple[st
         text = ""  # a null is an empty document, and counted as one
     if not isinstance(text, str):
         raise UserError(f"{where}: {text_field}: found {type(text).__name__}, expected a string")
-    return text, None if id_field is None else str(record[id_field])
+    return text, None if id_field is None else document_id(record[id_field])
 
 
 def check_fields(found: Iterable[str], text_field: str, id_field: str | None, where: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from json.decoder import scanstring
 
 from pipeline.errors import UserError
-from pipeline.readers.files import Segment
+from pipeline.readers.files import Segment, between_characters
 
 _SPACES = re.compile(r"[ \t\n\r]*")
 _BODY = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a JSON string, up to its quote or what there is
@@ -16,6 +16,11 @@ _UNITS = re.compile(  # what may not be cut: a byte, a surrogate pair, another \
     re.DOTALL,
 )
 _LOOK_BACK = 4096
+
+
+def document_id(value) -> str | None:
+    """An id as text; a null is none."""
+    return None if value is None else str(value)
 
 
 class LongLine:
@@ -66,8 +71,9 @@ class LongLine:
 
     def _find_text(self) -> int:
         """Where the text begins, in bytes behind its quote; also finds the id."""
-        text = self._held.decode(errors="replace")
+        text = self._held.decode(errors="surrogateescape")  # which keeps the places of bytes that aren't UTF-8
         decoder = json.JSONDecoder()
+        id_missing = self.config.id_field is not None
         try:
             place = _SPACES.match(text).end()
             if text[place] != "{":
@@ -81,7 +87,7 @@ class LongLine:
                     break
                 value, place = decoder.raw_decode(text, place)
                 if key == self.config.id_field:
-                    self.id = str(value)
+                    self.id, id_missing = document_id(value), False
                 place = _SPACES.match(text, place).end() + 1  # behind the comma
                 place = _SPACES.match(text, place).end()
             if text[place] != '"':
@@ -93,19 +99,17 @@ class LongLine:
                 f"{self.where}: found no field {self.config.text_field!r} at the beginning of a line of more than "
                 f"{len(self._held) >> 20} MB; put it before whatever is longer"
             ) from error
-        if self.config.id_field is not None and self.id is None:
+        if id_missing:
             raise UserError(
                 f"{self.where}: found no {self.config.id_field!r} before the text of a long line; put it there"
             )
-        return len(text[: place + 1].encode())
+        return len(text[: place + 1].encode(errors="surrogateescape"))
 
     def _safe_cut(self, data: bytes, limit: int) -> int:
         """A place to cut at or before `limit`: behind a space, else between characters and outside of an escape."""
         if (space := data.rfind(b" ", max(0, limit - _LOOK_BACK), limit)) > 0:
             return space + 1
-        place = _UNITS.match(data, 0, limit).end()
-        while data[place] & 0xC0 == 0x80:
-            place -= 1
+        place = between_characters(data, _UNITS.match(data, 0, limit).end())
         if place == 0:
             raise UserError(f"{self.where}: found an escape that JSON doesn't have; mend it")
         return place

@@ -3,7 +3,9 @@
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from pipeline.config import MixtureSource, SamplesConfig, SourceConfig, SplitConfig
 from pipeline.inspecting import tokens_lost
@@ -85,6 +87,20 @@ def test_weights_repeat_documents(tmp_path):
     assert counts["documents"] == 400 and 470 < counts["documents_with_copies"] < 530
 
 
+def test_copies_of_a_document_do_not_meet_in_a_sample(tmp_path):
+    path = corpus.write_jsonl(tmp_path / "in/a.jsonl", sorted(set(corpus.documents(150, sentences=(1, 1)))))
+    mixture = [MixtureSource([str(path)], 3.0)]
+    samples = SamplesConfig(objective="full_sentences")
+    manifest = prepare(corpus.config(tmp_path, [], input=[], mixture=mixture, samples=samples, split=SplitConfig(0, 0)))
+    counts = manifest.splits["train"].counts
+    assert counts["documents_with_copies"] == 3 * counts["documents"] and tokens_lost(manifest) == 0
+    reader = ShardReader(tmp_path / "data")
+    separator = str(manifest.special_tokens.separator)
+    for row in corpus.rows(reader.take(np.arange(reader.num_samples), None)[0]):
+        sentences = " ".join(map(str, row[1:-1])).split(f" {separator} ")
+        assert len(set(sentences)) == len(sentences)
+
+
 def test_sources_of_several_forms_are_each_read_as_such(tmp_path):
     """Small files share tasks, but not with files of another form."""
     for name, text in (("lines.txt", "ka lo. mi\nren tas\n\nu vor\ne"), ("prose.txt", "ka lo. Mi\nren. Tas")):
@@ -111,6 +127,33 @@ def test_pairs_serve_other_objectives_too(tmp_path):
     samples, _ = reader.take(np.arange(reader.num_samples), 0)
     assert tokens_lost(manifest) == 0
     assert (samples.lengths - samples.segment_b_start >= 2).all()  # B and its separator: no label without a B
+
+
+def test_pairs_that_differ_in_where_they_are_divided_are_no_duplicates(tmp_path):
+    lines = [line for word in corpus.words()[:60]
+             for line in (f"ka {word} lo\tmi", f"ka {word}\tlo mi", f" ka  {word} lo \t mi")]  # fmt: skip
+    (tmp_path / "pairs.txt").write_text("\n".join(lines))
+    manifest = prepare(corpus.config(tmp_path, [tmp_path / "pairs.txt"], source=SourceConfig(format="pairs")))
+    assert (manifest.counts["documents"], manifest.counts["documents_duplicate"]) == (120, 60)
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "parquet"])
+def test_encoding_errors_are_counted_by_documents_and_not_by_pieces(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr("pipeline.readers.lines.LONGEST_PIECE", 2000)
+    monkeypatch.setattr("pipeline.readers.files.BLOCK_BYTES", 1000)
+    texts = [text.replace('"', "") for text in corpus.documents(2, sentences=(60, 70))]
+    good, bad = (" ".join(text.split()).encode() for text in texts)
+    made = [bad.replace(b"ka", b"k\xff"), good.replace(b"ka", b"k\xff"), good, *[b"ka lo %d" % n for n in range(9)]]
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(pa.table({"text": pa.array(made).view(pa.string())}), path)
+    elif suffix == "jsonl":
+        path.write_bytes(b"".join(b'{"text": "' + text + b'"}\n' for text in made))
+    else:
+        path.write_bytes(b"\n\n".join(made))
+    manifest = prepare(corpus.config(tmp_path, [path], source=SourceConfig(encoding_errors="replace")))
+    assert manifest.counts["documents_read"] == len(made) and manifest.counts["documents_in_pieces"] == 3
+    assert manifest.counts["documents_with_encoding_errors"] == 2
 
 
 def test_several_lengths_from_one_tokenization(tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -88,6 +89,40 @@ def test_a_folder_of_files_is_read_in_the_order_of_names(tmp_path):
     assert texts([tmp_path]) == texts(shuffled) == ["a/10.txt", "a/9.txt", "b/2.txt", "c.jsonl"]
 
 
+def test_a_link_is_read_as_its_own_name_says(tmp_path):
+    """The cache of the Hugging Face hub: names that link to files named by hashes."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snap").mkdir()
+    compress(tmp_path / "made.gz", json.dumps({"text": "ka lo"}).encode())
+    (tmp_path / "made.gz").rename(tmp_path / "blobs/abc123")
+    (tmp_path / "snap/d.jsonl.gz").symlink_to("../blobs/abc123")
+    (tmp_path / "snap/e.jsonl.gz").symlink_to("d.jsonl.gz")
+    (tmp_path / "link").symlink_to("snap")
+    for entry in ("snap", "link", "link/../snap/*"):
+        found, _ = readers.plan(PrepareConfig(input=[str(tmp_path / entry)]))
+        assert [(file.name, file.format, file.compression) for file in found] == [("d.jsonl.gz", "jsonl", "gzip")]
+        assert texts([tmp_path / entry]) == ["ka lo"]
+
+
+def test_folders_are_read_without_what_is_hidden_or_written_by_runs(tmp_path):
+    for name in (".git/config", "a.txt", "b/.ipynb_checkpoints/x.txt", "b/c/d.txt", "runs/data/tokenizer/vocab.txt",
+                 "runs/data/.work/tokenizer/vocab.txt", "runs/vocab/vocab.txt"):  # fmt: skip
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(name)
+
+    def names(entry: str, **folders: str) -> list[str]:
+        folders = {field: str(tmp_path / "in" / folder) for field, folder in folders.items()}
+        found, _ = readers.plan(PrepareConfig(input=[str(tmp_path / "in" / entry)], **folders))
+        return [Path(file.path).relative_to(tmp_path / "in").as_posix() for file in found]
+
+    for entry in ("", "*", "**"):
+        assert names(entry, output="runs/data", tokenizer="runs/vocab") == ["a.txt", "b/c/d.txt"]
+        assert names(entry, output="runs/data", tokenizer="runs/vocab/vocab.txt") == ["a.txt", "b/c/d.txt"]
+        assert names(entry, output="runs") == ["a.txt", "b/c/d.txt"]
+    assert names("runs/vocab", output="runs") == ["runs/vocab/vocab.txt"]  # named, so meant
+    assert names(".git") == [".git/config"]
+
+
 def test_pairs(tmp_path):
     (tmp_path / "p.txt").write_bytes(b"Welcome to the\tthe jungle\r\n\nI can stay\there all night")
     assert texts([tmp_path], format="pairs") == ["Welcome to the\tthe jungle", "I can stay\there all night"]
@@ -102,7 +137,7 @@ def test_parquet_fields_and_row_groups(tmp_path):
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
     found = read([tmp_path], text_field="body", id_field="name")
     assert [d.text.decode() for d in found] == made and [d.id for d in found] == [f"n{i}" for i in range(50)]
-    with pytest.raises(UserError, match="'text', there are 'body'"):
+    with pytest.raises(UserError, match="'text', there are 'body', 'name', 'extra'"):
         read([tmp_path])
 
 
@@ -132,12 +167,17 @@ def test_a_table_whose_text_is_no_utf8_stops_or_is_replaced(tmp_path):
     assert [(d.text.decode(), d.damaged) for d in found] == [("good", False), ("b\ufffdd", True)]
 
 
-def test_saved_datasets(tmp_path):
+def test_saved_datasets(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     made = corpus.documents(30)
     saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": made})})
     saved.save_to_disk(tmp_path / "saved")
     assert texts([tmp_path / "saved"], format="dataset") == made
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for entry in ("saved", "~/saved"):
+        found, _ = readers.plan(PrepareConfig(input=[entry], source=SourceConfig(format="dataset")))
+        assert [(file.path, file.name) for file in found] == [(str(tmp_path / "saved"), "saved")]
     with pytest.raises(UserError, match="found no 'test'"):
         read([tmp_path / "saved"], format="dataset", dataset_split="test")
 
@@ -189,6 +229,36 @@ def test_json_lines_too_long_to_be_held(tmp_path, monkeypatch, suffix, ascii_onl
         assert list(whole.values()) == texts_in * 2
 
 
+@pytest.mark.parametrize("form", ["jsonl", "text", "lines"])
+def test_nothing_is_lost_around_long_documents_at_the_end_of_a_segment(tmp_path, monkeypatch, form):
+    """Segments end off the grid of blocks; before and between long documents stand short ones."""
+    lengths = [5, 30, 1500, 40, 900, 7, 7, 2500, 3, 60, 1200, 12] * 2
+    texts_in = [f"d{n} " + "ka " * (length // 3) for n, length in enumerate(lengths)]
+    if form == "jsonl":
+        (tmp_path / "a").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts_in))
+    else:
+        (tmp_path / "a").write_text("\n\n".join(texts_in))
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 400)
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 400)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 128)
+    for segment in (150, 1001, 2500):
+        monkeypatch.setattr(readers, "_SEGMENT_BYTES", (segment, segment))
+        found = read([tmp_path / "a"], format=form)
+        assert " ".join(document.text.decode() for document in found).split() == " ".join(texts_in).split()
+        begun = [(document.text.split()[0].decode(), document.piece) for document in found if document.piece <= 1]
+        assert [name for name, _ in begun] == [f"d{n}" for n in range(len(texts_in))]
+        assert all(piece == (length > 800) for (_, piece), length in zip(begun, lengths, strict=True))
+
+
+def test_the_text_of_a_long_line_is_whole_whatever_stands_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    text = "first é " + "x " * 2000 + "last"
+    for before in (b"", b'"\xc3\xa9": "\xf0\x9f\x98\x80", ', b'"a": "\xff\xfe\xe9", '):
+        (tmp_path / "a.jsonl").write_bytes(b"{" + before + b'"text": "' + text.encode() + b'"}\n')
+        assert texts([tmp_path]) == [text]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -220,9 +290,44 @@ def test_encoding_errors_stop_or_are_replaced(tmp_path):
     assert read([tmp_path], encoding_errors="replace")[0].text.decode() == "a\ufffdb"
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+@pytest.mark.parametrize("form", ["text", "file", "jsonl", "parquet"])
+def test_long_bytes_that_are_no_characters(tmp_path, monkeypatch, form):
+    """Continuation bytes without a first one: nowhere in them does a character begin."""
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 300)
+    data = b"\x80" * 6000
+    if form == "parquet":
+        parquet.write_table(pa.table({"text": pa.array([data]).view(pa.string())}), tmp_path / "a")
+    else:
+        (tmp_path / "a").write_bytes(b'{"text": "' + data + b'"}\n' if form == "jsonl" else data)
+    with pytest.raises(UserError, match="found byte 0x80, expected UTF-8"):
+        read([tmp_path], format=form)
+    found = read([tmp_path], format=form, encoding_errors="replace")
+    assert "".join(document.text.decode() for document in found) == "\ufffd" * 6000
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
     assert texts([tmp_path]) == ["hello"]
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "' + b"ka " * 500 + b'"}\n')
+    assert texts([tmp_path]) == ["ka " * 499 + "ka"]
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    assert texts([tmp_path]) == ["ka " * 499 + "ka"]
+
+
+def test_a_null_id_is_none(tmp_path, monkeypatch):
+    made = {"id": ["a", None, "3"], "text": ["ka", "lo", "mi"]}
+    parquet.write_table(pa.table(made), tmp_path / "a.parquet")
+    records = [{"id": name, "text": text} for name, text in zip(*made.values(), strict=True)]
+    records.append({"id": None, "text": "x " * 2000})
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert [d.id for d in read([tmp_path / "a.parquet"], id_field="id")] == made["id"]
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    assert [d.id for d in read([tmp_path / "a.jsonl"], id_field="id")] == [*made["id"], None]
 
 
 @pytest.mark.parametrize(
@@ -254,6 +359,9 @@ def test_a_truncated_gzip_is_an_error_and_not_an_early_end(tmp_path):
 def test_missing_inputs_are_named(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         read([tmp_path / "nowhere-*.txt"])
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="loop"):
+        read([tmp_path / "loop"])
     with pytest.raises(UserError, match="found none"):
         readers.plan(PrepareConfig())
 
