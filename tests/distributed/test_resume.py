@@ -168,7 +168,7 @@ def test_an_evaluation_that_ends_a_resumed_run_is_in_its_checkpoint(data, tmp_pa
     """Stopped at a step that is to be evaluated: the resume evaluates it first, and reaches the target."""
     run = tmp_path / "run"
     command = pretrain_command(data, run, *RUN, "--evaluation.every_steps", "1", "--evaluation.keep_best", "true",
-                               "--evaluation.metric", "mlm_accuracy", "--evaluation.target", "0.0")
+                               "--schedule.warmup_steps", "0", "--evaluation.target", "100")
     at = command.index("--evaluation.target")
     stopping = [*command[:at], "--train.stop_before_seconds", "5"]
     assert "checkpoint of step 1" in finish(start(stopping, SLURM_JOB_END_TIME="1"), status=75)
