@@ -172,6 +172,8 @@ def test_strangers_and_holes_in_a_checkpoint_are_named(change, found):
         ("{", "config.json"),
         ('{"model_type": "gpt2"}', "gpt2"),
         ('{"model_type": "bert", "hidden_act": "mish"}', "mish"),
+        ('{"model_type": "modernbert", "rope_scaling": {"type": "linear", "factor": 2.0}}', "linear"),
+        ('{"model_type": "modernbert", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}', "yarn"),
         ('{"model_type": "bert"}', "model.safetensors"),
     ],
 )
