@@ -32,15 +32,18 @@ def export(config: ExportConfig) -> int:
         check_installed()
     aside = Path(os.path.abspath(output) + ".tmp")  # renamed when it is whole
     shutil.rmtree(aside, ignore_errors=True)
-    with readable_errors(output):
-        said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (
-            _copy_model(config, run, aside))
-        own_format = json.loads((aside / "config.json").read_text(encoding="utf-8")).get("model_type") == OWN_MODEL_TYPE
-        if config.onnx:
-            write_onnx(aside)
-        os.replace(aside, output)
+    try:
+        with readable_errors(output):
+            said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (
+                _copy_model(config, run, aside))
+            described = json.loads((aside / "config.json").read_text(encoding="utf-8"))
+            if config.onnx:
+                write_onnx(aside)
+            os.replace(aside, output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
-    if own_format:
+    if described.get("model_type") == OWN_MODEL_TYPE:
         console.warn("transformers has no architecture of this shape; the folder is in a format that only Cloze reads")
     return 0
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.hub import load_architecture, load_note
-from model.tasks import ARCHITECTURES
+from model.hub import load_note
+from model.tasks import saved_class
 from pipeline.encoding import TRUNCATION
 from pipeline.errors import UserError
 
@@ -71,9 +71,10 @@ def write_onnx(folder: Path) -> None:
 
     Raises:
         UserError: the extra is missing, or the outputs differ.
+        ModelError: the model is of a class that we lack.
     """
     check_installed()
-    cls = ARCHITECTURES[load_architecture(folder)]
+    cls = saved_class(folder)
     # What torch has an operator for, the graph has one for: eager's products do not wait for a fill of their output.
     model = _Padded(cls.from_folder(folder, attention_kernel="sdpa")).eval()
     if (head := getattr(model.model, "head", None)) and head.pieces != "none":

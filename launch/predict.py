@@ -32,8 +32,8 @@ from launch.predicting.vectors import (
 )
 from model.bert import BertForPreTraining
 from model.config import BertConfig
-from model.hub import load_architecture, load_note
-from model.tasks import ARCHITECTURES
+from model.hub import load_note
+from model.tasks import saved_class
 from pipeline.encoding import TRUNCATION, Encoder, Encoding, Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
@@ -86,12 +86,8 @@ class Predictor:
             model.load_state_dict(read_weights(folder)[1])
             return cls(model, tokenizer, str(folder))
         folder = runs.model_folder(folder)
-        name = load_architecture(folder)
-        if name not in ARCHITECTURES:
-            raise UserError(f"{folder / 'config.json'}: found architecture {name}, expected one of "
-                            f"{', '.join(ARCHITECTURES)}")
         truncation = load_note(folder, TRUNCATION)
-        return cls(ARCHITECTURES[name].from_folder(folder), tokenizer, str(folder),
+        return cls(saved_class(folder).from_folder(folder), tokenizer, str(folder),
                    truncation and Truncation(**truncation))
 
     # ---- one text ----

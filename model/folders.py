@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 from model.config import BertConfig, HeadConfig, ModelError
-from model.hub import load_head, load_pretrained, save_pretrained
+from model.hub import load_head, load_note, load_pretrained, save_pretrained
 from model.initialization import init_weights
 from model.names import StateDict
 
@@ -23,10 +24,13 @@ class InFolders:
         """The model in `folder`, in evaluation mode; heads of the folder that this class lacks are left out.
 
         `head`: labels of a new classifier; None takes the folder's. `new_head_seed`: draws a head that the
-        folder lacks (or that has other labels); without a seed that raises ModelError. `options`: of the
-        constructor.
+        folder lacks (or that has other labels); without a seed that raises ModelError, but a BertModel that was saved
+        without its pooler has none. `options`: of the constructor.
         """
         config, weights = load_pretrained(folder)
+        pooled = any(name.startswith("bert.pooler.") for name in weights)
+        if new_head_seed is None and not pooled and load_note(folder, "architectures") == ["BertModel"]:
+            config = dataclasses.replace(config, pooler=False)  # which config.json of transformers does not say
         if hasattr(cls, "takes_head"):
             options["head"] = head or load_head(folder)
         return cls.from_weights(config, weights, str(folder), new_head_seed=new_head_seed, **options)

@@ -134,13 +134,14 @@ def _activation(name: str) -> str:
 
 def _modern_config(values: dict) -> BertConfig:
     fields = {ours: values[theirs] for ours, theirs in _MODERN_FIELDS.items() if theirs in values}
+    fields["pad_token_id"] = fields.get("pad_token_id") or 0  # as BERT's
     biases = {values.get(name, False) for name in ("attention_bias", "mlp_bias", "classifier_bias")}
     if len(biases) > 1:
         raise ModelError("config.json: found attention_bias, mlp_bias, classifier_bias unequal, expected all equal")
     activations = [values.get(f"{name}_activation", "gelu") for name in ("hidden", "classifier")]
     if len(set(activations)) > 1:
         raise ModelError(f"config.json: found hidden and classifier activation {activations}, expected them equal")
-    rope = values.get("rope_parameters", {})
+    bases = _rotary_bases(values)
     every = values.get("global_attn_every_n_layers", 3)
     kinds = values.get("layer_types")
     expected = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(kinds or []))]
@@ -151,8 +152,8 @@ def _modern_config(values: dict) -> BertConfig:
         hidden_act=_activation(activations[0]),
         hidden_dropout_prob=values.get("mlp_dropout", 0.0),
         linear_bias=biases.pop(),
-        rotary_theta=rope.get("full_attention", {}).get("rope_theta", values.get("global_rope_theta", 160_000.0)),
-        local_rotary_theta=rope.get("sliding_attention", {}).get("rope_theta", values.get("local_rope_theta", 1e4)),
+        rotary_theta=bases["full_attention"],
+        local_rotary_theta=bases["sliding_attention"],
         global_attention_every=every,
         position_embedding="rotary",
         type_vocab_size=0,
@@ -163,6 +164,22 @@ def _modern_config(values: dict) -> BertConfig:
         classifier_dropout=values.get("classifier_dropout", 0.0),
         pooler=False,
     )
+
+
+def _rotary_bases(values: dict) -> dict[str, float]:
+    """Base of the frequencies by kind of layer; raises ModelError for frequencies that are scaled."""
+    bases = {"full_attention": values.get("global_rope_theta", 160_000.0),
+             "sliding_attention": values.get("local_rope_theta", 10_000.0)}  # fmt: skip
+    for field in ("rope_scaling", "rope_parameters"):
+        given = values.get(field) or {}
+        layers = {layer: given.get(layer) or {} for layer in bases}
+        for rope in (given, *layers.values()):
+            kind = rope.get("rope_type") or rope.get("type") or "default"
+            if kind != "default":
+                raise ModelError(f"config.json: found rope_type {kind!r} in {field}, expected default: scaled rotary "
+                                 "positions are not computed here; take a model without them")
+        bases = {layer: layers[layer].get("rope_theta", base) for layer, base in bases.items()}
+    return bases
 
 
 def architecture_of(state_dict: StateDict) -> str:
@@ -262,16 +279,18 @@ def load_note(folder: str | os.PathLike, name: str) -> Any:
 
 
 def load_head(folder: str | os.PathLike) -> HeadConfig | None:
-    """Labels of the classifier in a model folder; None if config.json names none."""
+    """Labels and kind of the classifier in a model folder; None if config.json says nothing of one."""
     values = _read_config(Path(folder))
     if values.get("head"):
         head = values["head"]
         columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
         return HeadConfig(**head | {"labels": tuple(head["labels"]), "columns": columns})
     pooling = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
-    if "id2label" not in values:  # transformers leaves out default labels
-        return HeadConfig(pooling=pooling) if pooling != "pooler" else None
-    labels = tuple(label for _, label in sorted(values["id2label"].items(), key=lambda item: int(item[0])))
+    labels = HeadConfig.labels  # transformers leaves out default ones
+    if values.get("id2label"):
+        labels = tuple(label for _, label in sorted(values["id2label"].items(), key=lambda item: int(item[0])))
+    elif pooling == "pooler" and not values.get("problem_type"):
+        return None
     problems = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     unnamed = "regression" if len(labels) == 1 else "single_label"  # as transformers decides
     return HeadConfig(labels, problems.get(values.get("problem_type"), unnamed), pooling=pooling)

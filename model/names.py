@@ -52,12 +52,14 @@ _MODERN_LAYER = {
     "feed_forward.down": ("mlp.Wo",),
     "feed_forward_norm": ("mlp_norm",),
 }
+# BERT has both; they are one where the embeddings are tied, else only the second is used.
+_TIED_BIAS, _UNTIED_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
 _DECODERS = {  # family -> names of the vocabulary projection's weight and bias
-    "bert": ("cls.predictions.decoder.weight", "cls.predictions.bias"),
+    "bert": ("cls.predictions.decoder.weight", _TIED_BIAS),
     "modernbert": ("decoder.weight", "decoder.bias"),
 }
 # Theirs that repeat another parameter or hold no weight.
-_REPEATED = ("cls.predictions.decoder.bias", "bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_REPEATED = (_UNTIED_BIAS, "bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
 
 _BERT_DEFAULTS = (  # fields that must be as published
@@ -124,6 +126,8 @@ def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
         if name not in names:
             raise ModelError(f"{name}: this parameter has no counterpart in transformers")
         result.update(zip(names[name], tensor.chunk(len(names[name])), strict=True))
+    if not config.tie_word_embeddings and _TIED_BIAS in result:
+        result[_UNTIED_BIAS] = result[_TIED_BIAS]
     return result
 
 
@@ -137,6 +141,8 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     for name, tensor in state_dict.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         theirs[name] = tensor
+    if not config.tie_word_embeddings and _UNTIED_BIAS in theirs:
+        theirs[_TIED_BIAS] = theirs[_UNTIED_BIAS]
     prefix = "bert." if family_of(config) == "bert" else "model."
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}

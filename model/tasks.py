@@ -6,6 +6,8 @@ Inputs are those of BertModel.forward, in either layout. Losses come one for eac
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ from model.bert import BertForPreTraining, BertModel, BertPreTrained, PreTrainin
 from model.classifiers import Classifier, TaskOutput, with_states
 from model.config import BertConfig, HeadConfig, ModelError
 from model.heads import IGNORED, MaskedLanguageModelHead, NextSentenceHead, class_losses, pool
+from model.hub import load_architecture
 from model.spans import BertForQuestionAnswering
 
 
@@ -191,3 +194,12 @@ ARCHITECTURES: dict[str, type[nn.Module]] = {
         BertForTokenClassification, BertForMultipleChoice, BertForQuestionAnswering,
     )
 }  # fmt: skip
+
+
+def saved_class(folder: str | os.PathLike) -> type[nn.Module]:
+    """Our class that a model folder was saved from. Raises ModelError if config.json names none, or one we lack."""
+    name = load_architecture(folder)
+    if name not in ARCHITECTURES:
+        raise ModelError(f"{os.path.join(folder, 'config.json')}: found architecture {name}, expected one of "
+                         f"{', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]

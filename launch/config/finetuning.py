@@ -77,7 +77,8 @@ class FinetuneConfig:
     answer_units: Literal["words", "characters"] = "words"
     """What exact match and F1 compare; characters for languages without spaces, as Chinese (squad, squad2)."""
     pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
-    """What the head reads of a sequence; others than the pooler are written in our own format."""
+    """What the head reads of a sequence; what transformers lacks is written in our own format: of BERT's shapes all
+    but the pooler, of ModernBERT's max."""
     dropout: float | None = None
     """Dropout everywhere in the model, 0 <= p < 1; null: the model's own."""
     freeze: str = "none"

@@ -16,7 +16,7 @@ from launch.config import FinetuneConfig
 from launch.hub import fetch_model, is_name
 from model.bert import BertPreTrained
 from model.config import BertConfig, HeadConfig
-from model.hub import load_head, load_note, load_pretrained
+from model.hub import load_architecture, load_head, load_note, load_pretrained
 from model.initialization import init_weights
 from model.names import StateDict
 from pipeline.batches import RankBatch
@@ -28,12 +28,15 @@ FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json
 
 @dataclass(frozen=True)
 class Source:
-    """A shape, its weights under our names (empty: random ones), the labels of its head if it has one."""
+    """A shape, its weights under our names (empty: random ones), the labels of its head if it has one, and the name of
+    the class that it is of, where a model folder says it.
+    """
 
     config: BertConfig
     weights: StateDict
     head: HeadConfig | None
     tokenizer: Tokenizer
+    architecture: str | None = None
 
 
 def find_source(config: FinetuneConfig) -> Source:
@@ -42,7 +45,7 @@ def find_source(config: FinetuneConfig) -> Source:
     Raises:
         UserError: there is no such model, or the tokenizer is not the one that it was trained with.
     """
-    path = Path(config.model)
+    path, architecture = Path(config.model), None
     if path.suffix in (".yaml", ".yml"):
         return _from_shape(config, path)
     if runs.is_pretraining(path):
@@ -54,6 +57,8 @@ def find_source(config: FinetuneConfig) -> Source:
         path = runs.model_folder(path) if path.is_dir() else _from_hub(config)
         shape, weights = load_pretrained(path)
         head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)
+        if load_note(path, "architectures"):  # old folders of BERT name none
+            architecture = load_architecture(path)
     tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)
     has_own = any((own_tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
     if expected is None and config.tokenizer and has_own:
@@ -62,10 +67,13 @@ def find_source(config: FinetuneConfig) -> Source:
         raise UserError(f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
                         f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out")
     _check_vocabulary(tokenizer, shape, path)
-    return Source(shape, weights, head, tokenizer)
+    return Source(shape, weights, head, tokenizer, architecture)
 
 
 def _from_shape(config: FinetuneConfig, path: Path) -> Source:
+    if config.reinitialize_layers:
+        raise UserError(f"reinitialize_layers: found {config.reinitialize_layers} with {path}, a shape, whose layers "
+                        "are all random, expected 0; leave --reinitialize_layers out")
     if config.tokenizer is None:
         raise UserError(f"tokenizer: found none, expected the folder of one: {path} is a shape without a vocabulary; "
                         "add --tokenizer DIR")
@@ -107,7 +115,8 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
                 ) -> tuple[BertPreTrained, str]:
     """The model to train, and one line about where its weights come from. Alike on every process.
 
-    A head is taken over if it is for the same labels; else it is drawn from `config.seed`.
+    A head is taken over if it is for the same labels, one without labels if it is of the same class; else it is drawn
+    from `config.seed`.
     """
     shape = source.config
     if config.dropout is not None:
@@ -121,8 +130,11 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
         model = cls(shape, **options)
         init_weights(model, config.seed)
         return model.train(), "random"
-    same = head is None or (source.head is not None and source.head.labels == head.labels
-                            and source.head.problem == head.problem and source.head.layers == head.layers)
+    if head is None:
+        same = source.architecture == cls.__name__
+    else:
+        same = (source.head is not None and source.head.labels == head.labels
+                and source.head.problem == head.problem and source.head.layers == head.layers)
     kept = {name: tensor for name, tensor in source.weights.items()
             if same or not name.startswith(("classifier.", "mix."))}
     model = cls.from_weights(shape, kept, config.model, new_head_seed=config.seed, **options)

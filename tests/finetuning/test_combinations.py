@@ -60,6 +60,15 @@ def test_a_field_of_another_kind_is_refused(model, files, tmp_path, capsys):
     assert status == 2 and f"model: {shape}: found a value of another kind" in error and "\n" not in error
 
 
+def test_layers_of_a_shape_are_not_drawn_twice(model, files, tmp_path, capsys):
+    (tmp_path / "shape.yaml").write_text("hidden_size: 32\nnum_attention_heads: 2\n")
+    status = main(["finetune", "sst2", "--model", str(tmp_path / "shape.yaml"), "--tokenizer", str(model), "--train",
+                   str(files[0]), "--validation", str(files[1]), "--output", str(tmp_path / "run"),
+                   "--reinitialize_layers", "1"])
+    error = capsys.readouterr().err.strip()
+    assert status == 2 and "reinitialize_layers: found 1 with" in error and "\n" not in error
+
+
 def config_of(*overrides):
     return parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o", *overrides])
 

@@ -14,15 +14,18 @@ from transformers import (
     AutoTokenizer,
 )
 
-from launch.cli import main
+from launch.cli import main, parse
+from launch.finetuning.models import find_source, start_model
 from launch.finetuning.tagging import TagExamples, find_tags, read_conll, read_entities
 from launch.finetuning.tasks import find_task
 from launch.predict import Predictor
+from model.tasks import BertForMultipleChoice
 from pipeline.encoding import Encoder
 from pipeline.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import GOOD, OTHERS, make_model, write_tsv
+from tests.launch.tiny_models import save_model
 
 # ---- tags ----
 
@@ -273,3 +276,11 @@ def test_stories_have_two_endings(model, tmp_path):
     results, _ = finetune("rocstories", model, path, path, tmp_path / "run", "--epochs", 2)
     assert results["validation"]["examples"] == 8
     assert lines(tmp_path / "run" / "predictions" / "validation.jsonl")[0]["label"] == "2"
+
+
+@pytest.mark.parametrize("kind, drawn", [("BertForSequenceClassification", True), ("BertForMultipleChoice", False)])
+def test_a_regressions_head_is_not_taken_for_that_of_choices(tmp_path, kind, drawn):
+    save_model(tmp_path, kind, num_labels=1)  # both have one score
+    config = parse("finetune", ["swag", "--model", str(tmp_path), "--train", "t", "--validation", "v", "--output", "o"])
+    _, origin = start_model(BertForMultipleChoice, find_source(config), None, config)
+    assert origin == str(tmp_path) + ("; drawn anew: classifier.weight, classifier.bias" if drawn else "")

@@ -100,6 +100,12 @@ def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch):
     save_model(tmp_path / "model")
     assert main(["export", str(tmp_path / "model"), "--step", "3"]) == 2
     assert "leave --step out" in capsys.readouterr().err
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))
+    assert main(["export", str(tmp_path / "model"), "--onnx", "true"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "found architecture BertLMHeadModel, expected one of" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert main(["export", str(tmp_path / "model"), "--onnx", "true"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -12,7 +12,8 @@ from tokenizers import BertWordPieceTokenizer
 from model.bert import BertForPreTraining, BertModel
 from model.config import BertConfig, ModelError
 from model.hub import from_huggingface, load_pretrained, save_pretrained, to_huggingface
-from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference
+from model.tasks import ARCHITECTURES
+from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference, scramble
 
 TOLERANCE = dict(atol=1e-5, rtol=0)
 
@@ -76,6 +77,22 @@ def test_saving_and_loading_gives_the_model_back(tmp_path, tied):
     again.load_state_dict(weights)
     flat = concatenate(batch())
     assert torch.equal(model(**flat).mlm_losses, again(**flat).mlm_losses)
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForPreTraining"])
+def test_an_untied_decoder_has_its_bias_there_and_here(tmp_path, name):
+    model = scramble(ARCHITECTURES[name](dataclasses.replace(TINY, tie_word_embeddings=False))).eval()
+    model.save(tmp_path / "ours")
+    theirs, report = getattr(transformers, name).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    inputs = {key: batch()[key] for key in ("input_ids", "token_type_ids", "attention_mask")}
+    torch.testing.assert_close(model(**inputs).prediction_logits, theirs(**inputs)[0], **TOLERANCE)
+    with torch.no_grad():
+        theirs.cls.predictions.bias += 1  # is not used there
+        theirs.cls.predictions.decoder.bias += torch.arange(TINY.vocab_size)
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = ARCHITECTURES[name].from_folder(tmp_path / "theirs")
+    torch.testing.assert_close(again(**inputs).prediction_logits, theirs(**inputs)[0], atol=1e-4, rtol=0)
 
 
 def test_a_folder_of_transformers_loads_with_every_key(tmp_path):
@@ -155,6 +172,8 @@ def test_strangers_and_holes_in_a_checkpoint_are_named(change, found):
         ("{", "config.json"),
         ('{"model_type": "gpt2"}', "gpt2"),
         ('{"model_type": "bert", "hidden_act": "mish"}', "mish"),
+        ('{"model_type": "modernbert", "rope_scaling": {"type": "linear", "factor": 2.0}}', "linear"),
+        ('{"model_type": "modernbert", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}', "yarn"),
         ('{"model_type": "bert"}', "model.safetensors"),
     ],
 )

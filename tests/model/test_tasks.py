@@ -314,6 +314,22 @@ def test_every_class_goes_through_transformers_and_back(tmp_path, cls, head):
         assert torch.equal(tensor[:rows], again.state_dict()[name][:rows]), name
 
 
+def test_an_encoder_without_a_pooler_goes_through_transformers_and_back(tmp_path):
+    model = scramble(BertModel(dataclasses.replace(TINY, pooler=False))).eval()
+    model.save(tmp_path / "ours")
+    theirs, report = transformers.BertModel.from_pretrained(
+        tmp_path / "ours", add_pooling_layer=False, output_loading_info=True
+    )
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    theirs.save_pretrained(tmp_path / "theirs")
+    for folder in (tmp_path / "ours", tmp_path / "theirs"):
+        again, inputs = BertModel.from_folder(folder), both_inputs()[2]
+        assert again.config == model.config and not again.new_parameters
+        torch.testing.assert_close(again(**inputs).last_hidden_state, model(**inputs).last_hidden_state, **TOLERANCE)
+        assert BertModel.from_folder(folder, new_head_seed=0).new_parameters == (
+            "pooler.dense.weight", "pooler.dense.bias")
+
+
 def test_a_new_head_on_a_pretrained_encoder_is_drawn_and_named(tmp_path):
     pretraining_model().save(tmp_path)
     with pytest.raises(ModelError, match="classifier"):

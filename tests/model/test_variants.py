@@ -201,6 +201,14 @@ def test_modern_bert_matches_the_reference_and_goes_there_and_back(tmp_path):
     torch.testing.assert_close(again(**{name: flat[name] for name in names}).loss, output.loss, **TOLERANCE)
 
 
+def test_a_modern_bert_that_names_no_padding_token_loads(tmp_path):
+    scramble(BertForMaskedLM(MODERN)).save(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token_id": None}))
+    assert transformers.AutoConfig.from_pretrained(tmp_path).pad_token_id is None
+    assert load_pretrained(tmp_path)[0].pad_token_id == 0
+
+
 HEADS = {
     "BertForSequenceClassification": [HeadConfig(("a", "b", "c"), pooling=kind) for kind in ("cls", "mean")]
     + [HeadConfig(("x", "y"), "multi_label", pooling="mean"), HeadConfig(("x",), "regression", pooling="cls")],
