@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
 from pipeline.errors import UserError
@@ -153,7 +154,7 @@ def _write_tensorboard(inspection: Inspection, config: InspectConfig) -> None:
 
 
 def _facts_table(title: str, manifest: Manifest) -> Table:
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(title=escape(title), show_header=False, title_justify="left")
     for row in facts(manifest):
         table.add_row(*map(escape, row))
     return table
@@ -167,11 +168,10 @@ def _histogram_table(inspection: Inspection, split: str) -> Table:
     return table
 
 
-def _sample_text(sample: DecodedSample) -> str:
-    words = []
-    for piece in sample.pieces:
-        text = escape(piece.text if piece.original is None else f"{piece.text}{{{piece.original}}}")
-        style = _STYLES[piece.kind]
-        words.append(f"[{style}]{text}[/]" if style else text)
+def _sample_text(sample: DecodedSample) -> Text:
     label = f", B {sample.label}" if sample.label else ""
-    return f"[bold]sample {sample.index}[/] (document {sample.document:016x}{label})\n{' '.join(words)}\n"
+    text = Text.assemble((f"sample {sample.index}", "bold"), f" (document {sample.document:016x}{label})\n")
+    for number, piece in enumerate(sample.pieces):
+        shown = piece.text if piece.original is None else f"{piece.text}{{{piece.original}}}"
+        text.append(" " if number else "").append(shown, _STYLES[piece.kind])
+    return text.append("\n")

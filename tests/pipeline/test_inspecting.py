@@ -7,13 +7,14 @@ from contextlib import redirect_stdout
 import pytest
 
 from launch import data_commands
-from pipeline.config import InspectConfig, SamplesConfig, VerifyConfig
+from pipeline.config import InspectConfig, MaskingConfig, PrepareConfig, SamplesConfig, VerifyConfig, VocabularyConfig
 from pipeline.errors import UserError
 from pipeline.inspecting import histogram, inspect
 from pipeline.manifest import Manifest
 from pipeline.prepare import prepare
 from pipeline.shards import ShardReader
 from pipeline.verifying import verify
+from pipeline.vocabulary import train_vocabulary
 from tests.pipeline import corpus
 
 
@@ -57,6 +58,21 @@ def test_the_table_says_what_counts(data, tmp_path):
     events = EventAccumulator(str(tmp_path / "board")).Reload()
     assert events.Tags()["histograms"] == ["data/train_lengths"]
     assert "data/samples/text_summary" in events.Tags()["tensors"]
+
+
+def test_brackets_in_a_text_are_shown_as_they_are(tmp_path):
+    """Whole words with brackets in them, and brackets that are tokens of their own: neither is markup."""
+    texts = [f"see [see the note] end [/quote] {word}" for word in corpus.words()]
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", texts)
+    words = VocabularyConfig(model="words", min_frequency=1)
+    train_vocabulary(PrepareConfig(input=[str(path)], output=str(tmp_path / "words"), vocabulary=words))
+    dynamic = MaskingConfig(rate=1e-9, mode="dynamic")
+    for name, expected in (("words", "see [see the note] end [/quote]"), ("tokenizer", "##d [ / q ##u")):
+        output = str(tmp_path / f"[/{name}]")
+        prepare(corpus.config(tmp_path, [path], tokenizer=str(tmp_path / name), output=output, masking=dynamic))
+        text = shown(data_commands.inspect, InspectConfig(output, samples=8))
+        assert output in text.replace("\n", "") and "[/" in text
+        assert expected in re.sub(r"\S+\{(.*?)\}", r"\1", text), text
 
 
 def test_histogram_counts_every_sample():
