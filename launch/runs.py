@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import yaml
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
-from pipeline.storage import publish_text, readable_errors
+from pipeline.storage import holding, publish_text, readable_errors
 
 CONFIG = "config.yaml"
 DATA = "data.json"
@@ -185,30 +184,23 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the run for one job at a time: a requeued one must not meet the one that it replaces.
 
     Raises:
-        UserError: another job holds it.
+        UserError: another job holds it, or its file system has no locks.
     """
     with readable_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / LOCK, "w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with holding(folder / LOCK) as held:
+        if not held:
             raise UserError(f"output: found {folder} in use by another job, expected it free; wait for that job or "
-                            "choose another --output") from None
+                            "choose another --output")
         yield
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a job holds the run."""
-    try:
-        with open(folder / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    """Whether a job holds the run. Raises UserError as `locked` does."""
+    if not (folder / LOCK).exists():
         return False
-    except BlockingIOError:
-        return True
-    return False
+    with holding(folder / LOCK) as held:
+        return not held
 
 
 def set_status(folder: Path, state: str, step: int) -> None:

@@ -6,14 +6,11 @@ and leave a report when they are complete; so that running again does what is le
 any number of workers. The manifest is written last.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +26,7 @@ from pipeline.planning import plan_shards, plan_splits
 from pipeline.progress import Progress, Silent
 from pipeline.readers import plan
 from pipeline.readers.files import InputFile, Segment
-from pipeline.storage import publish_text, readable_errors, remove_leftovers, sha256_of
+from pipeline.storage import alone, publish_text, readable_errors, sha256_of
 from pipeline.tokenizer import Tokenizer, copy_tokenizer
 from pipeline.tokenizing import Report, TokenizeTask, tokenize
 
@@ -54,24 +51,10 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
         shutil.rmtree(work, ignore_errors=True)  # a kill between publishing and cleaning leaves it
         return complete
     _open_work(output, work, identity)
-    with _alone(work):
+    with alone(output, work / "lock"):
         _run(config, tokenizer, files, segments, work, progress)
     shutil.rmtree(work)
     return Manifest.load(output)
-
-
-@contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    """Hold a lock on a run: two processes on one folder would take each other's files for leftovers."""
-    with open(work / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"output: another process is preparing {work.parent}; wait for it, or choose another --output"
-            ) from error
-        remove_leftovers(work.parent)
-        yield
 
 
 def _run(

@@ -1,8 +1,10 @@
 """Files that are whole or absent: write aside, fsync, rename."""
 
 import errno
+import fcntl
 import hashlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,8 +57,47 @@ def sync_folder(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what interrupted writes left in `folder` and below."""
-    for path in folder.rglob(f"{_ASIDE}*"):
-        path.unlink(missing_ok=True)
+    for path in list(folder.rglob(f"{_ASIDE}*")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def holding(path: Path) -> Iterator[bool]:
+    """Hold the lock of a file, which is made where it is missing; gives whether it is held: not if another process
+    holds it. Raises UserError on a file system without locks, and on its other failures."""
+    with readable_errors(path):
+        file = open(path, "a")  # for writing: NFS locks nothing else
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except BlockingIOError:
+            held = False
+        except OSError as error:
+            raise UserError(
+                f"{path}: can't be locked ({error.strerror or error}), expected a file system with flock; choose an "
+                "--output on another one, or have this one mounted with it (Lustre: -o flock)"
+            ) from error
+        yield held
+
+
+@contextmanager
+def alone(output: Path, lock: Path) -> Iterator[None]:
+    """Hold `lock` and remove leftovers in `output`: two processes would take each other's files for them.
+
+    Raises UserError if another process holds it.
+    """
+    with holding(lock) as held:
+        if not held:
+            raise UserError(
+                f"output: another process is at work in {output}; wait for it, or choose another --output"
+            )
+        with readable_errors(output):
+            remove_leftovers(output)
+        yield
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from launch.runs import LOCK, in_use, locked
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
 from pipeline.prepare import _hash_source, prepare
@@ -148,6 +149,24 @@ def test_two_processes_on_one_folder(folder, tmp_path):
         with pytest.raises(UserError, match="another process"):
             prepare(config)
     prepare(config)
+
+
+def test_a_file_system_without_locks_is_named(folder, tmp_path, monkeypatch):
+    """Lustre without -o flock, and NFS, which locks only what is open for writing."""
+
+    def refuse(file, _):
+        assert file.writable()
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    (tmp_path / LOCK).touch()
+    for start in (
+        lambda: prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))),
+        lambda: locked(tmp_path).__enter__(),
+        lambda: in_use(tmp_path),
+    ):
+        with pytest.raises(UserError, match="lock: can't be locked .*, expected a file system with flock; choose"):
+            start()
 
 
 def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturbed, tmp_path, monkeypatch):
