@@ -7,7 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -134,7 +134,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def open_executor(config: PrepareConfig) -> Iterator[Executor]:
-    """The executor that the configuration asks for. Raises UserError if a cluster can't be reached."""
+    """The executor that the configuration asks for. Raises UserError if a cluster can't be reached, or is lost."""
     if config.executor == "dask":
         yield from _dask(config.scheduler)
     else:
@@ -148,16 +148,23 @@ def open_executor(config: PrepareConfig) -> Iterator[Executor]:
 def _dask(address: str) -> Iterator[Executor]:
     try:
         from distributed import Client
+        from distributed.comm import CommClosedError
     except ImportError as error:
         raise UserError("executor dask: the library is missing; pip install 'cloze[dask]'") from error
     try:
         client = Client(address, timeout=_CONNECT_SECONDS)
     except (OSError, ValueError, TimeoutError) as error:
         raise UserError(f"scheduler: no Dask scheduler answers at {address}; check the address") from error
-    with client:
-        if not client.scheduler_info()["workers"]:
-            raise UserError(f"scheduler: {address} has no workers; start some with `dask worker {address}`")
-        yield client.get_executor(pure=False)
+    try:
+        with client:
+            if not client.scheduler_info()["workers"]:
+                raise UserError(f"scheduler: {address} has no workers; start some with `dask worker {address}`")
+            yield client.get_executor(pure=False)
+    except (CancelledError, CommClosedError) as error:  # a client that has lost its scheduler cancels all tasks
+        raise UserError(
+            f"scheduler: lost the one at {address}, expected it to stay; start one and run the same command again, it "
+            "continues where it was"
+        ) from error
 
 
 def run_tasks(

@@ -34,16 +34,21 @@ def kill(process: subprocess.Popen) -> None:
 
 
 @pytest.fixture
-def scheduler():
+def scheduler_process():
     process = start("dask_scheduler", "--port", "0", "--no-dashboard", "--host", "127.0.0.1")
+    yield process
+    kill(process)
+
+
+@pytest.fixture
+def scheduler(scheduler_process):
     address = None
-    for line in process.stderr:
+    for line in scheduler_process.stderr:
         if found := re.search(r"Scheduler at:\s+(tcp://\S+)", line):
             address = found.group(1)
             break
-    threading.Thread(target=process.stderr.read, daemon=True).start()  # or the pipe fills up
-    yield address
-    kill(process)
+    threading.Thread(target=scheduler_process.stderr.read, daemon=True).start()  # or the pipe fills up
+    return address
 
 
 def worker(address: str) -> subprocess.Popen:
@@ -100,3 +105,25 @@ def test_a_scheduler_that_does_not_answer_or_has_no_workers(scheduler, tmp_path,
         prepare(corpus.config(tmp_path, [path], scheduler=scheduler, **settings))
     with pytest.raises(UserError, match="no Dask scheduler answers"):
         prepare(corpus.config(tmp_path, [path], scheduler="tcp://127.0.0.1:9", **settings))
+
+
+def sleep(task) -> None:
+    time.sleep(60)
+
+
+def test_a_scheduler_that_dies_ends_the_job_with_one_line(scheduler_process, scheduler, tmp_path, monkeypatch):
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(5))
+    monkeypatch.setattr("pipeline.prepare.tokenize", sleep)
+    process = worker(scheduler)
+    killer = threading.Timer(2, kill, [scheduler_process])
+    try:
+        from distributed import Client
+
+        with Client(scheduler) as client:
+            client.wait_for_workers(1, timeout=60)
+        killer.start()
+        with pytest.raises(UserError, match=f"scheduler: lost the one at {scheduler}.*run the same command again"):
+            prepare(corpus.config(tmp_path, [path], executor="dask", scheduler=scheduler))
+    finally:
+        killer.join()
+        kill(process)
