@@ -35,6 +35,7 @@ _USUAL_NAMES = {  # tried in turn where no configuration names the token
     "mask": ("[MASK]", "<mask>"),
 }
 _TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB with their strings
+_TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
 _WORD_MODELS = {"WordPiece", "WordLevel"}
 
 
@@ -252,7 +253,7 @@ class Tokenizer:
 
     def _rows(self, keys: list[int | str]) -> np.ndarray:
         """Rows of words in the table; new ones are encoded and entered."""
-        if len(self._words) + len(keys) > _TABLE_WORDS:
+        if len(self._words) + len(keys) > _TABLE_WORDS or self._letters > _TABLE_LETTERS:
             self._forget_words()
         known = self._words
         rows = np.fromiter(map(known.get, keys, itertools.repeat(-1)), np.int64, count=len(keys))
@@ -262,6 +263,7 @@ class Tokenizer:
             rows[missing] = np.arange(len(known), len(known) + len(new))
             known.update(zip(new, rows[missing].tolist(), strict=True))
             flat, offsets = self._encode_words([word_of(key) for key in new])
+            self._letters += sum(len(key) for key in new if isinstance(key, str))
             self._starts = np.concatenate([self._starts, offsets[:-1] + len(self._flat)])
             self._lengths = np.concatenate([self._lengths, np.diff(offsets)])
             self._flat = np.concatenate([self._flat, flat])
@@ -298,6 +300,7 @@ class Tokenizer:
 
     def _forget_words(self) -> None:
         self._words: dict[int | str, int] = {}
+        self._letters = 0
         self._starts, self._lengths = np.empty(0, np.int64), np.empty(0, np.int64)
         self._flat = np.empty(0, self.dtype)
 

@@ -99,6 +99,15 @@ def test_a_full_table_starts_anew(monkeypatch):
         assert np.array_equal(tokenizer.encode_batch(texts)[0], expected)
 
 
+def test_a_table_is_bounded_in_letters_too(monkeypatch):
+    """Words of 10,000 letters, all different, as text without white space has them."""
+    tokenizer = corpus.tokenizer()
+    monkeypatch.setattr("pipeline.tokenizer._TABLE_LETTERS", 100_000)
+    for turn in range(8):
+        assert_same_ids(tokenizer, [f"kalo {'é' * 10_000}{turn}-{n} {'x' * 10_000}{turn}{n}" for n in range(5)])
+        assert sum(len(str(key)) for key in tokenizer._words) <= 300_000
+
+
 def byte_level() -> Tokenizer:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
