@@ -121,7 +121,7 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare exceptions
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
-        return cls(backend, _names(backend, config), folder)
+        return cls(backend, _names(backend.get_vocab(), config), folder)
 
     def save(self, folder: str | Path, durable: bool = True) -> None:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
@@ -340,9 +340,15 @@ def _sentences(data: bytes, bounds: list[int]) -> list[str]:
 def copy_tokenizer(source: Tokenizer, folder: Path, durable: bool = True) -> None:
     """Put a tokenizer into a prepared folder, with the configuration that describes it there as it is."""
     source.save(folder, durable)
-    if source.folder is not None and (source.folder / "tokenizer_config.json").is_file():
+    if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
+        config = json.loads(described.read_text(encoding="utf-8"))
+        found = _names(source.backend.get_vocab(), config)
+        # Names that stood in special_tokens_map.json, which isn't copied.
+        unnamed = {_HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
         with publishing(folder / "tokenizer_config.json", durable) as aside:
-            shutil.copyfile(source.folder / "tokenizer_config.json", aside)
+            shutil.copyfile(described, aside)
+            if unnamed:
+                aside.write_text(json.dumps(config | unnamed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _tokenizer_config(folder: Path) -> dict:
@@ -356,12 +362,13 @@ def _tokenizer_config(folder: Path) -> dict:
     return config
 
 
-def _names(backend: tokenizers.Tokenizer, config: dict) -> dict[str, str]:
+def _names(vocabulary: dict[str, int], config: dict) -> dict[str, str]:
+    """The special tokens' names by role: those that the configuration gives, or usual ones in the vocabulary."""
     names = {}
     for role in ROLES:
         named = config.get(_HUGGING_FACE_NAMES[role])
         named = named.get("content") if isinstance(named, dict) else named
-        usual = [name for name in _USUAL_NAMES[role] if backend.token_to_id(name) is not None]
+        usual = [name for name in _USUAL_NAMES[role] if name in vocabulary]
         names[role] = named or (usual[0] if usual else _USUAL_NAMES[role][0])
     return names
 
@@ -375,14 +382,11 @@ def _from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
     if len(vocabulary) != len(tokens):
         twice = next(token for number, token in enumerate(tokens) if vocabulary[token] != number)
         raise UserError(f"{path}: found {twice!r} twice, expected each token once, one a line")
-    specials = {name for names in _USUAL_NAMES.values() for name in names if name in vocabulary}
+    names = _names(vocabulary, config)
+    specials = {*names.values(), *itertools.chain.from_iterable(_USUAL_NAMES.values())}
     cased = any(token != token.lower() for token in tokens if token not in specials and not token.startswith("["))
-    return wordpiece_backend(
-        vocabulary,
-        {role: next((n for n in _USUAL_NAMES[role] if n in vocabulary), _USUAL_NAMES[role][0]) for role in ROLES},
-        lowercase=bool(config.get("do_lower_case", not cased)),
-        strip_accents=config.get("strip_accents"),
-    )
+    lowercase = bool(config.get("do_lower_case", not cased))
+    return wordpiece_backend(vocabulary, names, lowercase, strip_accents=config.get("strip_accents"))
 
 
 def wordpiece_backend(

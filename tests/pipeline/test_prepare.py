@@ -5,13 +5,25 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
+import tokenizers
 from pyarrow import parquet
 
-from pipeline.config import MixtureSource, SamplesConfig, SourceConfig, SplitConfig
+from pipeline.config import (
+    MaskingConfig,
+    MixtureSource,
+    PrepareConfig,
+    SamplesConfig,
+    SourceConfig,
+    SplitConfig,
+    VocabularyConfig,
+)
+from pipeline.errors import UserError
 from pipeline.inspecting import tokens_lost
 from pipeline.manifest import Manifest
 from pipeline.prepare import prepare
 from pipeline.shards import ShardReader
+from pipeline.tokenizer import ROLES, Tokenizer, wordpiece_backend
+from pipeline.vocabulary import train_vocabulary
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -191,6 +203,36 @@ def test_a_document_in_pieces_stays_in_train(tmp_path, monkeypatch):
     manifest = prepare(corpus.config(tmp_path, [path], split=split))
     assert manifest.counts["documents_in_pieces"] == 1 and tokens_lost(manifest) == 0
     assert manifest.counts["documents"] == manifest.counts["documents_read"] - 1 + -(-len(long) // 1990)
+
+
+@pytest.mark.parametrize("strategy", ["whole_word", "span"])
+def test_whole_words_of_a_tokenizer_without_words_are_refused(tmp_path, strategy):
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(20))
+    letters = VocabularyConfig(model="characters")
+    train_vocabulary(PrepareConfig(input=[str(path)], output=str(tmp_path / "characters"), vocabulary=letters))
+    pieces = [(name, -1.0) for name in [*corpus.NAMES.values(), "▁ka", "lo"]]
+    Tokenizer(tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 1)), corpus.NAMES).save(tmp_path / "Unigram")
+    masking = MaskingConfig(strategy=strategy)
+    for kind in ("characters", "Unigram"):
+        config = corpus.config(tmp_path, [path], tokenizer=str(tmp_path / kind), masking=masking)
+        with pytest.raises(UserError, match=f"masking.strategy: found {strategy} with a tokenizer of kind {kind}"):
+            prepare(config)
+    prepare(corpus.config(tmp_path, [path], masking=masking))
+
+
+def test_names_that_stand_only_in_the_map_of_special_tokens(tmp_path):
+    """As older libraries write it; the folder that is prepared holds no such map."""
+    names = dict(zip(ROLES, ("<P>", "<U>", "<C>", "<S>", "<M>"), strict=True))
+    vocabulary = {token: number for number, token in enumerate([*names.values(), "ka", "##lo"])}
+    Tokenizer(wordpiece_backend(vocabulary, names, True, None), names).save(tmp_path / "old")
+    config = json.loads((tmp_path / "old/tokenizer_config.json").read_text())
+    named = {name: config.pop(name) for name in list(config) if name.endswith("_token")}
+    (tmp_path / "old/tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "old/special_tokens_map.json").write_text(json.dumps(named))
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(20))
+    prepare(corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "old")))
+    copied = json.loads((tmp_path / "data/tokenizer/tokenizer_config.json").read_text())
+    assert copied == config | named and Tokenizer.from_folder(tmp_path / "data/tokenizer").names == names
 
 
 def test_the_manifest_names_no_place(folder, undisturbed):

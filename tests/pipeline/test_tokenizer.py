@@ -148,6 +148,13 @@ def test_vocab_txt_keeps_its_ids(tmp_path):
     assert (tmp_path / "saved/vocab.txt").read_text(encoding="utf-8").split("\n")[:-1] == tokens
 
 
+def test_a_vocab_txt_with_own_names_in_its_configuration(tmp_path):
+    names = {"pad_token": "<P>", "unk_token": "<U>", "cls_token": "<C>", "sep_token": "<S>", "mask_token": "<M>"}
+    (tmp_path / "vocab.txt").write_text("\n".join([*names.values(), "the"]) + "\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
+    assert Tokenizer.from_folder(tmp_path).encode("The été") == [5, 1]
+
+
 def test_a_cased_vocab_txt_keeps_case(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*corpus.NAMES.values(), "The", "the"]) + "\n", encoding="utf-8")
     assert Tokenizer.from_folder(tmp_path).encode("The the") == [5, 6]
