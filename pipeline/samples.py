@@ -88,9 +88,9 @@ class SampleBuilder:
                     cut = ends[sentence + int(draw() * (last - sentence))]
                 elif stop < document_end or stop - place == target:  # a sentence of the target's length: cut inside
                     cut = place + 1 + int(draw() * (stop - place - 1))
-                else:  # the last sentence stands alone, and only a random one can follow
+                else:  # the last sentence stands alone, and only a random one can follow, if any may
                     cut = stop
-                if several and (cut == stop or draw() < share):
+                if several and (share > 0 if cut == stop else draw() < share):
                     low, high = self._random_range(keys, number, ends, bounds, target - (cut - place), draw)
                     segments.rows.append((place, cut, low, high, RANDOM, number))
                     segments.borrowed += high - low

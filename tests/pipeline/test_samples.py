@@ -95,6 +95,12 @@ def test_one_document_gets_no_random_b():
     assert set(samples.next_sentence_label.tolist()) <= {0, -100} and counts["tokens_borrowed"] == 0
 
 
+def test_no_b_is_random_with_a_share_of_0():
+    """Not for documents of one sentence either, which have no other."""
+    samples, counts = build(make([[5]] * 20 + [[5, 6, 7]] * 5), random_share=0.0, short_share=0.0)
+    assert samples.next_sentence_label.tolist() == [-100] * 20 + [0] * 5 and counts["tokens_borrowed"] == 0
+
+
 def test_copies_of_a_document_are_no_partners():
     documents = make([[9, 9, 9], [9, 9, 9]])
     copies = Documents(documents.tokens, documents.sentence_offsets, documents.document_offsets, documents.ids,
