@@ -62,6 +62,8 @@ def estimate(
         tokenizer.encode_batch(split(text))
     rate = size / max(time.perf_counter() - began, 1e-4)
     weight = sum(file.size for file in files)
+    sources = config.all_sources
+    repeated = sum(file.size * sources[file.source].weight for file in files) / weight
     largest = max(files, key=lambda file: file.size)
     text_bytes = weight * (_expansion(largest) if largest.compression else 1)
     whole = tokens / size * text_bytes
@@ -69,7 +71,7 @@ def estimate(
     base, masks = _BYTES[config.shards.compression]
     # a token in 65536 or more ids takes two bytes more, before compression
     base += 2 * (tokenizer.vocab_size > 1 << 16)
-    copies = len(config.lengths) * config.samples.pair_sets
+    copies = len(config.lengths) * config.samples.pair_sets * repeated
     shard_bytes = in_samples * (base + masks * config.stored_mask_sets) * copies
     stage_1 = whole * (2 if tokenizer.vocab_size <= 1 << 16 else 4) * 1.1
     seconds = text_bytes / rate * (1 + _STAGE_2 * copies) / config.workers

@@ -6,6 +6,7 @@ from collections import namedtuple
 import pytest
 
 from pipeline import readers
+from pipeline.config import MixtureSource
 from pipeline.errors import UserError
 from pipeline.estimating import estimate
 from pipeline.prepare import prepare
@@ -26,6 +27,16 @@ def test_tokens_and_bytes_are_about_right(tmp_path, suffix, compression):
     assert expected.tokens == pytest.approx(manifest.counts["tokens"], rel=0.2)
     assert 0.6 < expected.shard_bytes / written < 1.8
     assert expected.disk_bytes > expected.shard_bytes and expected.seconds > 0
+
+
+def test_weights_count(tmp_path):
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(100))
+    found = []
+    for weight in (1.0, 100.0):
+        config = corpus.config(tmp_path, [], input=[], mixture=[MixtureSource([str(path)], weight)])
+        found.append(estimate(config, Tokenizer.from_folder(config.tokenizer), *readers.plan(config)))
+    assert found[1].shard_bytes == pytest.approx(100 * found[0].shard_bytes, rel=1e-4)
+    assert found[1].tokens == found[0].tokens
 
 
 def test_a_small_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
