@@ -1,5 +1,6 @@
 """Masking: which tokens a sample predicts and what stands in their place, drawn for many samples at once."""
 
+import json
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +55,22 @@ def _mix(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def check_words(strategy: str, tokenizer: Tokenizer) -> None:
+    """Raise UserError if whole words are asked for of a tokenizer whose tokens don't say where they begin."""
+    if strategy == "token":
+        return
+    kind = json.loads(tokenizer.backend.to_str())["model"]["type"]
+    rules = tokenizer.backend.pre_tokenizer
+    if kind == "WordLevel" and rules is not None and len(rules.pre_tokenize_str("ab")) > 1:
+        kind = "characters"
+    marked = any(token.startswith(("Ġ", "▁")) for token in tokenizer.tokens)
+    if kind in ("characters", "Unigram") or (kind == "BPE" and not marked):
+        raise UserError(
+            f"masking.strategy: found {strategy} with a tokenizer of kind {kind}, expected one whose tokens say where "
+            "words begin (WordPiece, words, byte-level BPE); choose token, or another --tokenizer"
+        )
 
 
 @dataclass(frozen=True)

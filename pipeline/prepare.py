@@ -22,6 +22,7 @@ from pipeline.errors import UserError
 from pipeline.estimating import check_disk, estimate
 from pipeline.executors import open_executor, run_tasks
 from pipeline.manifest import FILE_NAME, SPLITS, Manifest, SplitInfo, entropy
+from pipeline.masking import check_words
 from pipeline.planning import plan_shards, plan_splits
 from pipeline.progress import Progress, Silent
 from pipeline.readers import plan
@@ -43,6 +44,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     _check(config)
     output = Path(config.output)
     tokenizer = Tokenizer.from_folder(config.tokenizer)
+    check_words(config.masking.strategy, tokenizer)
     files, segments = plan(config)
     identity = _identity(config, tokenizer, files, segments)
     work = output / WORK_FOLDER
