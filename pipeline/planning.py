@@ -12,6 +12,10 @@ from pipeline.errors import UserError
 from pipeline.tokenizing import PARTITIONS, Report
 
 MIN_DOCUMENTS = 64  # of a shard: a random segment B comes from another document of the same shard
+# Tokens of a shard, or twice those that it aims at: a worker holds it, 50 bytes a token, and has 1.5 GB. Above, long
+# documents are fewer in a shard (books aren't so long); 8 always fit, of up to 1 MiB each, unless weights repeat them.
+_MOST_TOKENS = 24 << 20
+_FEWEST_DOCUMENTS = 8
 _END = 1 << 64
 _PARTITION = _END // PARTITIONS
 _EXACTLY_BELOW = 4096  # documents: so many of the lowest hashes are looked at one by one
@@ -83,16 +87,22 @@ def _lowest_hashes(report: Report, folder: Path, count: int) -> np.ndarray:
     return np.sort(np.concatenate(found))
 
 
+def _fewest(tokens: float, most: int) -> int:
+    """Documents that a shard must have, if it would have so many tokens."""
+    return MIN_DOCUMENTS if tokens <= most else _FEWEST_DOCUMENTS
+
+
 def plan_shards(report: Report, low: int, high: int, target: int) -> list[Range]:
     """Cut a split into shards: neighbouring partitions merged up to `target` tokens and 64 documents, a partition of
-    more than that divided. Depends on counts and configuration alone."""
+    more than that divided; fewer documents where 64 have too many tokens. Depends on counts and configuration alone."""
+    most = max(_MOST_TOKENS, 2 * target)  # pieces of the target's size are merged up to there
     pieces = []
     for partition in range(low // _PARTITION, -(-high // _PARTITION)):
         start, stop = max(low, partition * _PARTITION), min(high, (partition + 1) * _PARTITION)
         share = (stop - start) / _PARTITION
         documents, tokens = report.documents[partition] * share, report.tokens[partition] * share
         count = 1
-        while tokens / count > target and documents / (2 * count) >= MIN_DOCUMENTS:
+        while tokens / count > target and documents / (2 * count) >= _fewest(tokens / count, most):
             count *= 2
         for number in range(count):
             a = start + (stop - start) * number // count
@@ -102,13 +112,16 @@ def plan_shards(report: Report, low: int, high: int, target: int) -> list[Range]
     target = total / max(1, -(-total // target))  # shards of like size
     ranges: list[Range] = []
     begin, documents, tokens = low, 0.0, 0.0
-    for _, stop, more_documents, more_tokens in pieces:
+    for start, stop, more_documents, more_tokens in pieces:
+        if tokens + more_tokens > most and documents >= _FEWEST_DOCUMENTS:
+            ranges.append(Range(begin, start, int(tokens)))
+            begin, documents, tokens = start, 0.0, 0.0
         documents, tokens = documents + more_documents, tokens + more_tokens
         if tokens >= target and documents >= MIN_DOCUMENTS:
             ranges.append(Range(begin, stop, int(tokens)))
             begin, documents, tokens = stop, 0.0, 0.0
     if begin < high:
-        if ranges and documents < MIN_DOCUMENTS:  # too few for a shard of their own
+        if ranges and documents < _fewest(ranges[-1].tokens + tokens, most):  # too few for a shard of their own
             last = ranges.pop()
             ranges.append(Range(last.low, high, last.tokens + int(tokens)))
         else:

@@ -48,6 +48,18 @@ def test_shards_have_64_documents_and_like_sizes():
     assert max(r.tokens for r in ranges) <= 1_000_000 and len(ranges) >= 4 * PARTITIONS
 
 
+@pytest.mark.parametrize("documents", [1, 20, 126])
+def test_long_documents_do_not_make_shards_without_bound(documents):
+    """The pieces of a text of GBs, in the upper half as they are, with a token a byte."""
+    report = Report()
+    report.documents[PARTITIONS // 2 :] = documents
+    report.tokens[PARTITIONS // 2 :] = documents << 20
+    ranges = plan_shards(report, 0, 1 << 64, 1 << 21)
+    assert [r.low for r in ranges] == [0, *(r.high for r in ranges[:-1])] and ranges[-1].high == 1 << 64
+    assert sum(r.tokens for r in ranges) == report.tokens.sum()
+    assert 8 << 20 <= min(r.tokens for r in ranges) and max(r.tokens for r in ranges) <= 24 << 20
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
