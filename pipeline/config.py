@@ -207,7 +207,8 @@ class PrepareConfig:
     input: list[str] = field(default_factory=list)
     """Files, folders or globs; compressed ones (.gz, .zst, .xz) as they are."""
     output: str = ""
-    """Folder that is written; a new one, or that of an interrupted run of the same command."""
+    """Folder that is written; a new one, or that of an interrupted run of the same command. vocab replaces a
+    vocabulary that it holds."""
     tokenizer: str | None = None
     """For prepare: a tokenizer's folder, its tokenizer.json, or a vocab.txt."""
     vocab_size: int = 30522

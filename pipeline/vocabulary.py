@@ -21,14 +21,16 @@ from pipeline.executors import open_executor, run_tasks
 from pipeline.progress import Progress, Silent
 from pipeline.readers import plan, read
 from pipeline.readers.files import Segment
-from pipeline.storage import publishing, readable_errors
+from pipeline.storage import alone, publishing, readable_errors
 from pipeline.tokenizer import Tokenizer, add_special_tokens, wordpiece_backend
 from pipeline.words import WordSplitter, word_of
 
 _CHUNK_BYTES = 2 << 20
 _HELD_WORDS = 2 << 20  # distinct words a worker holds; beyond, those seen least are forgotten (some 300 MB)
+_COUNTED_WORDS = 1 << 25  # the same of the counts of all tasks (some 6 GB)
 _FED_WORDS = 1 << 27  # occurrences that the trainer is fed; counts of larger corpora are scaled down
 _FED_BYTES = 1 << 14  # of one string for the trainer
+_LOCK = ".lock"
 MAX_WORD_BYTES = 1024  # longer "words" are noise, and the trainer's time grows with their square
 
 
@@ -51,7 +53,11 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     progress = progress or Silent()
     output = _open_output(config)
     _, tasks = plan(config)
-    counts = _count_all(config, tasks, progress)
+    with alone(output, output / _LOCK):
+        try:
+            counts = _count_all(config, tasks, progress)
+        finally:
+            (output / _LOCK).unlink()
     if not counts:
         raise UserError("input: found no word in it, expected text; look at --source.format and text_field")
     names = config.vocabulary.special_tokens
@@ -61,6 +67,11 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     with readable_errors(output):
         tokenizer.save(output)
     progress.advance(1, 0, 0)
+    if tokenizer.vocab_size > config.vocab_size:
+        progress.note(
+            f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: the special tokens and the "
+            "characters alone are so many (vocabulary.alphabet lowers their number for wordpiece)"
+        )
     if tokenizer.vocab_size < config.vocab_size:
         progress.note(
             f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: the text gives no more "
@@ -73,7 +84,7 @@ def _open_output(config: PrepareConfig) -> Path:
     if not config.output:
         raise UserError("output: found none, expected a folder to write; name one with --output")
     output = Path(config.output)
-    ours = {"tokenizer.json", "tokenizer_config.json", "vocab.txt"}
+    ours = {"tokenizer.json", "tokenizer_config.json", "vocab.txt", _LOCK}
     with readable_errors(output):
         output.mkdir(parents=True, exist_ok=True)
         foreign = sorted({path.name for path in output.iterdir() if not path.name.startswith(".tmp-")} - ours)
@@ -101,6 +112,8 @@ def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Prog
             with pa.OSFile(str(path)) as source:
                 table = pa.ipc.open_file(source).read_all()
             counts.update(dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True)))
+            if len(counts) > _COUNTED_WORDS:  # task after task in their order, so that it depends on the input alone
+                counts = _most_frequent(counts, _COUNTED_WORDS // 2)
     return dict(sorted(counts.items()))
 
 
@@ -120,7 +133,7 @@ def count_words(task: CountTask) -> tuple[Path, int]:
             _count_chunk(chunk, splitter, raw)
             chunk, size = [], 0
             if len(raw) > _HELD_WORDS:
-                raw = _most_frequent(raw)
+                raw = _most_frequent(raw, _HELD_WORDS // 2)
     _count_chunk(chunk, splitter, raw)
     counts: Counter = Counter()
     for word, count in raw.items():
@@ -136,9 +149,9 @@ def count_words(task: CountTask) -> tuple[Path, int]:
     return path, documents
 
 
-def _most_frequent(raw: Counter) -> Counter:
+def _most_frequent(raw: Counter, kept: int) -> Counter:
     ordered = sorted(raw.items(), key=lambda item: (-item[1], word_of(item[0])))
-    return Counter(dict(ordered[: _HELD_WORDS // 2]))
+    return Counter(dict(ordered[:kept]))
 
 
 def _count_chunk(chunk: list[bytes], splitter: WordSplitter, counts: Counter) -> None:
@@ -146,11 +159,19 @@ def _count_chunk(chunk: list[bytes], splitter: WordSplitter, counts: Counter) ->
         return
     text = b"\n".join(chunk)
     if splitter.reason:  # byte-level: its words carry the space before them
-        counts.update(part for piece in text.decode().split("\n") for part in splitter.parts(piece))
+        parts = (part for piece in text.decode().split("\n") for part in splitter.parts(piece))
+        counts.update(part for part in parts if len(part.encode()) <= MAX_WORD_BYTES)
         return
     keys, word, _ = splitter.distinct(text)
     times = np.bincount(word, minlength=len(keys)).tolist()
-    counts.update({key: count for key, count in zip(keys, times, strict=True) if count})
+    counts.update({key: count for key, count in zip(keys, times, strict=True) if count and _has_word(key, splitter)})
+
+
+def _has_word(key: int | str, splitter: WordSplitter) -> bool:
+    """Whether normalising leaves anything that isn't too long; asked here already, since noise would fill memory."""
+    if isinstance(key, int) or len(key) * 4 <= MAX_WORD_BYTES or len(key.encode()) <= MAX_WORD_BYTES:
+        return True
+    return any(len(part.encode()) <= MAX_WORD_BYTES for part in splitter.parts(key))
 
 
 def _set_rules(backend: tokenizers.Tokenizer, config: VocabularyConfig) -> None:

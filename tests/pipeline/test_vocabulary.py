@@ -1,12 +1,16 @@
 """Vocabularies: of every kind, the same for any number of workers, as good as the library's."""
 
+import fcntl
+from collections import Counter
+
 import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from pipeline.config import PrepareConfig, SourceConfig, VocabularyConfig
 from pipeline.errors import UserError
-from pipeline.vocabulary import train_vocabulary
+from pipeline.vocabulary import _count_chunk, _set_rules, train_vocabulary
+from pipeline.words import WordSplitter, word_of
 from tests.pipeline import corpus
 
 
@@ -99,6 +103,41 @@ def test_a_small_text_gives_what_it_has(tmp_path):
 
     tokenizer = train_vocabulary(config(tmp_path, input=[str(tmp_path / "in.txt")]), Listener())
     assert tokenizer.vocab_size < 200 and "not 200" in remarks[0]
+    train_vocabulary(config(tmp_path, input=[str(tmp_path / "in.txt")], vocab_size=6), Listener())
+    assert "not 6: the special tokens and the characters alone" in remarks[1]
+
+
+def test_what_a_killed_run_left_is_removed_and_another_process_is_not_disturbed(folder, tmp_path):
+    left = tmp_path / "v/.tmp-count-1/words-000000.arrow"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    with open(tmp_path / "v/.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process"):
+            train_vocabulary(config(folder, output=str(tmp_path / "v")))
+    assert left.exists()
+    train_vocabulary(config(folder, output=str(tmp_path / "v")))
+    assert len(list((tmp_path / "v").iterdir())) == 3
+
+
+@pytest.mark.parametrize("model", ["wordpiece", "bytes"])
+def test_noise_is_not_counted_and_normalised_words_are(model):
+    """Without white space a corpus is words of KBs, all different; accents that go may still leave a word."""
+    backend, counts = tokenizers.Tokenizer(models.WordLevel({})), Counter()
+    _set_rules(backend, VocabularyConfig(model=model))
+    noise = [(letter * 10_000).encode() for letter in "abcdé"]
+    _count_chunk([*noise, "é".encode() * 600, b"kalo-kalo"], WordSplitter(backend), counts)
+    expected = ["-", "kalo", "é" * 600] if model == "wordpiece" else ["-", "kalo"]
+    assert sorted(word_of(key) for key in counts) == expected
+
+
+def test_counts_of_all_tasks_are_bounded_alike_for_any_workers(folder, monkeypatch):
+    monkeypatch.setattr("pipeline.readers._GROUP_BYTES", 1)  # a task for each file
+    monkeypatch.setattr("pipeline.vocabulary._COUNTED_WORDS", 100)
+    words = VocabularyConfig(model="words", min_frequency=1)
+    few = train_vocabulary(config(folder, "few", vocabulary=words))
+    assert 50 < few.vocab_size <= 105
+    assert few.fingerprint == train_vocabulary(config(folder, "few-2", vocabulary=words, workers=2)).fingerprint
 
 
 def test_refusals(folder, tmp_path):
