@@ -48,7 +48,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     files, segments = plan(config)
     identity = _identity(config, tokenizer, files, segments)
     work = output / WORK_FOLDER
-    if (complete := _complete(config, identity, output)) is not None:
+    if (complete := _complete(config, identity, files, output)) is not None:
         progress.note(f"{output} is complete already")
         shutil.rmtree(work, ignore_errors=True)  # a kill between publishing and cleaning leaves it
         return complete
@@ -123,7 +123,7 @@ def _identity(
     )
 
 
-def _complete(config: PrepareConfig, identity: dict, output: Path) -> Manifest | None:
+def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], output: Path) -> Manifest | None:
     """The manifest of a complete run of the same command; UserError if it was another command's."""
     if not (output / FILE_NAME).is_file():
         return None
@@ -139,6 +139,13 @@ def _complete(config: PrepareConfig, identity: dict, output: Path) -> Manifest |
             f"output: {output} holds data prepared with another {_difference(found, identity, different[0])}; choose "
             "another --output or remove the folder"
         )
+    published = (output / FILE_NAME).stat().st_mtime_ns
+    for file, source in zip(files, manifest.sources, strict=True):
+        if source["sha256"] and file.changed >= published and _hash_source(file) != source["sha256"]:
+            raise UserError(
+                f"output: {output} holds data prepared from other content of {file.path}, which has changed since; "
+                "choose another --output or remove the folder"
+            )
     missing = [length for length in config.lengths if not (length_folder(config, length) / FILE_NAME).is_file()]
     if missing:
         raise UserError(f"output: {output} is complete, but not with more_lengths {missing}; choose another --output")

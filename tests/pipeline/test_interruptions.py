@@ -222,6 +222,18 @@ def test_an_input_that_changes_is_named(tmp_path, monkeypatch):
         prepare(config)
 
 
+def test_an_input_rewritten_with_the_same_size_is_not_complete_already(tmp_path):
+    texts = corpus.documents(20)
+    path = corpus.write_jsonl(tmp_path / "in/a.jsonl", texts)
+    config = corpus.config(tmp_path, [path])
+    prepare(config)
+    corpus.write_jsonl(path, texts)
+    prepare(config)  # younger, and the same
+    corpus.write_jsonl(path, texts[::-1])
+    with pytest.raises(UserError, match=r"prepared from other content of .*a\.jsonl"):
+        prepare(config)
+
+
 @pytest.mark.parametrize(("number", "message"), [(errno.EROFS, "read-only"), (errno.EACCES, "permission denied")])
 def test_a_folder_that_may_not_be_written(folder, tmp_path, monkeypatch, number, message):
     """Simulated: the superuser, as whom tests may run, may write anywhere."""
