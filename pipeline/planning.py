@@ -13,7 +13,7 @@ from pipeline.tokenizing import PARTITIONS, Report
 
 MIN_DOCUMENTS = 64  # of a shard: a random segment B comes from another document of the same shard
 # Tokens of a shard, or twice those that it aims at: a worker holds it, 50 bytes a token, and has 1.5 GB. Above, long
-# documents are fewer in a shard (books aren't so long); 8 always fit, of up to 1 MiB each, unless weights repeat them.
+# documents are fewer in a shard (books aren't so long); 8 always fit, of up to 3 MiB each, unless weights repeat them.
 _MOST_TOKENS = 24 << 20
 _FEWEST_DOCUMENTS = 8
 _END = 1 << 64
