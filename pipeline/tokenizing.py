@@ -27,8 +27,8 @@ PARTITIONS = 256  # by the first byte of the hash: what stage 2 plans shards wit
 _CHUNK_BYTES = 2 << 20  # of text tokenized at once: the arrays over its bytes stay in the cache
 _DOCUMENT_BYTES = 256  # that a document takes in memory beside its text: a chunk of the tiniest ones is bounded too
 _PART_BYTES = 64 << 20  # of a file: bounds memory
-# Of the hash of a piece of a long document: so it lies in the train split, like all of its pieces (no held-out share
-# reaches that far).
+# Of the hash of a piece of a long document: so it lies in the train split, like all of its pieces. No held-out share
+# reaches that far; only a corpus with too few other documents (planning.plan_splits) holds some of them out.
 _LAST_BIT = 1 << 63
 _WHITE_SPACE = bytes.maketrans(b"\t\r\n\v\f", b"     ")
 _WHITE_SPACE_IN_PAIRS = bytes.maketrans(b"\r\n\v\f", b"    ")  # the tab divides the segments
