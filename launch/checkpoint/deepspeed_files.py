@@ -10,6 +10,7 @@ import io
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -123,6 +124,68 @@ def kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
         steps = [max(steps)] if steps else []
     if set(steps) - {float(optimizer_steps)}:
         raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")
+
+
+class _Padding:
+    """What the loader below asks of a parameter, for a group of which this process has none."""
+
+    @property
+    def _hp_mapping(self) -> _Padding:
+        return self
+
+    def load_hp_checkpoint_state(self, *arguments, **options) -> None:
+        """It has no step."""
+
+    def get_optim_state_keys(self) -> tuple[()]:
+        return ()
+
+
+@contextlib.contextmanager
+def padding_can_be_loaded(engine) -> Iterator[None]:
+    """Let DeepSpeed's universal loader of stages 1 and 2 pass groups of which this process has padding alone.
+
+    With hundreds of processes the last ones have no parameter of a small group. The loader asks for the step of their
+    first one (base_optimizer.py, load_hp_checkpoint_state_from_checkpoint_dir), which is an IndexError, and would leave
+    the group without the states that the next step updates.
+    """
+    partitioned, method = engine.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"
+    load = getattr(partitioned, method, None)
+    if load is None:
+        yield
+        return
+
+    def load_all(name: str, folder: str) -> None:
+        groups, padding = getattr(partitioned, name), _Padding()
+        empty = [all(parameter._hp_mapping is None for parameter in group) for group in groups]
+        setattr(partitioned, name, [[padding] if nothing else group
+                                    for nothing, group in zip(empty, groups, strict=True)])
+        partitioned.param_names[padding] = ""
+        try:
+            load(name, folder)
+        finally:
+            setattr(partitioned, name, groups)
+            del partitioned.param_names[padding]
+        optimizer = base_optimizer(engine)
+        whole = [group for group, nothing in zip(optimizer.param_groups, empty, strict=True) if not nothing]
+        for group, nothing in zip(optimizer.param_groups, empty, strict=True):
+            like = [other for other in whole if other.get("muon") == group.get("muon")]
+            if nothing and like:
+                _give_states(optimizer, group, like[0])
+
+    setattr(partitioned, method, load_all)
+    try:
+        yield
+    finally:
+        delattr(partitioned, method)
+
+
+def _give_states(optimizer: torch.optim.Optimizer, group: dict, other: dict) -> None:
+    """States of a group that is padding: zeros, at the step of another."""
+    (padding,), (like,) = group["params"], other["params"]
+    optimizer.state[padding] = {
+        name: torch.zeros_like(padding) if torch.is_tensor(value) and value.shape == like.shape else deepcopy(value)
+        for name, value in optimizer.state[like].items()
+    }
 
 
 def convert_to_universal(folder: Path, target: Path) -> None:

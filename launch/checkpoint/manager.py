@@ -21,6 +21,7 @@ from launch.checkpoint.deepspeed_files import (
     convert_to_universal,
     kept_hyper_parameters,
     load_pickled,
+    padding_can_be_loaded,
     whole_weights,
 )
 from launch.checkpoint.state import CHECKSUMS, STATE, TrainState, damage, optimizer_steps, read_state
@@ -253,7 +254,8 @@ class CheckpointManager:
         engine.checkpoint_engine = DurableCheckpointEngine()
         source = self._universal(step) if self.is_elastic(step) else folder
         # DeepSpeed prints what it loads, on every rank.
-        with kept_hyper_parameters(engine, optimizer_steps(state)), contextlib.redirect_stdout(io.StringIO()):
+        with (kept_hyper_parameters(engine, optimizer_steps(state)), padding_can_be_loaded(engine),
+              contextlib.redirect_stdout(io.StringIO())):  # fmt: skip
             path, _ = engine.load_checkpoint(str(source.parent), tag=source.name)
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 
 from launch.checkpoint import CHECKSUMS, CheckpointManager
-from launch.checkpoint.deepspeed_files import kept_hyper_parameters
+from launch.checkpoint.deepspeed_files import kept_hyper_parameters, padding_can_be_loaded
 from launch.environment import Environment
 from pipeline.storage import sha256_of
 
@@ -123,3 +124,45 @@ def test_conversions_of_another_run_lie_with_the_new_one(folder, tmp_path):
     """The other run may be training, and removes what it takes for leftovers; or lie where nobody may write."""
     checkpoints = CheckpointManager(folder, Environment(), torch.device("cpu"), workplace=tmp_path / "new")
     assert checkpoints._universal(3) == tmp_path / "new" / "step-00000003.universal.tmp"
+
+
+class Parameter:
+    """What DeepSpeed's loader sees of one: its fragment of the flat group, or None where others have all of it."""
+
+    def __init__(self, fragment: torch.Tensor | None) -> None:
+        self._hp_mapping = None if fragment is None else SimpleNamespace(
+            get_optim_state_keys=lambda: ["exp_avg", "exp_avg_sq"], optim_fragment={},
+            get_hp_fragment_address=lambda: SimpleNamespace(start=0, numel=len(fragment)),
+            get_hp_fragment=lambda optim_state_key: fragment,
+        )  # fmt: skip
+
+    def load_hp_checkpoint_state(self, *arguments, **options) -> torch.Tensor:
+        return torch.tensor(7.0)
+
+
+class Partitioned(SimpleNamespace):
+    load_hp_checkpoint_state_from_checkpoint_dir = ZeROOptimizer.load_hp_checkpoint_state_from_checkpoint_dir
+
+
+def test_a_group_of_which_a_process_has_padding_alone_is_loaded(tmp_path):
+    """As the last of hundreds of processes meets it, through DeepSpeed's own loader."""
+    (tmp_path / "zero").mkdir()
+    torch.save({"param_groups": [{"lr": 1.0}, {"lr": 2.0}]}, tmp_path / "zero" / "optimizer_state.pt")
+    flat, padding = torch.zeros(4), torch.zeros(2)
+    optimizer = torch.optim.AdamW([{"params": [flat]}, {"params": [padding]}])
+    optimizer.state = {flat: {}, padding: {}}
+    groups = [[Parameter(torch.ones(3))], [Parameter(None)]]
+    partitioned = Partitioned(optimizer=optimizer, bit16_groups=groups, mpu=None, _load_global_state=lambda state: None,
+                              param_names={parameter: "name" for group in groups for parameter in group})
+    arguments = "bit16_groups", str(tmp_path)
+    with pytest.raises(IndexError):
+        partitioned.load_hp_checkpoint_state_from_checkpoint_dir(*arguments)
+    with padding_can_be_loaded(SimpleNamespace(optimizer=partitioned)):
+        partitioned.load_hp_checkpoint_state_from_checkpoint_dir(*arguments)
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 2.0]
+    assert optimizer.state[flat]["exp_avg"].tolist() == [1, 1, 1, 0] and optimizer.state[flat]["step"] == 7
+    assert {name: value.tolist() for name, value in optimizer.state[padding].items()} == {
+        "step": 7.0, "exp_avg": [0, 0], "exp_avg_sq": [0, 0]}
+    assert partitioned.bit16_groups is groups and len(partitioned.param_names) == 2
+    with pytest.raises(IndexError):
+        partitioned.load_hp_checkpoint_state_from_checkpoint_dir(*arguments)
