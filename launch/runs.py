@@ -138,7 +138,7 @@ def check_folder(config, facts: dict[str, str]) -> None:
         UserError: names the first field that differs, with both values.
     """
     folder = Path(config.output)
-    if not folder.exists() or (folder.is_dir() and not _found(folder) - {LOCK, HEARTBEATS}):
+    if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS}):
         return  # a start that was cut short leaves no more
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
@@ -157,8 +157,8 @@ def check_folder(config, facts: dict[str, str]) -> None:
                         f"{now.get(name)!r}; {mend}")
 
 
-def _found(folder: Path) -> set[str]:
-    """Names in a folder; not that of checkpoints which holds none, but for a conversion that was cut short."""
+def _entries(folder: Path) -> set[str]:
+    """Names in a folder, without that of the checkpoints if there is none but a conversion that was cut short."""
     empty = all(path.suffix == ".tmp" for path in (folder / CHECKPOINTS).glob("*"))
     return {path.name for path in folder.iterdir()} - ({CHECKPOINTS} if empty else set())
 
