@@ -126,12 +126,34 @@ def test_bounds_and_what_cannot_be_answered(address, path, content, status, expe
     assert status == 200 or expected in answer.json()["detail"], answer.text
 
 
-def test_a_body_without_a_length_is_bounded_too(address):
-    def chunks():
-        for _ in range(100):
-            yield b"y" * 1000
+def test_a_body_without_a_length_is_bounded_and_its_client_may_end_it(address):
+    """A connection closed on a client that still sends is reset, and the answer may be lost with it."""
+    piece = b"1000\r\n%b\r\n" % (b"y" * 4096)
+    with _connect(address) as client:
+        client.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + piece * 6)
+        answer = client.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 413")
+        for _ in range(20):
+            client.sendall(piece)
+            time.sleep(0.01)
+        client.sendall(b"0\r\n\r\n")
+        assert b"more than 20000 bytes" in answer + _until_closed(client)
 
-    assert httpx.post(address + "/fill-mask", content=chunks()).status_code == 413
+
+def test_a_refused_client_that_never_ends_its_body_is_cut_off(address):
+    with _connect(address) as client:
+        client.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"y" * 30000)
+        answer = _until_closed(client)
+    assert answer.startswith(b"HTTP/1.1 413") and b"more than 20000 bytes" in answer
+
+
+def _connect(address: str) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def _until_closed(client: socket.socket) -> bytes:
+    return b"".join(iter(lambda: client.recv(65536), b""))
 
 
 def test_many_clients_each_get_their_own_answers(address, offline):
