@@ -75,7 +75,7 @@ SETTINGS = {
     "WNUT-17": Setting("ner", ("wnut17/train.conll", "wnut17/dev.conll", "wnut17/test.conll"), "f1", "F1", 2, 5e-4),
     "XQuAD-en": Setting("squad", ("xquad/en-train.json", "xquad/en-dev.json", None), "f1", "F1, %", 1, 5e-4,
                         options=("--window_step", "64", "--max_query_tokens", "48")),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Job:
             "--train.global_batch_size", str(BATCH), "--train.micro_batch_size", str(BATCH),
             "--evaluate_every_epochs", "null", "--evaluation.every_steps", "0", "--evaluation.keep_best", "false",
             "--checkpoint.every_steps", "0", *setting.options, *self.pooling(start),
-        ]  # fmt: skip
+        ]
 
     def pooling(self, start: Path) -> list[str]:
         """A text's vector where the model has no pooler: the mean of its tokens."""
@@ -225,7 +225,7 @@ def _noise(ours: list[float], theirs: list[float]) -> str:
 def table(results: dict, data: Path) -> str:
     """Markdown: median (mean ± standard deviation, runs) of each way."""
     lines = ["| task | file | metric | majority | random weights | pretrained | by `transformers` | ours − theirs |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+             "|---|---|---|---|---|---|---|---|"]
     for name, ways in results.items():
         setting = SETTINGS[name]
         cells = [_cell(ways[way]) for way in WAYS]

@@ -37,7 +37,7 @@ COLUMNS = {
     "sick-entailment": (("sentence_A", "sentence_B"), "entailment_judgment",
                         {"CONTRADICTION": 0, "ENTAILMENT": 1, "NEUTRAL": 2}.get),
     "sick-relatedness": (("sentence_A", "sentence_B"), "relatedness_score", float),
-}  # fmt: skip
+}
 
 
 def read_texts(task: str, path: Path, tokenizer, max_length: int) -> tuple[Rows, np.ndarray]:
@@ -71,7 +71,7 @@ def texts(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
     made = transformers.AutoModelForSequenceClassification.from_pretrained(
         model, num_labels=1 if regression else len(set(labels.tolist())),
         problem_type="regression" if regression else "single_label_classification", **options(model),
-    )  # fmt: skip
+    )
 
     def measure(logits: np.ndarray) -> float:
         if regression:
@@ -213,7 +213,7 @@ def finetune(setting: Setting, seed: int, data: Path, model_folder: Path, output
         str(output), per_device_train_batch_size=BATCH, num_train_epochs=setting.epochs, learning_rate=setting.rate,
         warmup_steps=0.1, weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0, bf16=True, seed=seed,
         use_cpu=not torch.cuda.is_available(), save_strategy="no", report_to="none", disable_tqdm=True,
-    ), train_dataset=train, data_collator=collate, processing_class=tokenizer)  # fmt: skip
+    ), train_dataset=train, data_collator=collate, processing_class=tokenizer)
     trainer.train()
     logits = predict(trainer.model, rows, tokenizer)
     value = measure(np.stack(logits) if build is texts else logits)

@@ -155,7 +155,7 @@ def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
         "sst2", *(str(folder / name) for name in ("model", "train.tsv", "few.tsv", f"run-{os.getpid()}")),
         epochs=None, evaluate_every_epochs=None, train=train, checkpoint=CheckpointConfig(every_steps=0),
         evaluation=EvaluationConfig(every_steps=0),
-    ))  # fmt: skip
+    ))
     device, console = distributed.initialize(environment), Console(False)
     with Heartbeat(Path(job.config.output), environment, job.config.monitor) as heartbeat:
         trainer, learned = prepare_trainer(job, environment, device, console, heartbeat)
@@ -196,7 +196,7 @@ def run_transformers(folder: Path, settings: dict, turns: Turns) -> None:
         str(folder / f"run-{os.getpid()}"), per_device_train_batch_size=BATCH, learning_rate=3e-5, warmup_steps=0.1,
         max_steps=1_000_000, logging_steps=50, save_strategy="no", report_to="none", disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(), **settings,
-    )  # fmt: skip
+    )
     trainer = transformers.Trainer(model, arguments, train_dataset=dataset, processing_class=tokenizer,
                                    callbacks=[Between()])
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)

@@ -55,7 +55,7 @@ def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, 
         )
         masks = Masks(positions.astype(np.uint16), np.full(len(positions), 4, np.uint16), to_offsets(counts))
         made = Samples(ids, offsets, (lengths // 2).astype(np.uint16), np.zeros(samples, np.int8),
-                       np.zeros(samples, np.uint64))  # fmt: skip
+                       np.zeros(samples, np.uint64))
         first = write_shard(folder / "train" / f"shard-{number:05d}.arrow", made, [masks] * 2, VOCAB, 0, "zstd")
         found.append(first)
         for copy in range(1, copies):
@@ -66,7 +66,7 @@ def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, 
         objective="next_sentence",
         max_length=max_length, mask_sets=2, pair_sets=1, seed=0, preparation={"masking": {}}, sources=[], counts={},
         unigram_entropy=0.0, splits={"train": SplitInfo({}, [], found)},
-    ).save(folder)  # fmt: skip
+    ).save(folder)
     return folder
 
 

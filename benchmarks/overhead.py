@@ -96,14 +96,14 @@ def worker(name: str, data: Path, output: Path, threads: int) -> None:
         "--train.max_steps", "1000000", "--train.log_every_steps", str(STEPS_A_TURN), "--evaluation.every_steps", "0",
         "--checkpoint.every_steps", str(STEPS_A_TURN if name in (BACKGROUND, IN_LINE) else 0),
         "--checkpoint.asynchronous", str(name != IN_LINE).lower(), "--checkpoint.keep_last", "1",
-    ])  # fmt: skip
+    ])
     manifest, model = check_data(data, config.model)
     config = replace(config, model=model)
     train = config.train
     stream = BatchStream(
         ShardReader(str(data), "train"), global_batch_size=train.global_batch_size, seed=config.seed,
         micro_batch_size=train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
-    )  # fmt: skip
+    )
     finish = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     contend = plain_loop if name == PLAIN else our_loop
     contend(config, manifest, environment, device, Turns(stream, environment.is_main, finish))
@@ -154,14 +154,14 @@ class Contender:
             port = free.getsockname()[1]
         world_size = 2 if name == TWO else 1
         command = [sys.executable, __file__, "--worker", name, "--data", str(data), "--output", str(output),
-                   "--threads", str(threads)]  # fmt: skip
+                   "--threads", str(threads)]
         common = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         self.processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {
                 key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()
             })
             for rank in range(world_size)
-        ]  # fmt: skip
+        ]
 
     def answer(self) -> str:
         """The next line of rank 0."""
@@ -231,7 +231,7 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
     cpu = {name: statistics.median(contender.cpu_seconds) for name, contender in contenders.items()}
     for name in names:
         print(f"{name:<44}{medians[name]:9.4f}{medians[name] / medians[PLAIN]:7.3f}"
-              f"{cpu[name]:9.4f}{cpu[name] / cpu[PLAIN]:7.3f}")  # fmt: skip
+              f"{cpu[name]:9.4f}{cpu[name] / cpu[PLAIN]:7.3f}")
     # Neighbouring turns are compared, since the machine's speed drifts.
     ratios = map(lambda ours, plain: ours / plain, contenders[OURS].seconds, contenders[PLAIN].seconds)
     figures = {

@@ -115,7 +115,7 @@ def hugging_face(files: list[str], tokenizer: str, folder: str, **_) -> tuple[in
     encoded = table.map(
         lambda batch: {"input_ids": fast(batch["text"], add_special_tokens=False)["input_ids"]},
         batched=True, remove_columns=["text"],
-    )  # fmt: skip
+    )
     tokens = sum(map(len, encoded["input_ids"]))
     grouped = encoded.map(group_texts, batched=True)
     collator = DataCollatorForLanguageModeling(fast)
@@ -134,7 +134,7 @@ def ours(
     output = f"{folder}/shards"
     shutil.rmtree(output, ignore_errors=True)
     config = PrepareConfig(input=files, output=output, tokenizer=tokenizer, workers=workers,
-                           shards=ShardsConfig(compression=compression))  # fmt: skip
+                           shards=ShardsConfig(compression=compression))
     began = time.perf_counter()
     manifest = prepare(config)
     seconds = time.perf_counter() - began
@@ -231,7 +231,7 @@ def run(files: list[str], folder: Path, rounds: int, json_file: str | None, quic
     measure(vocabulary_by_ours, learned["ours"], files=sample, folder=str(folder))
     common = {"files": files, "tokenizer": str(folder / "vocab"), "folder": str(folder)}
     rates: dict[str, list[float]] = {"tokenizers": [], "datasets_map": [], "ours": [], "ours_plain": [], "two": [],
-                                     "two_jobs": []}  # fmt: skip
+                                     "two_jobs": []}
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}")
         measure(bare, rates["tokenizers"], **common)

@@ -42,7 +42,7 @@ CONTENDERS = {  # name -> (library, options, environment)
         "transformers", {"attention": "eager", "bf16": True}, KEEP_PAGES),
     "cloze bf16, malloc as it comes": ("cloze", {"bf16": True}, {}),
     "cloze bf16, as cloze pretrain runs": ("cloze", {"bf16": True, "keep_pages": True}, {}),
-}  # fmt: skip
+}
 GPU_CONTENDERS = {
     DEFAULT: ("transformers", {"attention": "eager"}, {}),
     "transformers bf16 SDPA": ("transformers", {"attention": "sdpa", "bf16": True}, {}),
@@ -140,7 +140,7 @@ def measure(
         processes[name] = subprocess.Popen(
             worker_command(name, workload, device, threads),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+        )
     for name, process in processes.items():
         if process.stdout.readline() != "ready\n":
             raise SystemExit(f"{name}: the process ended with status {process.wait()}")
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true",
         help="the first workload, 3 rounds; on CPU three contenders, the default and the fastest: under 50 seconds",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--cpu_time", action="store_true", help="count CPU seconds: for one thread on a machine that is shared"
     )
@@ -209,7 +209,7 @@ def main() -> None:
         "--json", metavar="FILE",
         help="write ratio_to_transformers_default_N, ratio_to_transformers_best_N (N: the first workload's length) "
         "and share_of_matmul_peak there",
-    )  # fmt: skip
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each contender")
     parser.add_argument("--rounds", type=int, help="measured turns of each contender; default: 7, quick: 3")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")

@@ -38,7 +38,7 @@ PANELS = {
             name="poly_nvidia", power=1.0, warmup_share=0.011, final_share=0.1),
         "crammed: linear, warmup .75": ScheduleConfig(name="linear", warmup_share=0.75, initial_share=0.25),
     },
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ COMMANDS = {
                       "launch.config:DoctorConfig"),
     "quickstart": Command("the whole chain in minutes, on text that every Python has", "launch.quickstart:quickstart",
                           "launch.config:QuickstartConfig"),
-}  # fmt: skip
+}
 
 
 def _load(reference: str):
@@ -87,7 +87,7 @@ def build_parser(name: str) -> jsonargparse.ArgumentParser:
     parser = jsonargparse.ArgumentParser(
         prog=f"cloze {name}", description=f"{command.help[0].upper()}{command.help[1:]}.", exit_on_error=False,
         allow_abbrev=False,
-    )  # fmt: skip
+    )
     parser.add_argument("--config", action="config", help="YAML file of the fields below; options override it.")
     # data and output of a run are flags; what a command looks at stands without one: `cloze inspect FOLDER`.
     positional = name not in {"pretrain", "finetune", "deepspeed-config", "vocab", "prepare"}
@@ -187,7 +187,7 @@ def usage(first_word: str = "") -> str:
     return "\n".join([
         "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]", "", "commands:", *lines, "",
         "`cloze COMMAND --help` explains every field; `--print_config` prints the resolved configuration.",
-    ])  # fmt: skip
+    ])
 
 
 def split_command(arguments: list[str]) -> tuple[str, list[str]]:

@@ -40,7 +40,7 @@ class Bars:
             self._bars = Progress(
                 TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"),
                 TextColumn("{task.fields[rates]}"), TextColumn("left"), TimeRemainingColumn(), console=self._console,
-            )  # fmt: skip
+            )
             self._bars.start()
         return self
 
@@ -84,7 +84,7 @@ def vocab(config: PrepareConfig) -> None:
         tokenizer = train_vocabulary(config, bars)
     specials = ", ".join(f"{name} {tokenizer.tokens.index(name)}" for name in tokenizer.names.values())
     print(f"{config.output}: {tokenizer.vocab_size:,} entries ({specials}) in {time.monotonic() - began:.1f} s, "
-          f"fingerprint {tokenizer.fingerprint[:12]}")  # fmt: skip
+          f"fingerprint {tokenizer.fingerprint[:12]}")
 
 
 def prepare(config: PrepareConfig) -> None:
@@ -145,7 +145,7 @@ def _write_tensorboard(inspection: Inspection, config: InspectConfig) -> None:
                 max=float(np.flatnonzero(lengths).max()), num=int(lengths.sum()), sum=float((sizes * lengths).sum()),
                 sum_squares=float((sizes**2 * lengths).sum()), bucket_limits=(sizes + 0.5).tolist(),
                 bucket_counts=lengths.tolist(),
-            )  # fmt: skip
+            )
         rows = "\n".join(f"| {name} | {value} |" for name, value in inspection.facts)
         writer.add_text("data/facts", f"| | |\n|---|---|\n{rows}")
         for number, sample in enumerate(inspection.samples):

@@ -17,7 +17,7 @@ DATA_SHEETS = {
     "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12,
     "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "V100": 125e12, "T4": 65e12,
     "RTX 4090": 165e12, "RTX 3090": 71e12,
-}  # fmt: skip
+}
 # Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
 _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
 # Another process's work only makes a trial slower, and comes and goes: the best of short trials, spread over seconds.
@@ -113,7 +113,7 @@ def _processor() -> str:
     except OSError:
         lines = []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-                platform.processor() or platform.machine())  # fmt: skip
+                platform.processor() or platform.machine())
 
 
 def _file() -> Path:

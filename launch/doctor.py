@@ -36,7 +36,7 @@ def doctor(config: DoctorConfig) -> int:
     devices = []
     joined = examiner.run("processes", lambda: devices.append(distributed.initialize(environment, timeout)) or [],
                           seconds=timeout.total_seconds(), advice="see that every machine was started, that their "
-                          "names resolve and that no firewall stands between them")  # fmt: skip
+                          "names resolve and that no firewall stands between them")
     device = devices[0] if joined else None
     examiner.run("versions", examinations.versions)
     if device is not None:
@@ -48,7 +48,7 @@ def doctor(config: DoctorConfig) -> int:
         examiner.run("output", lambda: examinations.output(Path(config.output), environment.rank))
     if config.data:
         examiner.run("data", lambda: examinations.data(Path(config.data), environment.rank, environment.world_size,
-                                                       config.timeout_seconds / 2))  # fmt: skip
+                                                       config.timeout_seconds / 2))
     together = _together(examiner, config, environment, device, timeout) if joined else None
     findings = examiner.findings if together is None else together
     failed = any(finding.verdict == "problem" for finding in findings)
@@ -139,7 +139,7 @@ def merged(ranks: list[list[Finding]]) -> list[Finding]:
             other, different = next(one for one in own if one[1].found != worst.found)
             result.append(Finding(check, f"rank {rank}: {worst.found}; rank {other}: {different.found}", "problem",
                                   "expected the same on all machines; install the same environment, or give all of "
-                                  "them the same folder"))  # fmt: skip
+                                  "them the same folder"))
         else:
             result.append(Finding(check, f"rank {rank}: {worst.found}", worst.verdict, worst.advice))
     return result

@@ -29,7 +29,7 @@ OURS_BY = {
     "bf16": "train.precision", "bfloat16": "train.precision", "fp16": "train.precision",
     "data_types": "train.precision", "torch_autocast": "train.precision", "optimizer": "the section optimizer",
     "scheduler": "the section schedule", "checkpoint": "the section checkpoint", "tensorboard": "launch/metrics.py",
-}  # fmt: skip
+}
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -126,7 +126,7 @@ def build_engine(
             # Else it takes the GPU numbered LOCAL_RANK, also where each process sees one GPU alone.
             args=SimpleNamespace(device_rank=device.index or 0),
             optimizer=build_optimizer(model, optimizer, learning_rate, states_on_cpu=offloads),
-        )  # fmt: skip
+        )
     except ValidationError as error:  # of pydantic, with which DeepSpeed reads its configuration
         found = error.errors()[0]
         where = ".".join(map(str, found["loc"]))

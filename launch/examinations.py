@@ -99,7 +99,7 @@ def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
     found += f"; {bf16 / sheet:.0%} of the data sheet"
     if bf16 < 0.5 * sheet:
         return [Finding("matrix product", found, "warning", "the GPU is shared, hot or held down; see nvidia-smi",
-                        measure=bf16)]  # fmt: skip
+                        measure=bf16)]
     return [Finding("matrix product", found, measure=bf16)]
 
 
@@ -112,7 +112,7 @@ def shared_memory(device: torch.device | None, world_size: int) -> list[Finding]
     found = f"{free / _GIB:.2f} GiB free in {folder}"
     if free < _SHARED_MEMORY_BYTES and world_size > 1 and device is not None and device.type == "cuda":
         return [Finding("shared memory", found, "problem", "give the container at least 1 GiB: docker run --shm-size, "
-                        "or an emptyDir of medium Memory at /dev/shm", measure=free)]  # fmt: skip
+                        "or an emptyDir of medium Memory at /dev/shm", measure=free)]
     return [Finding("shared memory", found, measure=free)]
 
 
@@ -147,7 +147,7 @@ def output(folder: Path, rank: int) -> list[Finding]:
         return [Finding("output", found, "problem", "it gave back other bytes than were written; check the disk")]
     if free < _ROOM_BYTES:
         return [Finding("output", found, "warning", f"three checkpoints of BERT-large take {_ROOM_BYTES / _GIB:.0f} "
-                        "GiB; of smaller models proportionally less", measure=speeds[0])]  # fmt: skip
+                        "GiB; of smaller models proportionally less", measure=speeds[0])]
     return [Finding("output", found, measure=speeds[0])]
 
 
@@ -163,12 +163,12 @@ def data(folder: Path, rank: int, world_size: int, seconds: float) -> list[Findi
         damaged += check_shard(folder / shard.file, shard)
         checked += 1
     findings = [Finding("data", f"{folder}: manifest {manifest.hash[:12]}, {len(shards)} shards, "
-                        f"{sum(shard.tokens for shard in shards):,} tokens", uniform=True)]  # fmt: skip
+                        f"{sum(shard.tokens for shard in shards):,} tokens", uniform=True)]
     if damaged:
         findings.append(Finding("shards", "; ".join(damaged), "problem", "prepare or copy the damaged shards again"))
     elif checked < len(mine):
         findings.append(Finding("shards", f"{checked} of {len(mine)} verified in {seconds:.0f} s", "warning",
-                                f"verify all of them once: cloze verify {folder}", measure=checked))  # fmt: skip
+                                f"verify all of them once: cloze verify {folder}", measure=checked))
     else:
         findings.append(Finding("shards", "all verified"))
     return findings
@@ -179,7 +179,7 @@ def processes(environment: Environment, device: torch.device) -> Finding:
     hosts = set(distributed.gather_texts(platform.node(), device))
     through = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if device.type == "cuda" else "gloo"
     return Finding("processes", f"{environment.world_size} on {len(hosts)} machine{'s' * (len(hosts) > 1)}, started "
-                   f"by {environment.launcher}, through {through}", uniform=True)  # fmt: skip
+                   f"by {environment.launcher}, through {through}", uniform=True)
 
 
 def clock(device: torch.device, world_size: int) -> list[Finding]:
@@ -195,7 +195,7 @@ def clock(device: torch.device, world_size: int) -> list[Finding]:
     found = f"within {min(skews):.3f} s of each other"
     if min(skews) > _SKEW_SECONDS:
         return [Finding("clock", found, "warning", "set the machines' clocks (NTP): heartbeats and time limits "
-                        "compare them")]  # fmt: skip
+                        "compare them")]
     return [Finding("clock", found)]
 
 
@@ -213,13 +213,13 @@ def collective(device: torch.device, world_size: int) -> list[Finding]:
         seconds.append(time.perf_counter() - began)
         if not right:
             return [Finding("all-reduce", "a wrong sum", "problem", "the network or a device corrupts data; run it on "
-                            "fewer machines to find which")]  # fmt: skip
+                            "fewer machines to find which")]
     # The rate of the wires: a byte of a ring all-reduce crosses them 2 (n - 1) / n times (nccl-tests, PERFORMANCE.md).
     slowest = distributed.gather(torch.tensor([statistics.median(seconds[1:])], dtype=torch.float64, device=device))
     second = float(slowest.max())
     wires = size * 2 * (world_size - 1) / world_size / second
     return [Finding("all-reduce", f"{wires / 1e9:.2f} GB/s with {size >> 20} MiB; BERT-base's gradients take "
-                    f"{_BERT_BASE_BYTES / size * second:.2f} s")]  # fmt: skip
+                    f"{_BERT_BASE_BYTES / size * second:.2f} s")]
 
 
 def shared_folder(folder: Path, environment: Environment) -> list[Finding]:
@@ -236,5 +236,5 @@ def shared_folder(folder: Path, environment: Environment) -> list[Finding]:
         path.unlink()
     if missing:
         return [Finding("shared output", f"files of rank {', '.join(map(str, missing))} are not to be seen", "problem",
-                        "--output must be a folder that all machines share")]  # fmt: skip
+                        "--output must be a folder that all machines share")]
     return [Finding("shared output", "every rank sees the files of all")]

@@ -151,7 +151,7 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
         checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
         profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
         facts={"zero_stage": config.zero.stage},
-    )  # fmt: skip
+    )
     if step is not None:
         trainer.resume(step)
         console.say(f"resumed from step {step} of {config.train.max_steps}")
@@ -177,7 +177,7 @@ def _with_features(job: Job, engine, environment: Environment, device, console: 
         train, validation = (
             encode_once(engine.module.features, examples, job.config.train.micro_batch_size, environment, device,
                         partial(heartbeat.beat, 0, "compute"))
-            for examples in (job.train, job.validation))  # fmt: skip
+            for examples in (job.train, job.validation))
     engine.module.train()
     console.say(f"the encoder has run over {len(job.train) + len(job.validation):,} examples once, in "
                 f"{time.perf_counter() - began:.1f} s; only the head is trained from here on")
@@ -219,7 +219,7 @@ def print_facts(job: Job, engine, device, console: Console, world_size: int, row
         ("learning rate", f"{config.train.learning_rate:g} peak, {describe(config.schedule, config.train)}"),
         ("attention kernel", live_kernel(engine, device)),
         ("device", f"{world_size} x {device_name(device)}"),
-    ])  # fmt: skip
+    ])
 
 
 def train(job: Job, trainer, stop: StopRequest) -> bool:
@@ -231,7 +231,7 @@ def train(job: Job, trainer, stop: StopRequest) -> bool:
     stream = ExampleStream(
         job.train, config.train.global_batch_size, config.train.micro_batch_size, environment.rank,
         environment.world_size, config.seed, trainer.state.samples_consumed,
-    )  # fmt: skip
+    )
     batches = iter(stream)
     if config.unfreeze_every_epochs is not None:
         each = max(1, round(config.unfreeze_every_epochs * len(job.train) / config.train.global_batch_size))

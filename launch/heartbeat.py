@@ -79,7 +79,7 @@ class Heartbeat:
             aside.write_text(json.dumps({
                 "step": step, "phase": phase, "since": self._moved, "time": time.time(),
                 "waiting": self._is_waiting(), "host": socket.gethostname(), "process": os.getpid(),
-            }), encoding="utf-8")  # fmt: skip
+            }), encoding="utf-8")
             os.replace(aside, self._path(self._environment.rank))
         except OSError as error:
             if self._written:  # once, until it can be again

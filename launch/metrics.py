@@ -100,7 +100,7 @@ class MetricsWriter:
             publish_text(self._folder / "projector_config.pbtxt", "".join(
                 f'embeddings {{\n tensor_name: "{_EMBEDDINGS}:{path.parent}"\n tensor_path: "{path}/tensors.tsv"\n'
                 f' metadata_path: "{path}/metadata.tsv"\n}}\n' for path in found
-            ))  # fmt: skip
+            ))
             self._board.flush()
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class PretrainingObjective:
             output.next_sentence_losses.detach().double().sum(),
             (micro_batch["next_sentence_label"] != NO_LABEL).sum().double(),
             output.next_sentence_correct.sum().double(),
-        ])  # fmt: skip
+        ])
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
         """Means over whatever was summed, by their names in TensorBoard; next-sentence ones only if pairs were seen."""

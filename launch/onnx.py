@@ -90,14 +90,14 @@ def write_onnx(folder: Path) -> None:
         program = torch.onnx.export(
             model, kwargs=inputs, dynamo=True, verbose=False, external_data=False, output_names=_names(model, inputs),
             dynamic_shapes={name: dict(enumerate(dims)) for name in inputs},
-        )  # fmt: skip
+        )
         program.save(folder / GRAPH)
     shapes = _check(folder / GRAPH, model)
     described = {
         "inputs": {name: {"dtype": "int64", "shape": list(axes), "meaning": _MEANINGS[name]} for name in inputs},
         "outputs": {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()},
         "max_length": longest, "architecture": cls.__name__,
-    }  # fmt: skip
+    }
     if truncation := load_note(folder, TRUNCATION):
         described["truncation"] = truncation
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ from pipeline.tokenizer import Tokenizer
 FREE_FIELDS = {
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "initializer_range",
     "position_initializer_range", "max_position_embeddings",
-}  # fmt: skip
+}
 POSITIONS = "bert.embeddings.position.weight"
 # What the optimizer's groups and states are shaped by.
 OPTIMIZER_FIELDS = (*runs.GROUPING, "zero.stage", "train.precision")
@@ -175,4 +175,4 @@ class Start:
             moved = f"taken, of {trainer.state.inherited_steps} steps"
         console.facts("init_from: what this run starts with", [
             *self.rows, ("moments", moved), ("starting at 0", "step, position in the data, schedule"),
-        ])  # fmt: skip
+        ])

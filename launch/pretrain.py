@@ -82,7 +82,7 @@ def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, cons
         ("attention kernel", live_kernel(engine, device)),
         ("device", f"{world_size} x {device_name(device)}" + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else "")),
         ("MLM loss to beat", f"{manifest.unigram_entropy:.3f}, the unigram entropy of the training tokens"),
-    ])  # fmt: skip
+    ])
 
 
 def live_kernel(engine, device) -> str:
@@ -185,7 +185,7 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
         checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
         profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
         facts={"zero_stage": config.zero.stage},
-    )  # fmt: skip
+    )
     if start:
         start.finish(trainer, console)
     if step is not None:
@@ -216,7 +216,7 @@ def validation(config: PretrainConfig, manifest: Manifest, environment: Environm
     return partial(
         evaluation_batches, ShardReader(config.data, "validation"), micro_batch_size=config.train.micro_batch_size,
         rank=environment.rank, world_size=environment.world_size, max_samples=config.evaluation.samples,
-    )  # fmt: skip
+    )
 
 
 def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
@@ -231,7 +231,7 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
         seed=config.seed, samples_consumed=trainer.state.samples_consumed, tokens_consumed=trainer.state.tokens,
         warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
-    )  # fmt: skip
+    )
     try:
         return run(config, trainer, stream, stop, partial(showing, config, trainer) if trainer.evaluate else None)
     finally:

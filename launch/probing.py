@@ -180,7 +180,7 @@ class Probe:
             "sequence_offsets": torch.arange(0, (size + 1) * length, length, dtype=torch.int32),
             "masked_positions": positions, "labels": ids[positions],
             "next_sentence_label": torch.zeros(size, dtype=torch.int64),
-        }  # fmt: skip
+        }
         return {name: tensor.to(self.device) for name, tensor in batch.items()} | {"max_sequence_length": length}
 
     def release(self) -> None:

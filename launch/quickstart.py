@@ -83,7 +83,7 @@ class Quickstart:
             "--train.learning_rate", "5e-3", "--train.max_steps", str(MAX_STEPS), "--schedule.warmup_steps", "100",
             "--train.log_every_steps", "100", "--evaluation.every_steps", "300",
             "--checkpoint.every_steps", "300",
-        )  # fmt: skip
+        )
         if self._status(run) == "complete":
             self.console.say("\n== pretraining (done before)")
             return
@@ -99,7 +99,7 @@ class Quickstart:
         log = self.output / "stopped.log"
         with open(log, "w") as errors, subprocess.Popen(
             self._resolve(command), env=self._variables(), stderr=errors
-        ) as process:  # fmt: skip
+        ) as process:
             while process.poll() is None:
                 time.sleep(0.2)
                 lines = read_metrics(run) if (run / METRICS).exists() else []

@@ -33,7 +33,7 @@ FREE_FIELDS = {
     "train.micro_batch_size", "train.log_every_steps", "train.max_skipped_steps", "train.stop_before_seconds",
     "train.gradient_checkpointing", "train.attention_kernel",
     "train.compile", "train.memory_limit_gib", "seeds", "grid",
-}  # fmt: skip
+}
 # What the optimizer's groups and their states are made by.
 GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")
 # What weights and states are shaped by: no run can go on with another.
@@ -56,7 +56,7 @@ def _shaping(values: dict) -> dict[str, object]:
     return {
         name: value for name, value in flatten(values).items()
         if name not in FREE_FIELDS and name.split(".")[0] not in FREE_FIELDS
-    }  # fmt: skip
+    }
 
 
 def data_facts(manifest: Manifest) -> dict[str, str]:

@@ -195,7 +195,7 @@ class Trainer:
         self._window += torch.cat([
             torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share,
             own.to(self.device, non_blocking=True),
-        ])  # fmt: skip
+        ])
         self.throughput.add(batch.num_tokens)
         self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
                              samples_consumed=batch.position + batch.num_samples,

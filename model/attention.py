@@ -101,7 +101,7 @@ class _Unpad(torch.autograd.Function):
 def concatenated_layout(
     config: BertConfig, kernel: str, offsets: Tensor, length: int, num_tokens: int, dtype: torch.dtype,
     grouped: bool = False,
-) -> Layout:  # fmt: skip
+) -> Layout:
     """Layout of concatenated tokens. All sizes are host integers: nothing here waits for a device.
 
     `grouped`: the eager kernel may take sequences in groups on CPU; then there is no (B, heads, S, S) to
@@ -223,7 +223,7 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
 def eager_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: Tensor | None,
     probability: float, dropout_seed: int | None, head_mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Batched matrix product, softmax, batched matrix product. Returns the result and (B, heads, S, S')
     probabilities.
 
@@ -248,7 +248,7 @@ def eager_attention(
 def sdpa_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: Tensor | None,
     probability: float, dropout_seed: int | None,
-) -> tuple[Tensor, None]:  # fmt: skip
+) -> tuple[Tensor, None]:
     """torch's scaled dot product attention on padded sequences."""
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     if dropout_seed is None or probability == 0:
@@ -280,7 +280,7 @@ def leave_graphs() -> None:
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: None,
     probability: float, dropout_seed: int | None, local: bool = False,
-) -> tuple[Tensor, None]:  # fmt: skip
+) -> tuple[Tensor, None]:
     """Flash attention over concatenated sequences, without any padding. CUDA, fp16 or bf16, no attention
     dropout.
     """
@@ -291,7 +291,7 @@ def varlen_attention(
     result = varlen_attn(
         query, key, value, layout.offsets, layout.offsets, layout.length, layout.length,
         window_size=(reach, 0 if layout.causal else reach),
-    )  # fmt: skip
+    )
     return result, None
 
 

@@ -52,7 +52,7 @@ class BertModel(InFolders, nn.Module):
     def __init__(
         self, config: BertConfig, *, attention_kernel: str = "auto", gradient_checkpointing: str = "none",
         add_pooler: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if not config.vocab_size:
             raise ModelError("model.vocab_size: found 0, expected the size of the data's vocabulary; set it")
@@ -71,7 +71,7 @@ class BertModel(InFolders, nn.Module):
         encoder_hidden_states: Tensor | None = None, encoder_attention_mask: Tensor | None = None,
         output_hidden_states: bool = False, output_attentions: bool = False, dropout_seed: int | None = None,
         read_tokens: Tensor | None = None,
-    ) -> BertOutput:  # fmt: skip
+    ) -> BertOutput:
         """Encode ids (or `inputs_embeds`, with a last dimension more) in one of two layouts.
 
         Concatenated: ids (T,) with `sequence_offsets` (B + 1,) int32 and, lest the device be asked, the host
@@ -108,7 +108,7 @@ class BertModel(InFolders, nn.Module):
             layout = concatenated_layout(
                 self.config, kernel, sequence_offsets, longest, len(tokens), hidden.dtype,
                 grouped=not output_attentions and not self.encoder.compiled,  # groups differ from batch to batch
-            )  # fmt: skip
+            )
         else:
             layout = padded_layout(self.config, kernel, attention_mask, hidden)
         context = self._context(kernel, layout, position_ids, output_attentions)
@@ -246,7 +246,7 @@ class BertForPreTraining(BertPreTrained):
         sequence_offsets: Tensor | None = None, max_sequence_length: int | None = None,
         masked_positions: Tensor | None = None, labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None, dropout_seed: int | None = None, **inputs,
-    ) -> PreTrainingOutput:  # fmt: skip
+    ) -> PreTrainingOutput:
         """Inputs as BertModel.forward takes them, and what to predict.
 
         `masked_positions`: (M,) indices into the concatenated tokens, or (B, P) positions in each padded
@@ -258,7 +258,7 @@ class BertForPreTraining(BertPreTrained):
             self.bert, masked_positions, input_ids=input_ids, token_type_ids=token_type_ids,
             position_ids=position_ids, attention_mask=attention_mask, sequence_offsets=sequence_offsets,
             max_sequence_length=max_sequence_length, dropout_seed=dropout_seed, **inputs,
-        )  # fmt: skip
+        )
         predicted = self.masked_lm(hidden, labels)
         pair_scores = self.next_sentence(pooled(encoded))
         output = PreTrainingOutput(

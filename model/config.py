@@ -112,7 +112,7 @@ class BertConfig:
             ("intermediate_size", 1), ("max_position_embeddings", 1), ("type_vocab_size", 0),
             ("local_attention_window", 0), ("global_attention_every", 1), ("vocab_padding_multiple", 1),
             ("pad_token_id", 0), ("layer_norm_eps", 0), ("initializer_range", 0),
-        ):  # fmt: skip
+        ):
             if getattr(self, name) < least:
                 raise ModelError(f"model.{name}: found {getattr(self, name)}, expected at least {least}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
@@ -148,7 +148,7 @@ class BertConfig:
             "segment_padding_index: must be below type_vocab_size":
                 self.segment_padding_index is not None
                 and not 0 <= self.segment_padding_index < self.type_vocab_size,
-        }  # fmt: skip
+        }
         for reason, broken in refused.items():
             if broken:
                 raise ModelError(f"model.{reason}")

@@ -69,7 +69,7 @@ class Embeddings(nn.Module):
     def forward(
         self, input_ids: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor,
         inputs_embeds: Tensor | None = None, key: DropoutKey | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """(T,) or (B, S) ids to (..., hidden) vectors in the dtype in which the encoder computes."""
         hidden = self.word(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.type_vocab_size:

@@ -157,7 +157,7 @@ class EncoderLayer(nn.Module):
         self, hidden: Tensor, context: Context, keeps: tuple[Tensor | None, ...],
         seeds: tuple[int | None, int | None],
         head_mask: Tensor | None = None, read: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager
         kernel).
 
@@ -212,7 +212,7 @@ class Encoder(nn.Module):
     def forward(
         self, hidden: Tensor, context: Context, dropout_seed: int | None, head_mask: Tensor | None = None,
         output_hidden_states: bool = False, read: Tensor | None = None,
-    ) -> EncoderOutput:  # fmt: skip
+    ) -> EncoderOutput:
         """Run the layers on (T, hidden) or (B, S, hidden). `head_mask`: (layers, heads).
 
         `read`: (R,) tokens whose vectors anybody wants: the last layer goes no further than attention for the
@@ -278,7 +278,7 @@ class Encoder(nn.Module):
                     keep_mask(shape, probability, key.at(place), hidden.device).to(hidden.dtype)
                     if place != 1 or context.cross_states is not None else None
                     for place in range(3)
-                )  # fmt: skip
+                )
             if self.config.attention_probs_dropout_prob:
                 seeds = (key.at(3), key.at(4))
         return layer(hidden, context, keeps, seeds, head_mask, read)

@@ -21,7 +21,7 @@ def encoder_weights(config: BertConfig) -> int:
 def training_flops(
     config: BertConfig, sequence_lengths: Iterable[int] | tuple[int, int], num_masked: int,
     *, summed: bool = False,
-) -> float:  # fmt: skip
+) -> float:
     """FLOPs of forward and backward of a batch, whatever the kernels do beside.
 
     6 N T for the encoder's N weights and T tokens, 12 L H (sum of squared lengths) for attention, and

@@ -22,7 +22,7 @@ from model.config import BertConfig, HeadConfig, ModelError
 from model.names import StateDict, family_of, from_huggingface, to_huggingface, with_padding, without_padding
 
 __all__ = ["from_huggingface", "load_architecture", "load_head", "load_note", "load_pretrained", "save_pretrained",
-           "to_huggingface"]  # fmt: skip
+           "to_huggingface"]
 
 OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
@@ -40,7 +40,7 @@ _BERT_FIELDS = (
     "max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "classifier_dropout", "layer_norm_eps", "initializer_range", "pad_token_id", "tie_word_embeddings",
     "is_decoder", "add_cross_attention",
-)  # fmt: skip
+)
 _MODERN_FIELDS = {  # ours -> ModernBERT's
     "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_hidden_layers",
     "num_attention_heads": "num_attention_heads", "intermediate_size": "intermediate_size",
@@ -48,7 +48,7 @@ _MODERN_FIELDS = {  # ours -> ModernBERT's
     "layer_norm_eps": "norm_eps", "initializer_range": "initializer_range", "pad_token_id": "pad_token_id",
     "tie_word_embeddings": "tie_word_embeddings", "local_attention_window": "local_attention",
     "norm_bias": "norm_bias", "decoder_bias": "decoder_bias",
-}  # fmt: skip
+}
 
 
 def config_to_huggingface(
@@ -101,7 +101,7 @@ def _export_family(config: BertConfig, architecture: str, head: HeadConfig | Non
         known = config.classifier_transform and architecture != "BertForNextSentencePrediction"
         return family if known and not (head and (head.columns or head.pooling == "max")) else None
     needs_pooler = architecture in ("BertForPreTraining", "BertForNextSentencePrediction",
-                                    "BertForSequenceClassification", "BertForMultipleChoice")  # fmt: skip
+                                    "BertForSequenceClassification", "BertForMultipleChoice")
     if (needs_pooler and not config.pooler) or (head and (head.columns or head.pooling != "pooler")):
         return None
     return family
@@ -169,7 +169,7 @@ def _modern_config(values: dict) -> BertConfig:
 def _rotary_bases(values: dict) -> dict[str, float]:
     """Base of the frequencies by kind of layer; raises ModelError for frequencies that are scaled."""
     bases = {"full_attention": values.get("global_rope_theta", 160_000.0),
-             "sliding_attention": values.get("local_rope_theta", 10_000.0)}  # fmt: skip
+             "sliding_attention": values.get("local_rope_theta", 10_000.0)}
     for field in ("rope_scaling", "rope_parameters"):
         given = values.get(field) or {}
         layers = {layer: given.get(layer) or {} for layer in bases}
@@ -203,7 +203,7 @@ def save_pretrained(
     folder: str | os.PathLike, config: BertConfig, state_dict: StateDict,
     tokenizer_folder: str | os.PathLike | None = None, *, architecture: str | None = None,
     head: HeadConfig | None = None, notes: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
 
     `state_dict`: of one of our models, on any device; what is published is the logical vocabulary, tied

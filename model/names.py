@@ -66,12 +66,12 @@ _BERT_DEFAULTS = (  # fields that must be as published
     "position_embedding", "segment_padding_index", "embedding_norm", "normalization", "norm_position",
     "gated_feed_forward", "linear_bias", "norm_bias", "decoder_bias", "pooler_activation", "mlm_head",
     "local_attention_window", "classifier_transform",
-)  # fmt: skip
+)
 _MODERN_VALUES = {
     "position_embedding": "rotary", "type_vocab_size": 0, "embedding_norm": True, "normalization": "layer_norm",
     "norm_position": "pre", "first_attention_norm": False, "gated_feed_forward": True, "pooler": False,
     "mlm_head": "bert", "is_decoder": False,
-}  # fmt: skip
+}
 
 
 def family_of(config: BertConfig) -> str | None:

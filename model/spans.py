@@ -51,7 +51,7 @@ class BertForQuestionAnswering(WithTransform):
         self, input_ids: Tensor | None = None, *, start_positions: Tensor | None = None,
         end_positions: Tensor | None = None, softmax: Tensor | None = None, start_targets: Tensor | None = None,
         end_targets: Tensor | None = None, num_softmaxes: int = 0, **inputs,
-    ) -> SpanOutput:  # fmt: skip
+    ) -> SpanOutput:
         """Positions: (B,) int64 from the start of each sequence; outside of it (or negative) there is no
         loss.
 
@@ -72,7 +72,7 @@ class BertForQuestionAnswering(WithTransform):
                 start_losses=shared_softmax_losses(start.float(), softmax, start_targets, num_softmaxes),
                 end_losses=shared_softmax_losses(end.float(), softmax, end_targets, num_softmaxes),
                 num_starts=count, num_ends=count,
-            )  # fmt: skip
+            )
         if start_positions is None or end_positions is None:
             return output
         offsets = inputs.get("sequence_offsets")

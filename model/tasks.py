@@ -31,7 +31,7 @@ class BertForMaskedLM(BertPreTrained):
     def forward(
         self, input_ids: Tensor | None = None, *, masked_positions: Tensor | None = None,
         labels: Tensor | None = None, **inputs,
-    ) -> PreTrainingOutput:  # fmt: skip
+    ) -> PreTrainingOutput:
         """As BertForPreTraining.forward, without next sentences."""
         encoded, hidden = encode_masked(self.bert, masked_positions, input_ids=input_ids, **inputs)
         predicted = self.masked_lm(hidden, labels)
@@ -78,7 +78,7 @@ class BertForSequenceClassification(Classifier):
     def forward(
         self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, piece_offsets: Tensor | None = None,
         **inputs,
-    ) -> TaskOutput:  # fmt: skip
+    ) -> TaskOutput:
         """`labels`: (B,) int64 classes; (B, labels) of 0 and 1; (B, columns) int64; (B,) or (B, targets)
         numbers. `piece_offsets`: (B + 1,) int64, the first sequence of each text, and their number; None: one each.
         """
@@ -193,7 +193,7 @@ ARCHITECTURES: dict[str, type[nn.Module]] = {
         BertModel, BertForPreTraining, BertForMaskedLM, BertForNextSentencePrediction, BertForSequenceClassification,
         BertForTokenClassification, BertForMultipleChoice, BertForQuestionAnswering,
     )
-}  # fmt: skip
+}
 
 
 def saved_class(folder: str | os.PathLike) -> type[nn.Module]:

@@ -101,7 +101,7 @@ def build(task: BuildTask) -> ShardReport:
                 Path(task.output) / task.split / f"{name}.arrow",
                 samples, masks, tokenizer.vocab_size, pair_set, preparation["shards"]["compression"],
             )
-        )  # fmt: skip
+        )
         _count(report, samples, masks, flow, tokenizer.special_tokens.mask)
         histogram = np.bincount(samples.lengths, minlength=task.max_length + 1)
         report.length_histogram = (np.array(report.length_histogram) + histogram).tolist()

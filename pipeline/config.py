@@ -97,7 +97,7 @@ class VocabularyConfig:
         _require(1 <= self.alphabet <= 60000, "vocabulary.alphabet", self.alphabet, "1 to 60000")
         roles = ["pad", "unknown", "classification", "separator", "mask"]
         _require(sorted(self.special_order) == sorted(roles), "vocabulary.special_order", self.special_order,
-                 f"each of {', '.join(roles)} once")  # fmt: skip
+                 f"each of {', '.join(roles)} once")
         names = list(self.special_tokens.values())
         _require(len(set(names)) == 5 and all(names), "vocabulary: special tokens", names, "five different names")
 
@@ -163,7 +163,7 @@ class MaskingConfig:
         _require_share("masking.mask_share", self.mask_share)
         _require_share("masking.random_share", self.random_share)
         _require(self.mask_share + self.random_share <= 1 + 1e-9, "masking.mask_share + masking.random_share",
-                 self.mask_share + self.random_share, "at most 1")  # fmt: skip
+                 self.mask_share + self.random_share, "at most 1")
         cap = self.max_predictions_per_sequence
         _require(cap is None or cap >= 1, "masking.max_predictions_per_sequence", cap, "at least 1, or null")
         _require(0 < self.span_p <= 1, "masking.span_p", self.span_p, "a number above 0, up to 1")

@@ -114,7 +114,7 @@ class Encoder:
         return bool(self._blank.search(text))
 
     def encode(self, text: str, pair: str | None = None, *, cut: bool = False, blanks: bool = False,
-               place: str = "text") -> Encoding:  # fmt: skip
+               place: str = "text") -> Encoding:
         """A text, or a pair of them.
 
         `cut`: what is too long is cut as the model has learned it, counted in `cut_tokens`. `blanks`: [MASK] is a
@@ -139,7 +139,7 @@ class Encoder:
         return replace(kept, cut_tokens=total - len(kept))
 
     def windows(self, text: str, question: str | None = None, *, length: int, step: int,
-                place: str = "text") -> Iterator[Encoding]:  # fmt: skip
+                place: str = "text") -> Iterator[Encoding]:
         """A text of any length in windows of at most `length` tokens, special tokens and question included; each begins
         `step` tokens after the one before, or less, where the windows would leave a gap.
 

@@ -87,7 +87,7 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
                 name,
                 f"{split.counts['samples']:,} samples, {split.counts['tokens']:,} tokens, {len(split.shards)} shards, "
                 f"{size / split.counts['tokens']:.2f} bytes a token",
-            ))  # fmt: skip
+            ))
     if pairs := total(manifest, "pairs"):
         share = total(manifest, "pairs_random") / pairs
         name = "swapped" if manifest.objective == "sentence_order" else "random"
@@ -103,7 +103,7 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
             "masked",
             f"{masked / total(manifest, 'tokens'):.2%} of the tokens ({masking['strategy']}), of these "
             f"{shares[0]:.1%} mask, {shares[1]:.1%} random, {shares[2]:.1%} kept; {manifest.mask_sets} mask sets",
-        ))  # fmt: skip
+        ))
     else:
         rows.append(("masked", f"at load time, rate {masking['rate']:.0%} ({masking['strategy']})"))
     rows.append(("borrowed by random segments", f"{total(manifest, 'tokens_borrowed'):,} tokens"))

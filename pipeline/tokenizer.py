@@ -210,7 +210,7 @@ class Tokenizer:
                 [word == before for before, word in itertools.pairwise([None, *each.word_ids])],
             )
             for text, each in zip(texts, encoded, strict=True)
-        ]  # fmt: skip
+        ]
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of texts, flat (T,), and offsets (N+1,) int64; the same ids as the plain tokenizer's."""
@@ -410,7 +410,7 @@ def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> 
     takes_space = names["mask"] if _space_begins_word(backend) else None
     backend.add_special_tokens([
         tokenizers.AddedToken(name, special=True, normalized=False, lstrip=name == takes_space) for name in known
-    ])  # fmt: skip
+    ])
     first, last = names["classification"], names["separator"]
     if first in known and last in known:
         backend.post_processor = tokenizers.processors.TemplateProcessing(

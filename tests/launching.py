@@ -27,7 +27,7 @@ TINY = (
     "--model.intermediate_size", "64", "--model.max_position_embeddings", "32",
     "--train.global_batch_size", "16", "--train.micro_batch_size", "4", "--train.learning_rate", "3e-3",
     "--train.precision", "fp32", "--train.log_every_steps", "1", "--evaluation.every_steps", "0",
-)  # fmt: skip
+)
 
 
 def pretrain_arguments(data: Path, output: Path, *overrides: str) -> list[str]:
@@ -47,7 +47,7 @@ def start(command: list[str], **variables: str) -> subprocess.Popen:
     return subprocess.Popen(
         command, cwd=ROOT, env=child_variables(PYTHONUNBUFFERED="1", **variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    )
 
 
 def children(pid: int) -> list[int]:

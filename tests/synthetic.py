@@ -50,7 +50,7 @@ def make_shards(folder: Path, *, train: int = 200, validation: int = 24, vocab_s
         objective="next_sentence", max_length=max_length, mask_sets=mask_sets, pair_sets=1, seed=seed,
         preparation={"masking": asdict(masking)}, sources=[], counts={}, unigram_entropy=float(np.log(len(words))),
         splits=splits,
-    ).save(folder)  # fmt: skip
+    ).save(folder)
     return folder
 
 

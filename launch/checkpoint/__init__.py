@@ -7,4 +7,4 @@ from launch.checkpoint.state import CHECKSUMS, TrainState, damage, read_state
 __all__ = [
     "ALLOWED_CLASSES", "CHECKSUMS", "CheckpointManager", "TrainState", "damage", "load_pickled", "read_state",
     "read_weights",
-]  # fmt: skip
+]

@@ -195,7 +195,7 @@ def convert_to_universal(folder: Path, target: Path) -> None:
         input_folder=str(folder), output_folder=str(target), keep_temp_folder=False, strict=True,
         # One worker runs in this process. Stages 1 and 2 lack what the converter wants of newer files.
         num_extract_workers=1, num_merge_workers=1, inject_missing_state=read_state(folder)["zero_stage"] < 3,
-    )  # fmt: skip
+    )
     with only_tensors(folder), _silence():
         ds_to_universal.main(arguments)
     (target.parent / "latest_universal").unlink(missing_ok=True)  # a note of the converter, which nothing here reads

@@ -255,7 +255,7 @@ class CheckpointManager:
         source = self._universal(step) if self.is_elastic(step) else folder
         # DeepSpeed prints what it loads, on every rank.
         with (kept_hyper_parameters(engine, optimizer_steps(state)), padding_can_be_loaded(engine),
-              contextlib.redirect_stdout(io.StringIO())):  # fmt: skip
+              contextlib.redirect_stdout(io.StringIO())):
             path, _ = engine.load_checkpoint(str(source.parent), tag=source.name)
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "

@@ -11,4 +11,4 @@ __all__ = [
     "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "DoctorConfig", "EvaluationConfig", "ExportConfig",
     "FinetuneConfig", "LossScaleConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "QuickstartConfig",
     "ScheduleConfig", "TrainConfig", "ZeroConfig",
-]  # fmt: skip
+]

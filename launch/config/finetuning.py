@@ -170,7 +170,7 @@ class FinetuneConfig:
             ("train.max_steps", self.train.max_steps, TrainConfig.max_steps, "epochs"),
             ("evaluation.every_steps", self.evaluation.every_steps, EvaluationConfig.every_steps,
              "evaluate_every_epochs"),
-        ):  # fmt: skip
+        ):
             if steps != usual and getattr(self, epochs) is not None:
                 raise UserError(f"{name}: found {steps} beside {epochs} = {getattr(self, epochs):g}, which decides the "
                                 f"same, expected one of them; add --{epochs} null")

@@ -100,7 +100,7 @@ class AnswerExamples(Examples):
                 parts.append(np.concatenate([
                     [special.classification], asked, [special.separator],
                     texts[question.context][first:end], [special.separator],
-                ]))  # fmt: skip
+                ]))
                 starts.append(begins)
         offsets = ragged.to_offsets(np.array([len(part) for part in parts]))
         return made, Sequences(np.concatenate(parts).astype(np.int64), offsets, np.array(starts)), cut

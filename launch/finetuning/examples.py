@@ -113,7 +113,7 @@ class ExampleStream:
             position=position, epoch=epoch, num_samples=len(units), global_tokens=int(lengths.sum()),
             num_tokens=int(lengths[mine].sum()), num_masked=0, num_pairs=0,
             num_padding=sum(int(lengths[r].max()) * len(r) - int(lengths[r].sum()) for r in rows), indices=units,
-        )  # fmt: skip
+        )
 
 
 @torch.no_grad()

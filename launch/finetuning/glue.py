@@ -10,7 +10,7 @@ from pipeline.errors import UserError
 # File names, header, numbering by row and rounding as nyu-mll/jiant writes them (jiant/scripts/postproc: GlueBenchmark,
 # get_glue_preds); the label forms are those of the training files.
 _NAMES = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "qqp": "QQP", "stsb": "STS-B", "qnli": "QNLI", "rte": "RTE",
-          "wnli": "WNLI"}  # fmt: skip
+          "wnli": "WNLI"}
 # MNLI has two test sets and the diagnostic one, told apart by the names that GLUE's archive gives them.
 _MNLI_NAMES = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "diagnostic": "AX", "ax": "AX"}
 _STSB_RANGE = 0.0, 5.0

@@ -33,7 +33,7 @@ _ONLY_FOR = {
     "text_columns": ([], _TABLES), "label_columns": ([], _TABLES), "skip_malformed_rows": (False, _TABLES),
     "choice_columns": ([], ("choice",)), "labels": ([], ("classification", "multi_label", "choice", "tagging")),
     "answer_softmax": ("window", ("answering",)), "answer_units": ("words", ("answering",)),
-}  # fmt: skip
+}
 
 Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, list[Examples]]
 
@@ -149,4 +149,4 @@ def _choices(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
 _READERS = {
     **dict.fromkeys(("classification", "regression", "multi_label", "columns"), _texts),
     "tagging": _tags, "answering": _answers, "choice": _choices,
-}  # fmt: skip
+}

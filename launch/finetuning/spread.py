@@ -31,7 +31,7 @@ def summarize(config: FinetuneConfig, planned: list[Run]) -> dict:
             "settings": settings, "runs": [run.name for run in chosen], "n": len(made),
             "failed": {run.name: why for run in chosen if (why := _failure(run, finished.get(run.name), evaluation))},
             "metrics": {name: _statistics(values) for name, values in _values(made).items()},
-        })  # fmt: skip
+        })
     key = f"validation/{metric}"
     medians = [(each["metrics"][key]["median"], each["settings"]) for each in described if key in each["metrics"]]
     single = [(value, name) for each in described for name, value in each["metrics"].get(key, {"values": {}})

@@ -241,4 +241,4 @@ def entity_scores(true: list[list[str]], guessed: list[list[str]]) -> dict[str, 
             name: float(getattr(metrics, f"{name}_score")(true, guessed, mode="strict", scheme=scheme.IOB2,
                                                           zero_division=0))
             for name in ("f1", "precision", "recall")
-        }  # fmt: skip
+        }

@@ -74,7 +74,7 @@ TASKS = {
     "rocstories": Task("choice", ("InputSentence1", "InputSentence2", "InputSentence3", "InputSentence4"),
                        ("AnswerRightEnding",), ("1", "2"),
                        choices=("RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2")),
-}  # fmt: skip
+}
 
 
 def find_task(name: str) -> Task:

@@ -37,7 +37,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
             "name": ("muon_" if muon else "") + ("decay" if decays else "no_decay")
                     + ("" if config.layer_decay == 1 else f"_{depth}"),
             "params": [], "weight_decay": config.weight_decay if decays else 0.0, "lr_scale": lr_scale, "muon": muon,
-        })  # fmt: skip
+        })
         group["params"].append(parameter)
     # Muon's first, then what decays, the deepest first: an order that does not hang on the model's.
     return sorted(groups.values(), key=lambda group: (not group["muon"], not group["weight_decay"], group["name"]))

@@ -125,7 +125,7 @@ def tokenize(config: TokenizeConfig) -> int:
         content = {
             "tokens": [names[token] for token in encoding.ids], "input_ids": encoding.ids,
             "token_type_ids": encoding.segments, "attention_mask": [1] * len(encoding), "offsets": encoding.offsets,
-        }  # fmt: skip
+        }
         if _wants_table(config):
             columns = zip(*list(content.values())[:3], encoding.offsets, strict=True)
             table += [{"token": token, "id": str(number), "segment": str(segment), "mask": "1",

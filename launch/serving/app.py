@@ -150,7 +150,7 @@ def _body(operation: type[Operation], config: ServeConfig) -> Any:
     options = {
         field.name: (field.type, Field(field.default, description=docs.get(field.name)))
         for field in dataclasses.fields(operation)
-    }  # fmt: skip
+    }
     inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
     return create_model(f"{name}Request", __config__=strict, inputs=inputs, **options)
 

@@ -90,7 +90,7 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
                 min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(mean, 1))),
                 row_groups=range(segment.start, segment.stop), use_threads=False,
                 columns=[name for name in (config.text_field, config.id_field) if name is not None],
-            )  # fmt: skip
+            )
             for batch in batches:
                 yield place, batch
                 place += len(batch)

@@ -96,7 +96,7 @@ def find_files(
         files.append(
             InputFile(number, source, path, os.path.relpath(path, shared).replace(os.sep, "/"), form, compression,
                       status.st_size, status.st_mtime_ns, config)
-        )  # fmt: skip
+        )
     if not any(file.size for file in files):
         raise UserError(f"input: found only empty files at {', '.join(entries)}, expected text")
     return files

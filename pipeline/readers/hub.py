@@ -73,7 +73,7 @@ def rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
             for row, record in enumerate(stream):
                 # rows are numbered inside a stream shard, and shards interleave: an order all the same, and a fixed one
                 used = {name: value if name in (config.text_field, config.id_field) else None
-                        for name, value in record.items()}  # fmt: skip
+                        for name, value in record.items()}
                 yield row * segment.stop + segment.start, pa.RecordBatch.from_pylist([used])
 
 

@@ -15,7 +15,7 @@ STANDARD = set(sys.stdlib_module_names)
 SOURCES = {
     str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
     for floor in ("pipeline", "model", "launch") for path in sorted((ROOT / floor).rglob("*.py"))
-}  # fmt: skip
+}
 
 
 def imports(tree: ast.AST) -> set[str]:
@@ -35,7 +35,7 @@ def offenders(floor: str, *modules: str, but: tuple[str, ...] = ()) -> list[str]
         f"{path} imports {name}" for path, tree in SOURCES.items() for name in imports(tree)
         if path.startswith(floor) and path not in but
         and any(name == module or name.startswith(module + ".") for module in modules)
-    ]  # fmt: skip
+    ]
 
 
 def attributes(tree: ast.AST) -> set[str]:
@@ -113,7 +113,7 @@ def test_what_collate_emits_is_what_forward_takes():
     samples = Samples(
         input_ids=np.array([2, 7, 3, 9, 3], np.uint16), offsets=np.array([0, 5]), segment_b_start=np.array([3]),
         next_sentence_label=np.array([1]), document=np.array([5], np.uint64),
-    )  # fmt: skip
+    )
     masks = Masks(positions=np.array([1]), ids=np.array([4], np.uint16), offsets=np.array([0, 1]))
     assert set(collate(samples, masks)) <= set(inspect.signature(BertForPreTraining.forward).parameters)
 

@@ -60,7 +60,7 @@ class Slurm:
     def call(self, *command: str) -> str:
         """Run a command of Slurm's where the controller is."""
         result = subprocess.run(on(CONTROLLER, self.folder, *command), cwd=ROOT, env=self.variables, text=True,
-                                capture_output=True, timeout=60)  # fmt: skip
+                                capture_output=True, timeout=60)
         assert result.returncode == 0, f"{command}: {result.stderr}"
         return result.stdout
 

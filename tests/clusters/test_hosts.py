@@ -22,7 +22,7 @@ def start_on_both(folder, command: list[str]) -> list[str]:
         processes.append(subprocess.Popen(
             whole, cwd=ROOT, env=child_variables(PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1"), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        ))  # fmt: skip
+        ))
     outputs = [process.communicate(timeout=200)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
     return outputs

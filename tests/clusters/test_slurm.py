@@ -27,12 +27,12 @@ def undisturbed(shards, tmp_path_factory):
 
 def submit_single(cluster, run: Path, shards, *options: str) -> str:
     return cluster.submit(run.with_suffix(".log"), *SMALL, "--gpus-per-node=2", SINGLE, str(run), *TINY, *RUN,
-                          "--data", str(shards), *options)  # fmt: skip
+                          "--data", str(shards), *options)
 
 
 def submit_multi(cluster, run: Path, shards) -> str:
     return cluster.submit(run.with_suffix(".log"), *SMALL, "--nodes=2", "--ntasks-per-node=1",
-                          "--gpus-per-node=1", MULTI, str(run), *TINY, *RUN, "--data", str(shards))  # fmt: skip
+                          "--gpus-per-node=1", MULTI, str(run), *TINY, *RUN, "--data", str(shards))
 
 
 def until_step(cluster, job: str, run: Path, step: int) -> None:
@@ -121,7 +121,7 @@ def test_preparation_on_an_array_gives_the_same_bytes(slurm_cluster, tmp_path):
     """Three elements, a Dask worker each, on both hosts; then another submission finds all of it done."""
     pytest.importorskip("distributed")
     inputs = [corpus.write_jsonl(tmp_path / f"in/{number}.jsonl.gz", corpus.documents(150, seed=number))
-              for number in range(6)]  # fmt: skip
+              for number in range(6)]
     config = corpus.config(tmp_path, inputs, output=str(tmp_path / "local"))
     prepare(config)
     words = ("--tokenizer", config.tokenizer, "--max_length", "64", "--mask_sets", "3",

@@ -82,7 +82,7 @@ def test_what_the_containers_run_is_a_command_of_ours(name, monkeypatch):
     spec = manifest(name)["spec"]
     templates = [spec["template"]] if "template" in spec else [
         replica["template"] for replica in spec["pytorchReplicaSpecs"].values()
-    ]  # fmt: skip
+    ]
     for template in templates:
         container, = template["spec"]["containers"]
         command = container["command"]

@@ -17,7 +17,7 @@ from tests.synthetic import make_shards
 
 RUN = ("--train.max_steps", "30", "--checkpoint.every_steps", "4", "--train.initial_global_batch_size", "8",
        "--train.global_batch_size", "32", "--train.batch_warmup_tokens", "5000", "--schedule.warmup_tokens", "2000",
-       "--schedule.name", "wsd")  # fmt: skip
+       "--schedule.name", "wsd")
 NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 
 

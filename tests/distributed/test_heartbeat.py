@@ -26,7 +26,7 @@ def test_a_stopped_process_is_named_and_the_run_goes_on_with_it(tmp_path):
     process = start(pretrain_command(
         data, run, "--train.max_steps", "400", "--monitor.heartbeat_seconds", "0.3", "--monitor.hang_seconds", "3",
         processes=2,
-    ))  # fmt: skip
+    ))
     deadline = time.monotonic() + 120
     while step_of(run) < 3:
         assert process.poll() is None and time.monotonic() < deadline

@@ -14,7 +14,7 @@ from tests.synthetic import make_shards
 
 def test_parts_of_a_model():
     names = {"bert.encoder.layers.3.attention.qkv.weight": "layer_03", "bert.embeddings.norm.bias": "embeddings",
-             "masked_lm.bias": "head", "bert.pooler.weight": "head"}  # fmt: skip
+             "masked_lm.bias": "head", "bert.pooler.weight": "head"}
     assert {name: layer_of(name) for name in names} == names
 
 
@@ -23,7 +23,7 @@ def plain(data) -> dict[str, float]:
     model = BertForPreTraining(BertConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=32, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
-    ))  # fmt: skip
+    ))
     init_weights(model, 42)
     named = list(model.named_parameters())
     optimizer = torch.optim.AdamW([{"params": [p for _, p in named if p.dim() >= 2], "weight_decay": 0.01},

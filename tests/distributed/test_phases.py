@@ -108,7 +108,7 @@ def test_all_ranks_take_the_same_step_of_a_source_that_is_still_training(short, 
     train(short, source, *fixed, "--train.max_steps", "4", "--checkpoint.every_steps", "2", processes=2)
     script.write_text(RANK_0_LOOKS_EARLIER)
     command = pretrain_command(long, run, *STILL, *fixed, "--init_from", str(source), "--init_optimizer", "true",
-                               processes=2)  # fmt: skip
+                               processes=2)
     at = command.index("launch")
     output = finish(start([*command[:at - 1], str(script), *command[at + 1:]], PYTHONPATH=str(ROOT)))
     assert "step 2 of" in table(output)["weights"] and table(output)["moments"] == "taken, of 2 steps"

@@ -16,7 +16,7 @@ from tests.launching import assert_same_weights, train, weights
 from tests.synthetic import make_shards
 
 LARGER = ("--model.hidden_size", "256", "--model.intermediate_size", "1024", "--train.global_batch_size", "512",
-          "--train.max_steps", "1", "--train.micro_batch_size", "auto")  # fmt: skip
+          "--train.max_steps", "1", "--train.micro_batch_size", "auto")
 
 
 class Memory:
@@ -117,7 +117,7 @@ def test_memory_of_a_machine_is_shared(monkeypatch):
     ("0::/job/step/task\n", ("memory.max", "memory.current", "inactive_file")),
     ("5:cpu:/\n4:memory:/job/step/task\n0::/\n",
      ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file")),
-], ids=["version 2", "version 1"])  # fmt: skip
+], ids=["version 2", "version 1"])
 def test_every_control_group_around_the_process_limits_it(tmp_path, known, files):
     """Slurm limits the job and leaves its tasks unlimited; what has only been read from files can be had back."""
     write(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n", "proc/self/cgroup": known})
@@ -142,7 +142,7 @@ def test_the_peak_is_this_process_own():
 
 
 @pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow),
-                                   pytest.param("3", marks=pytest.mark.slow)])  # fmt: skip
+                                   pytest.param("3", marks=pytest.mark.slow)])
 def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tmp_path, stage):
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
     grows = ("--train.initial_global_batch_size", "256", "--train.batch_warmup_tokens", "9") if stage == "0" else ()

@@ -24,7 +24,7 @@ from tests.synthetic import make_shards
 STEPS = 60
 # Dropout is on. Three steps a line and eight a checkpoint: most checkpoints fall inside a line's window.
 RUN = ("--train.max_steps", str(STEPS), "--train.log_every_steps", "3", "--evaluation.every_steps", "20",
-       "--checkpoint.every_steps", "8", "--checkpoint.keep_last", "3")  # fmt: skip
+       "--checkpoint.every_steps", "8", "--checkpoint.keep_last", "3")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.synthetic import make_shards
 
 RUN = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0", "--schedule.warmup_steps", "0",
        "--schedule.name", "constant", "--checkpoint.every_steps", "4",
-       "--monitor.inspect_every_steps", "1")  # fmt: skip
+       "--monitor.inspect_every_steps", "1")
 # Six steps of 3e-3, moved by sums in another order: a few 1e-7 each.
 TOLERANCE = 1e-5
 
@@ -38,7 +38,7 @@ def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tenso
     model = BertForPreTraining(BertConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=32, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
-    ))  # fmt: skip
+    ))
     init_weights(model, 42)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
@@ -63,7 +63,7 @@ def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tenso
 def test_the_others_steps_are_those_of_a_plain_loop(data, tmp_path, stage):
     run = tmp_path / "run"
     output = finish(start(poisoned_command(data, run, 1, "2,3", "--zero.stage", stage, "--train.max_steps", "6",
-                                           "--train.log_every_steps", "2")))  # fmt: skip
+                                           "--train.log_every_steps", "2")))
     assert_same_weights(plain_loop(data, 6, {2, 3}), weights(run), TOLERANCE)
     assert "the gradient of step 3, on samples 32 to 47 of the stream (epoch 0) is infinite or NaN" in output
     lines = [line for line in curve(run) if "train/skipped_steps" in line]
@@ -111,7 +111,7 @@ def test_a_good_step_that_ran_before_the_skipped_one_was_looked_at_is_saved(data
     """The outcome of a step is looked at when the next has run: its update is in the weights."""
     run = tmp_path / "run"
     overrides = ("--train.max_steps", "13", "--train.max_skipped_steps", "1", "--monitor.inspect_every_steps", "0",
-                 "--train.log_every_steps", "20")  # fmt: skip
+                 "--train.log_every_steps", "20")
     output = finish(start(poisoned_command(data, run, 1, "9", *overrides)), status=None)
     assert "found 1 steps in a row" in output and "the last being step 10," in output
     steps = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()

@@ -10,7 +10,7 @@ from tests.synthetic import make_shards
 
 # Six seconds, in steps of some milliseconds.
 RUN = ("--train.max_steps", "1000000", "--train.time_budget_hours", str(6 / 3600), "--schedule.warmup_share", "0.5",
-       "--checkpoint.every_steps", "25", "--schedule.initial_share", "0.25")  # fmt: skip
+       "--checkpoint.every_steps", "25", "--schedule.initial_share", "0.25")
 
 
 @pytest.fixture(scope="module")

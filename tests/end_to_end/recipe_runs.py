@@ -26,7 +26,7 @@ def reduced(config, data: str, output: Path):
         config.train, max_steps=2, micro_batch_size=4, global_batch_size=16, log_every_steps=1,
         initial_global_batch_size=8 if grows else None, batch_increment=None,
         batch_warmup_tokens=100 if grows else 0,
-    )  # fmt: skip
+    )
     schedule = replace(config.schedule, warmup_steps=config.schedule.warmup_steps and 1,
                        warmup_tokens=config.schedule.warmup_tokens and 100)
     source = config.init_from and str(output / Path(config.init_from).name)  # a phase 1 that ran before
@@ -40,13 +40,13 @@ def facts_of(engine) -> dict:
 
     optimizer = base_optimizer(engine)
     kept = ("name", "lr", "betas", "eps", "weight_decay", "bias_correction", "min_ratio", "max_ratio",
-            "adapt_undecayed")  # fmt: skip
+            "adapt_undecayed")
     return {
         "optimizer": type(optimizer).__name__, "stage": engine.zero_optimization_stage(),
         "clipping": engine.gradient_clipping(), "products": str(compute_dtype(engine)),
         "parameters": sorted({str(p.dtype) for p in engine.module.parameters()}),
         "groups": [{name: group[name] for name in kept if name in group} for group in optimizer.param_groups],
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
         print(json.dumps({
             "recipe": path, "status": status, "printed": printed.getvalue(), **facts_of(engines[-1]),
             "config": yaml.safe_load((output / Path(path).stem / "config.yaml").read_text()),
-        }), flush=True)  # fmt: skip
+        }), flush=True)
 
 
 if __name__ == "__main__":

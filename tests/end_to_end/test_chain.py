@@ -45,7 +45,7 @@ def chain(tmp_path_factory):
         ),
         "export": cloze("export", folder / "run", "--output", folder / "hf"),
         "predict": cloze("predict", "fill-mask", folder / "hf", SENTENCE, "--top_k", 3),
-    }  # fmt: skip
+    }
     return folder, printed
 
 
@@ -69,7 +69,7 @@ def test_the_curves_have_the_names_that_scripts_rely_on(chain):
         "validation/mlm_loss", "validation/mlm_accuracy", "validation/next_sentence_loss",
         "validation/next_sentence_accuracy", "speed/tokens_per_second", "speed/data_wait_share",
         "data/padding_share", "data/tokens", "data/samples",
-    }  # fmt: skip
+    }
     first, last = (line["validation/mlm_loss"] for line in (lines[0], lines[-1]))
     assert last < first - 0.5, "the model has learned something"
     assert all(line["train/gradient_norm"] > 0 for line in lines if "train/gradient_norm" in line)

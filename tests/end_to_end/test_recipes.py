@@ -21,7 +21,7 @@ RECIPES = {
     "deepspeed-lamb-large-phase1": (65536, [1, 1024]), "deepspeed-lamb-large-phase2": (32768, [1, 1024]),
     "academic-24h": (4096, [1, 8, 128]), "mosaicbert-base": (4096, [1, 8, 32]), "crammed-24h": (8192, [1, 2, 4]),
     "roberta-base": (8192, [1, 8, 512]), "modernbert-base": (4608, [1, 3, 8, 48]), "mlperf-large": (512, [1, 8, 64]),
-}  # fmt: skip
+}
 EXPECTED = {  # class, clipping, constants, peak rate
     "bert-base-phase1": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-4),
     "bert-base-phase2": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-5),
@@ -37,7 +37,7 @@ EXPECTED = {  # class, clipping, constants, peak rate
     "roberta-base": ("AdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 6e-4),
     "modernbert-base": ("StableAdamW", 1.0, {"betas": (0.9, 0.98), "eps": 1e-6}, 8e-4),
     "mlperf-large": ("Lamb", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 4e-4),
-}  # fmt: skip
+}
 NOT_PUBLISHED = {"tiny", "small", "small-modern"}  # for trying things out; the quick start and the tests run them
 
 
@@ -73,7 +73,7 @@ def runs(tmp_path_factory):
     result = subprocess.run(
         [sys.executable, "-m", "tests.end_to_end.recipe_runs", str(folder), str(pairs), str(single), *files],
         cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr[-4000:]
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     return folder, {line["recipe"].split("/")[-1][:-5]: line for line in lines}

@@ -15,7 +15,7 @@ from tests.launching import finish, start
 _FRESH = multiprocessing.get_context("forkserver")
 _FRESH.set_forkserver_preload(["launch.finetune", "launch.finetuning.kinds", "launch.finetuning.scoring",
                                "launch.finetuning.models", "launch.checkpoint", "launch.trainer",
-                               "launch.finetuning.reporting"])  # fmt: skip
+                               "launch.finetuning.reporting"])
 
 
 def command(task, model, train, validation, output, *overrides, processes: int = 1) -> list[str]:

@@ -17,7 +17,7 @@ WORDS = (*GOOD, *BAD, *OTHERS, *"abcdefghijklmnopqrstuvwxyz0123456789", "##s", "
 
 # A run of seconds: fp32, a line a step, a batch that a small file fills.
 QUICK = ("--train.precision", "fp32", "--train.log_every_steps", "1", "--train.global_batch_size", "8",
-         "--train.micro_batch_size", "4", "--train.learning_rate", "3e-3", "--max_length", "32")  # fmt: skip
+         "--train.micro_batch_size", "4", "--train.learning_rate", "3e-3", "--max_length", "32")
 
 
 def make_model(folder: Path, dropout: float = 0.1, layers: int = 2, tokenizer: Tokenizer | None = None) -> Path:
@@ -29,7 +29,7 @@ def make_model(folder: Path, dropout: float = 0.1, layers: int = 2, tokenizer: T
         vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
-    )).save_pretrained(folder)  # fmt: skip
+    )).save_pretrained(folder)
     tokenizer.save(folder)
     return folder
 

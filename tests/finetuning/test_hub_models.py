@@ -85,7 +85,7 @@ def test_revisions_weights_and_what_is_not_there(python, tmp_path):
         f"{online} {NAME} --revision old --pickled_weights true", f"{online} {NAME} --pickled_weights true",
         f"{online} {NAME} --revision empty --pickled_weights true", f"{online} {NAME} --revision never",
         f"{online} someone/else", f"--cache_dir {tmp_path / 'none'} --model {NAME}", f"{online} no/such/folder",
-    ]  # fmt: skip
+    ]
     done = python("-c", FETCH, ";".join(asked))
     assert done.returncode == 0, done.stderr
     main, other, old, pickled, again, empty, revision, name, offline, folder = done.stdout.splitlines()

@@ -128,7 +128,7 @@ def test_of_very_many_classes_the_pairs_that_are_confused_most():
 FORMS = {"cola": ("CoLA", "01"), "sst2": ("SST-2", "01"), "mrpc": ("MRPC", "01"), "qqp": ("QQP", "01"),
          "wnli": ("WNLI", "01"), "qnli": ("QNLI", ("entailment", "not_entailment")),
          "rte": ("RTE", ("entailment", "not_entailment")),
-         "mnli": ("MNLI-mm", ("entailment", "neutral", "contradiction")), "stsb": ("STS-B", None)}  # fmt: skip
+         "mnli": ("MNLI-mm", ("entailment", "neutral", "contradiction")), "stsb": ("STS-B", None)}
 TEST_COLUMNS = {"cola": ("index", "sentence"), "mrpc": ("index", "#1 ID", "#2 ID", "#1 String", "#2 String"),
                 "qqp": ("id", "question1", "question2")}  # the other test files have those of the training file
 

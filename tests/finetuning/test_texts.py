@@ -130,7 +130,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(model, files, tmp_p
 
 
 @pytest.mark.parametrize("keep, kept", [("head", [0, 1, 2, 3, 4, 5]), ("tail", [4, 5, 6, 7, 8, 9]),
-                                        ("head_tail", [0, 1, 6, 7, 8, 9])])  # fmt: skip
+                                        ("head_tail", [0, 1, 6, 7, 8, 9])])
 def test_what_stays_of_a_long_text(model, keep, kept):
     tokenizer = Tokenizer.from_folder(model)
     words = [f"w{number}" for number in range(10)]
@@ -203,7 +203,7 @@ GLUE = {
                         ("1", "w1", "w2", "4.5", "NEUTRAL"), 2),
     "sick-relatedness": (("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment"),
                          ("1", "w1", "w2", "4.5", "NEUTRAL"), 4.5),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("task", GLUE)
@@ -294,7 +294,7 @@ ERRORS = {
     "no model": ("sst2", HEADER, [("w1", "0")], ("--model", "no/where"), ("no/where", "--offline false")),
     "freeze": ("sst2", HEADER, [("w1", "0")], ("--freeze", "all"), ("freeze", "below_2")),
     "metric": ("sst2", HEADER, [("w1", "0")], ("--epochs", "0"), ("epochs", "more than 0")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ERRORS)
@@ -337,7 +337,7 @@ LINES = {
     "labels of numbers": ("regression", [""], ("--labels", "a", "b"), ("labels: found ['a', 'b'] with the task",)),
     "units of classes": ("sst2", [""], ("--answer_units", "characters"), ("answer_units: found characters",)),
     "malformed SQuAD": ("squad", [""], ("--skip_malformed_rows", "true"), ("skip_malformed_rows: found True",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LINES)

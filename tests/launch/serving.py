@@ -19,7 +19,7 @@ def server(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen]
     process = subprocess.Popen(
         [sys.executable, "-m", "launch", "serve", str(folder), "--port", "0", *options], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_variables(OMP_NUM_THREADS="1"),
-    )  # fmt: skip
+    )
     line = process.stdout.readline()
     found = re.search(r"http://[\d.]+:\d+", line)
     if not found:

@@ -88,7 +88,7 @@ def test_loading_takes_where_the_scale_stands_and_leaves_what_is_configured():
 def test_a_checkpoint_of_another_precision_brings_no_loss_scaler(into_fp16):
     """Else a run in fp16 would go on unscaled, and one in bf16 with a scale that is doubled without end."""
     scalers = DynamicLossScaler(init_scale=2.0**16, scale_window=1000, min_scale=1.0, delayed_shift=2,
-                                consecutive_hysteresis=False, dtype=torch.float16), LossScaler(scale=1.0)  # fmt: skip
+                                consecutive_hysteresis=False, dtype=torch.float16), LossScaler(scale=1.0)
     own, loaded = scalers if into_fp16 else scalers[::-1]
     partitioned = SimpleNamespace(optimizer=torch.optim.AdamW([torch.zeros(1)]), clip_grad=1.0, loss_scaler=own,
                                   dynamic_loss_scale=own.dynamic)
@@ -134,7 +134,7 @@ class Parameter:
             get_optim_state_keys=lambda: ["exp_avg", "exp_avg_sq"], optim_fragment={},
             get_hp_fragment_address=lambda: SimpleNamespace(start=0, numel=len(fragment)),
             get_hp_fragment=lambda optim_state_key: fragment,
-        )  # fmt: skip
+        )
 
     def load_hp_checkpoint_state(self, *arguments, **options) -> torch.Tensor:
         return torch.tensor(7.0)

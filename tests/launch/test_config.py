@@ -26,7 +26,7 @@ def test_the_arithmetic_is_checked_and_printed():
     ("sizes", "processes", "micro"),
     [((64, None, None), 1, 32), ((64, None, None), 8, 8), ((60, None, None), 2, 30), ((96, None, None), 2, 24),
      ((64, 16, 8), 2, 4), ((62, None, None), 1, 31), ((34, None, None), 2, 17)],
-)  # fmt: skip
+)
 def test_the_micro_batch_is_the_largest_that_divides(sizes, processes, micro):
     size, initial, increment = sizes
     train = TrainConfig(global_batch_size=size, micro_batch_size=32, initial_global_batch_size=initial,
@@ -81,7 +81,7 @@ def test_a_section_of_deepspeeds_own_settings_adds_and_never_contradicts(tmp_pat
 def test_deepspeeds_configuration_is_printed_without_a_run(tmp_path, capsys):
     arguments = ["--train.global_batch_size", "512", "--train.micro_batch_size", "4", "--train.precision", "fp16",
                  "--loss_scale.initial_power", "12", "--zero.stage", "3", "--zero.offload_optimizer", "true",
-                 "--zero.offload_parameters", "true"]  # fmt: skip
+                 "--zero.offload_parameters", "true"]
     assert main(["deepspeed-config", *arguments, "--processes", "64"]) == 0
     printed = json.loads(capsys.readouterr().out)
     run = parse("pretrain", [*arguments, "--data", "d", "--output", "o"])

@@ -29,7 +29,7 @@ def examine(*options: str, processes: int = 1, status: int = 0, cache=None, **va
     if cache:
         variables["XDG_CACHE_HOME"] = str(cache)
     result = subprocess.run(command, cwd=ROOT, env=child_variables(**variables), capture_output=True, text=True,
-                            timeout=120)  # fmt: skip
+                            timeout=120)
     assert result.returncode == status, result.stdout + result.stderr
     assert "Traceback" not in result.stderr or processes > 1  # torchrun prints one of its own for a status of 2
     return result.stdout
@@ -64,7 +64,7 @@ def test_all_is_well_and_a_run_then_knows_its_peak(data, tmp_path):
     for folder, has_mfu in (("cache", True), ("no-cache", False)):
         run = tmp_path / f"run-{folder}"
         subprocess.run(pretrain_command(data, run, "--train.max_steps", "2"), cwd=ROOT, check=True, capture_output=True,
-                       env=child_variables(XDG_CACHE_HOME=str(tmp_path / folder)))  # fmt: skip
+                       env=child_variables(XDG_CACHE_HOME=str(tmp_path / folder)))
         values = [line["speed/mfu"] for line in read_metrics(run) if "speed/mfu" in line]
         assert bool(values) == has_mfu and all(0 < value < 1 for value in values)
 
@@ -140,7 +140,7 @@ def test_what_hangs_is_named_in_time(tmp_path):
 def test_a_rank_that_never_comes_is_named_in_time(tmp_path):
     began = time.monotonic()
     output = examine("--timeout_seconds", "2", status=2, cache=tmp_path / "cache", RANK="0", LOCAL_RANK="0",
-                     WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29733")  # fmt: skip
+                     WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29733")
     assert verdicts(output)["processes"] == "problem" and "see that every machine was started" in output
     assert time.monotonic() - began < 60
 

@@ -157,7 +157,7 @@ def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp
     result = subprocess.run(
         [sys.executable, "-m", "launch", "pretrain", "--config", str(finished / "config.yaml"), "--output",
          str(tmp_path / "again"), "--checkpoint.resume", "auto"], cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr
     assert curve(tmp_path / "again") == curve(finished)
 
@@ -282,7 +282,7 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, name):
 def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
     assert {kind.__name__ for kind in ALLOWED_CLASSES} == {
         "LossScaler", "DynamicLossScaler", "fragment_address", "ZeroStageEnum",
-    }  # fmt: skip
+    }
     torch.save({"path": Path("x")}, tmp_path / "file.pt")
     with pytest.raises(UserError, match="other than tensors"):
         load_pickled(tmp_path / "file.pt")

@@ -30,7 +30,7 @@ def run(data, tmp_path_factory):
     run = tmp_path_factory.mktemp("watched") / "run"
     train(data, run, "--train.max_steps", str(STEPS), "--evaluation.every_steps", "6", "--zero.stage", "3",
           "--monitor.examples", "2", "--monitor.embeddings", "true", "--monitor.inspect_every_steps", "4",
-          "--monitor.profile_steps", "[4, 5]", processes=2)  # fmt: skip
+          "--monitor.profile_steps", "[4, 5]", processes=2)
     return run
 
 
@@ -64,7 +64,7 @@ def test_the_page_explains_every_curve_and_no_other(run):
 def test_each_evaluation_shows_blanks_and_guesses(run):
     board = EventAccumulator(str(run), size_guidance={"tensors": 0}).Reload()
     pages = {event.step: event.tensor_proto.string_val[0].decode() for event in
-             board.Tensors("validation/blanks/text_summary")}  # fmt: skip
+             board.Tensors("validation/blanks/text_summary")}
     assert sorted(pages) == [0, 6, 12]
     for page in pages.values():
         samples = page.split("\n\n---\n\n")
@@ -156,7 +156,7 @@ def test_a_loss_far_above_its_running_median_is_marked(tmp_path):
 def test_a_job_that_is_about_to_end_stops_with_a_checkpoint(data, tmp_path):
     """The scheduler's limit is near: one process of two would do, all of them stop at the same step."""
     command = pretrain_command(data, tmp_path / "run", "--train.max_steps", "100000", "--train.stop_before_seconds",
-                               "3600", processes=1)  # fmt: skip
+                               "3600", processes=1)
     finish(start(command, SLURM_JOB_END_TIME=str(int(time.time()) + 3600 + 25)), status=75)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "requeue"
     steps = [line["step"] for line in curve(tmp_path / "run")]

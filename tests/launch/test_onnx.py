@@ -16,10 +16,10 @@ from tests.launch.tiny_models import labels, save_model
 
 ort = pytest.importorskip("onnxruntime")
 SHAPE = dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-             max_position_embeddings=24, initializer_range=0.3)  # fmt: skip
+             max_position_embeddings=24, initializer_range=0.3)
 MODERN = SHAPE | dict(position_embedding="rotary", type_vocab_size=0, norm_position="pre", first_attention_norm=False,
                       gated_feed_forward=True, classifier_transform=True, pooler=False, linear_bias=False,
-                      norm_bias=False, local_attention_window=4, global_attention_every=2)  # fmt: skip
+                      norm_bias=False, local_attention_window=4, global_attention_every=2)
 THREE = HeadConfig(("a", "b", "c"))
 CASES = {
     **{name: (name, SHAPE, THREE if getattr(cls, "takes_head", False) else None)
@@ -29,7 +29,7 @@ CASES = {
     "max": ("BertForSequenceClassification", SHAPE, HeadConfig(("a", "b"), pooling="max")),
     "alibi": ("BertForTokenClassification", SHAPE | {"position_embedding": "alibi"}, THREE),
     "ModernBERT": ("BertForQuestionAnswering", MODERN, None),
-}  # fmt: skip
+}
 
 
 def alone(model, ids, segments, choice):

@@ -20,7 +20,7 @@ VARIANTS = {
     "modern": {"position_embedding": "rotary", "type_vocab_size": 0, "norm_position": "pre", "norm_bias": False,
                "first_attention_norm": False, "linear_bias": False, "gated_feed_forward": True, "pooler": False},
     "decoder": {"is_decoder": True, "add_cross_attention": True},
-}  # fmt: skip
+}
 
 
 def model(**changes) -> BertForPreTraining:
@@ -161,7 +161,7 @@ def test_adamw_without_bias_correction_is_that_of_the_bert_release():
 
 @pytest.mark.parametrize("changes", [
     {}, {"bias_correction": False}, {"trust_ratio_bounds": [0.01, 0.3]}, {"adapt_undecayed": False},
-])  # fmt: skip
+])
 def test_lamb_is_that_of_the_paper_and_of_nvidia(changes):
     """arXiv 1904.00962, algorithm 2; a ratio with a zero norm is 1; apex's FusedLAMB spares what does not decay."""
     low, high = changes.get("trust_ratio_bounds", (0.0, float("inf")))

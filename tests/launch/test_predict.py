@@ -23,7 +23,7 @@ from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model, tokeni
 TEXTS = [
     "the cat sat on the mat .", "Walking to New newyork, the man bought milk!", "Who ate  an apple?",
     "é unknownword playing wab", "a", "the sky is blue and the sea is blue " * 4,
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

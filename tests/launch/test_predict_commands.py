@@ -112,7 +112,7 @@ def test_a_table_where_a_person_reads(folders, capsys):
                                ("embed", "pretrained", ["a"]), ("features", "pretrained", ["a"]),
                                ("similarity", "pretrained", ["a", "i"]),
                                ("features", "pretrained", ["apple", "--word", "apple"]),
-                               ("answer", "answerer", ["who", "--context", "a man"])):  # fmt: skip
+                               ("answer", "answerer", ["who", "--context", "a man"])):
         assert main(["predict", kind, str(folders / folder), *rest, "--format", "table"]) == 0
         assert "━" in capsys.readouterr().out
 
@@ -218,6 +218,6 @@ def test_a_pipe_of_commands_as_in_a_shell(folders):
     result = subprocess.run(
         [sys.executable, "-m", "launch", "predict", "embed", str(folders / "pretrained")], input="cat\nthe mat\n",
         cwd=ROOT, text=True, capture_output=True, env=child_variables(OMP_NUM_THREADS="1"),
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr
     assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["cat", "the mat"]

@@ -106,7 +106,7 @@ except UserError as error:
 def test_a_disk_that_fills_up_in_the_middle_of_a_file(tmp_path, limit):
     """A process may write no more than `limit` bytes: torch's writer fails at another place each time."""
     result = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path), limit], cwd=ROOT, text=True,
-                            capture_output=True)  # fmt: skip
+                            capture_output=True)
     assert result.returncode == 2, result.stderr
     assert "a.pt" in result.stdout or str(tmp_path) in result.stdout
     assert "File too large" in result.stdout

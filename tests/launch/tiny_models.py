@@ -33,7 +33,7 @@ def save_model(folder: Path, kind: str = "BertForPreTraining", seed: int = 0, ou
     values = {
         "vocab_size": ours.vocab_size, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
         "intermediate_size": 48, "max_position_embeddings": POSITIONS, "initializer_range": 0.4,
-    }  # fmt: skip
+    }
     config = transformers.BertConfig(**(values | changes))
     getattr(transformers, kind)(config).eval().save_pretrained(folder)
     return folder

@@ -289,7 +289,7 @@ def test_the_last_layer_computes_what_is_read_and_nothing_else_changes(kernel, f
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("fields", [{}, dict(position_embedding="alibi"), dict(is_decoder=True),
                                     dict(position_embedding="rotary", local_attention_window=8)],
-                         ids=["all see all", "alibi", "causal", "local"])  # fmt: skip
+                         ids=["all see all", "alibi", "causal", "local"])
 def test_any_tokens_can_be_read_in_any_order(kernel, fields, monkeypatch):
     """Also one twice, the first of a sequence, none of another; in groups and in one piece; with every bias."""
     config = dataclasses.replace(TINY, **fields)

@@ -90,7 +90,7 @@ def test_every_preset_builds_trains_and_counts_its_parameters(name):
     small = dict(
         vocab_size=300, hidden_size=32, num_attention_heads=4, intermediate_size=64, num_hidden_layers=4,
         max_position_embeddings=max(48, preset(name).max_position_embeddings),
-    )  # fmt: skip
+    )
     model = BertForPreTraining(preset(name, **small)).train()
     init_weights(model, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

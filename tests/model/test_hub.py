@@ -198,7 +198,7 @@ def test_a_model_without_segments_is_given_none(tmp_path):
     (tmp_path / "tokenizer").mkdir()
     tokenizer_folder(tmp_path / "tokenizer")
     for each, expected in ((TINY, {"input_ids", "token_type_ids", "attention_mask"}),
-                           (config, {"input_ids", "attention_mask"})):  # fmt: skip
+                           (config, {"input_ids", "attention_mask"})):
         save_pretrained(tmp_path / "export", each, BertModel(each).state_dict(), tmp_path / "tokenizer")
         assert set(transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("word1 word2")) == expected
 

@@ -283,7 +283,7 @@ def test_the_tutorials_tensors_train_its_preset_as_its_formulas_say():
     output = model(
         ids, segments, attention_mask=ids != 0, labels=labels.masked_fill(labels == 0, -100),
         next_sentence_label=is_next,
-    )  # fmt: skip
+    )
 
     hidden = model.bert(ids, segments, attention_mask=ids != 0).last_hidden_state
     tokens = (model.masked_lm.decoder(hidden)).log_softmax(-1)

@@ -33,7 +33,7 @@ def data(folder):
 def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0, tokens=0, warmup=None):
     stream = BatchStream(ShardReader(data), global_batch_size=size, micro_batch_size=micro, rank=rank,
                          world_size=world_size, seed=seed, samples_consumed=start, tokens_consumed=tokens,
-                         warmup=warmup)  # fmt: skip
+                         warmup=warmup)
     try:
         return [next(stream) for _ in range(count)]
     finally:
@@ -179,7 +179,7 @@ def test_dynamic_masks_differ_by_epoch_and_not_by_ranks(folder):
 
 def test_epochs_cycle_through_pair_sets(folder):
     config = corpus.config(folder, [folder / "in"], output=str(folder / "pairs"), mask_sets=2,
-                           samples=SamplesConfig(pair_sets=2))  # fmt: skip
+                           samples=SamplesConfig(pair_sets=2))
     manifest = prepare(config)
     reader = ShardReader(config.output)
     first, second = reader.epoch_sizes
@@ -201,7 +201,7 @@ def test_evaluation_covers_every_sample_once_with_equal_steps(data, world_size, 
     steps = math.ceil(count / (2 * world_size))
     for rank in range(world_size):
         batches = list(evaluation_batches(reader, micro_batch_size=2, rank=rank, world_size=world_size,
-                                          max_samples=max_samples))  # fmt: skip
+                                          max_samples=max_samples))
         assert len(batches) == steps
         for batch in batches:
             filler = bool((batch["labels"] == -100).all())
@@ -245,6 +245,6 @@ def test_the_keys_are_parameters_of_forward():
     from pipeline.collate import collate
 
     keys = {"input_ids", "token_type_ids", "position_ids", "sequence_offsets", "max_sequence_length",
-            "masked_positions", "labels", "next_sentence_label"}  # fmt: skip
+            "masked_positions", "labels", "next_sentence_label"}
     assert keys <= set(inspect.signature(bert.BertForPreTraining.forward).parameters)
     assert all(key in collate.__doc__ for key in keys)

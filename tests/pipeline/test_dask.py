@@ -24,7 +24,7 @@ def start(*arguments: str) -> subprocess.Popen:
         [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]], cwd=ROOT, text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
 
 
 def kill(process: subprocess.Popen) -> None:

@@ -32,7 +32,7 @@ def server(tmp_path_factory):
         for shard in range(3):
             texts = articles[shard::3]
             table = pa.table({"id": [f"{language}-{shard}-{n}" for n in range(len(texts))], "title": [""] * len(texts),
-                              "text": texts if language == "en" else ["nein"] * len(texts)})  # fmt: skip
+                              "text": texts if language == "en" else ["nein"] * len(texts)})
             parquet.write_table(table, folder / name / f"train-{shard:05d}-of-00003.parquet")
     (folder / "README.md").write_text(f"---\n{json.dumps({'configs': configs})}\n---\n")
     with hub.serve(NAME, folder) as address:
@@ -46,7 +46,7 @@ def cloze(server, tmp_path):
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run([sys.executable, "-m", "launch", *arguments], cwd=tmp_path, env=environment,
-                              capture_output=True, text=True)  # fmt: skip
+                              capture_output=True, text=True)
 
     return run
 
@@ -58,7 +58,7 @@ def test_bert_s_own_mixture_at_a_small_size(server, cloze, tmp_path):
         (tmp_path / f"books/{number}.txt").write_text(text)
     corpus.config(tmp_path, [])  # writes the tokenizer
     done = cloze("prepare", "--config", str(ROOT / "configs/prepare/wiki_books.yaml"), "--tokenizer", "tokenizer",
-                 "--output", "data", "--workers", "2")  # fmt: skip
+                 "--output", "data", "--workers", "2")
     assert done.returncode == 0, done.stderr
     manifest = Manifest.load(tmp_path / "data")
     assert tokens_lost(manifest) == 0
@@ -74,7 +74,7 @@ def test_bert_s_own_mixture_at_a_small_size(server, cloze, tmp_path):
 def test_what_the_hub_does_not_have_is_one_line(cloze, tmp_path, name, config, message):
     corpus.config(tmp_path, [])
     done = cloze("prepare", "--source.format", "dataset", "--input", f"['{name}']", "--source.dataset_config", config,
-                 "--tokenizer", "tokenizer", "--output", "out")  # fmt: skip
+                 "--tokenizer", "tokenizer", "--output", "out")
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line]
     assert "can't be read" in line and message in line and "run the same command again" in line

@@ -39,7 +39,7 @@ def start(folder, name: str, workers: int) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(folder), name, str(workers)], cwd=root, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])

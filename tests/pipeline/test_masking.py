@@ -10,7 +10,7 @@ from tests.pipeline.test_samples import SPECIAL
 
 CONFIG = {"mode": "precomputed", "strategy": "token", "rate": 0.15, "mask_share": 0.8, "random_share": 0.1,
           "selection": "count", "random_from": "ordinary", "max_predictions_per_sequence": None, "span_p": 0.2,
-          "max_span": 10}  # fmt: skip
+          "max_span": 10}
 VOCAB = 1000
 CONTINUES = np.zeros(VOCAB, bool)
 CONTINUES[600:] = True  # two fifths of the ids go on with a word
@@ -24,7 +24,7 @@ def make(lengths, seed=0) -> Samples:
     middle = offsets[:-1] + lengths // 2
     ids[offsets[:-1]], ids[offsets[1:] - 1], ids[middle] = SPECIAL.classification, SPECIAL.separator, SPECIAL.separator
     return Samples(ids, offsets, (lengths // 2 + 1).astype(np.uint16), np.zeros(len(lengths), np.int8),
-                   np.zeros(len(lengths), np.uint64))  # fmt: skip
+                   np.zeros(len(lengths), np.uint64))
 
 
 def draw(samples, key=1, max_length=128, **changes):
@@ -150,7 +150,7 @@ def test_dynamic_draws_do_not_depend_on_the_batch(strategy):
     for number in (0, 7, 199):
         low, high = samples.offsets[number], samples.offsets[number + 1]
         alone = Samples(samples.input_ids[low:high], np.array([0, high - low]), samples.segment_b_start[[number]],
-                        samples.next_sentence_label[[number]], samples.document[[number]])  # fmt: skip
+                        samples.next_sentence_label[[number]], samples.document[[number]])
         masks = Masker(rules, alone).draw(KeyedDraws(1, 2, indices[[number]]))
         low, high = whole.offsets[number], whole.offsets[number + 1]
         assert np.array_equal(masks.positions, whole.positions[low:high])

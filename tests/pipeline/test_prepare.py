@@ -132,7 +132,7 @@ def test_sources_of_several_forms_are_each_read_as_such(tmp_path):
 
 def test_pairs_serve_other_objectives_too(tmp_path):
     (tmp_path / "pairs.txt").write_text("".join(f"ka lo {word}\t{'' if n % 3 else word}\n" for n, word in
-                                                enumerate(corpus.words())))  # fmt: skip
+                                                enumerate(corpus.words())))
     source = SourceConfig(format="pairs")
     manifest = prepare(corpus.config(tmp_path, [tmp_path / "pairs.txt"], source=source))
     reader = ShardReader(tmp_path / "data")
@@ -143,7 +143,7 @@ def test_pairs_serve_other_objectives_too(tmp_path):
 
 def test_pairs_that_differ_in_where_they_are_divided_are_no_duplicates(tmp_path):
     lines = [line for word in corpus.words()[:60]
-             for line in (f"ka {word} lo\tmi", f"ka {word}\tlo mi", f" ka  {word} lo \t mi")]  # fmt: skip
+             for line in (f"ka {word} lo\tmi", f"ka {word}\tlo mi", f" ka  {word} lo \t mi")]
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
     manifest = prepare(corpus.config(tmp_path, [tmp_path / "pairs.txt"], source=SourceConfig(format="pairs")))
     assert (manifest.counts["documents"], manifest.counts["documents_duplicate"]) == (120, 60)

@@ -106,7 +106,7 @@ def test_a_link_is_read_as_its_own_name_says(tmp_path):
 
 def test_folders_are_read_without_what_is_hidden_or_written_by_runs(tmp_path):
     for name in (".git/config", "a.txt", "b/.ipynb_checkpoints/x.txt", "b/c/d.txt", "runs/data/tokenizer/vocab.txt",
-                 "runs/data/.work/tokenizer/vocab.txt", "runs/vocab/vocab.txt"):  # fmt: skip
+                 "runs/data/.work/tokenizer/vocab.txt", "runs/vocab/vocab.txt"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(name)
 

@@ -11,7 +11,7 @@ from pipeline.samples import Documents, SampleBuilder
 
 SPECIAL = SpecialTokens(pad=0, unknown=1, classification=2, separator=3, mask=4)
 CONFIG = {"objective": "next_sentence", "random_share": 0.5, "short_share": 0.1, "cross_documents": True,
-          "pair_sets": 1, "min_document_tokens": 1}  # fmt: skip
+          "pair_sets": 1, "min_document_tokens": 1}
 OBJECTIVES = ["next_sentence", "sentence_order", "full_sentences", "single_sentences"]
 LENGTHS = st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=12), min_size=1, max_size=12)
 
@@ -104,7 +104,7 @@ def test_no_b_is_random_with_a_share_of_0():
 def test_copies_of_a_document_are_no_partners():
     documents = make([[9, 9, 9], [9, 9, 9]])
     copies = Documents(documents.tokens, documents.sentence_offsets, documents.document_offsets, documents.ids,
-                       np.zeros(2, np.uint64))  # fmt: skip
+                       np.zeros(2, np.uint64))
     assert 1 not in build(copies)[0].next_sentence_label
 
 

@@ -22,7 +22,7 @@ from pipeline.sentences import SPLITTERS, split
         ("“Curly.” Then ‘single.’ End.", ["“Curly.”", "Then ‘single.’", "End."]),
         ("See Mr.\n\nNew paragraph.", ["See Mr.", "New paragraph."]),
     ],
-)  # fmt: skip
+)
 def test_rules(text, expected):
     assert split(text) == expected
 
@@ -35,7 +35,7 @@ def test_lines_and_paragraphs():
 def test_long_runs_of_white_space_and_marks():
     assert split("One." + " " * 5000 + "Two." + "\n" * 3000 + "Three" + "!" * 500 + " Four") == [
         "One.", "Two.", "Three" + "!" * 500, "Four",
-    ]  # fmt: skip
+    ]
 
 
 @given(st.text(alphabet=st.sampled_from("aB.!?…。」’\"' \n\t中é0"), max_size=80), st.sampled_from(sorted(SPLITTERS)))

@@ -20,7 +20,7 @@ ODD = [
     "\U0001f1e9",
     "…", "‰", "\u037e", "=", "≠", "`", "[MASK]", "[SEP]", "##", "a" * 101, "\u1e9b\u0323", "\ue000", "\U000e0001",
     "\U00020000", "\u2e5d", "\u1b7d",
-]  # fmt: skip
+]
 TEXTS = st.lists(
     st.one_of(
         st.sampled_from(ODD),
@@ -28,7 +28,7 @@ TEXTS = st.lists(
         st.characters(exclude_categories=["Cs"]),
     ),
     max_size=30,
-).map("".join)  # fmt: skip
+).map("".join)
 KINDS = [(True, None), (True, False), (False, None), (False, True)]
 TOKENIZERS = {kind: corpus.tokenizer(*kind, extra=("中", "é", "##é", "ß", "。", "がか")) for kind in KINDS}
 
@@ -83,7 +83,7 @@ def test_word_level_models_do_not_know_specials_in_text():
     backend = Backend(models.WordLevel({"<pad>": 0, "<unk>": 1, "<eos>": 2, "<sos>": 3, "<mask>": 4, "a": 5}, "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     names = dict(zip(("pad", "unknown", "separator", "classification", "mask"),
-                     ("<pad>", "<unk>", "<eos>", "<sos>", "<mask>"), strict=True))  # fmt: skip
+                     ("<pad>", "<unk>", "<eos>", "<sos>", "<mask>"), strict=True))
     tokenizer = Tokenizer(backend, names)
     assert tokenizer.word_table
     assert tokenizer.encode("a <mask> <eos> a") == [5, 1, 1, 5]

@@ -33,7 +33,7 @@ def test_wordpiece_is_what_the_library_learns_from_the_text(folder):
     learner.normalizer = normalizers.BertNormalizer()
     learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=200, min_frequency=2, special_tokens=list(corpus.NAMES.values()),
-                                        show_progress=False)  # fmt: skip
+                                        show_progress=False)
     learner.train_from_iterator([text for seed in range(4) for text in corpus.documents(60, seed=seed)], trainer)
     # Ties between equally frequent pairs are broken in another way, and the library's differ from run to run.
     shared = set(ours.backend.get_vocab()) & set(learner.get_vocab())
@@ -81,11 +81,11 @@ def test_the_two_line_corpus_gives_its_vocabulary(tmp_path):
         model="words", lowercase=False, min_frequency=1, pad_token="<pad>", unknown_token="<unk>",
         separator_token="<eos>", classification_token="<sos>", mask_token="<mask>",
         special_order=["pad", "unknown", "separator", "classification", "mask"],
-    )  # fmt: skip
+    )
     tokenizer = train_vocabulary(PrepareConfig(
         input=[str(tmp_path / "in.txt")], output=str(tmp_path / "v"), source=SourceConfig(format="pairs"),
         vocabulary=special,
-    ))  # fmt: skip
+    ))
     expected = "<pad> <unk> <eos> <sos> <mask> the I Welcome all can here jungle night stay to"
     assert (tmp_path / "v/vocab.txt").read_text().split() == expected.split()
     assert tokenizer.special_tokens.classification == 3 and tokenizer.special_tokens.separator == 2
