@@ -31,6 +31,7 @@ from pipeline.storage import publishing, readable_errors, sha256_of
 
 _CHECKSUM = "crc32"  # of the decoded columns; stands in each record batch's metadata, so that reading can check it
 _DECODERS = 2  # threads that decompress blocks: more would take cores from the training process
+_OPEN_SHARDS = 256  # at once: a process may open 1,024 files by default, and training opens others
 
 
 def write_shard(
@@ -200,9 +201,12 @@ class ShardReader:
             for place in by_shard[shard]:
                 batches[place] = self._decode(self._place[blocks[place]], reader, mask_set)
 
+        shards = list(by_shard)
         # Decompression and checksums release the interpreter's lock; an open shard is for one thread at a time.
         with ThreadPoolExecutor(_DECODERS) as pool:
-            list(pool.map(decode, by_shard, [self._reader(shard, mask_set) for shard in by_shard]))
+            for start in range(0, len(shards), _OPEN_SHARDS):  # a window of short samples comes from hundreds
+                some = shards[start : start + _OPEN_SHARDS]
+                list(pool.map(decode, some, [self._reader(shard, mask_set) for shard in some]))
         return _to_window(batches, mask_set, self.manifest)
 
     def _decode(self, place: tuple[int, int], reader, mask_set: int | None) -> pa.RecordBatch:
@@ -237,7 +241,7 @@ class ShardReader:
                     self._readers[key] = pa.ipc.open_file(pa.memory_map(str(path)), options=options)
             except pa.ArrowException as error:
                 raise UserError(_damaged(path, str(error))) from error
-            if len(self._readers) > 256:  # open files are bounded; a window uses 64 at most
+            if len(self._readers) > _OPEN_SHARDS:
                 self._readers.popitem(last=False)
         self._readers.move_to_end(key)
         return self._readers[key]

@@ -1,11 +1,13 @@
 """Shards: what is written is read, in every tool; what is damaged is named."""
 
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline import shards
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
 from pipeline.prepare import prepare
@@ -38,6 +40,25 @@ def test_columns_of_any_row_in_any_order(data):
         table["masked_positions_2"][int(i)].as_py() for i in indices
     ]
     assert [masks.ids[a:b].tolist() for a, b in low_high] == [table["masked_ids_2"][int(i)].as_py() for i in indices]
+
+
+def test_a_window_of_many_shards_keeps_few_of_them_open(data, monkeypatch):
+    whole = ShardReader(data)
+    blocks = np.arange(len(whole.block_sizes))
+    expected, _ = whole.window(blocks).take(np.arange(whole.num_samples))
+    whole._readers.clear()
+    limit, decode, seen = 2, ShardReader._decode, []
+
+    def counting(*arguments):
+        paths = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        seen.append(sum(path.startswith(str(data)) for path in paths))
+        return decode(*arguments)
+
+    monkeypatch.setattr(shards, "_OPEN_SHARDS", limit)
+    monkeypatch.setattr(ShardReader, "_decode", counting)
+    found, _ = ShardReader(data).window(blocks).take(np.arange(whole.num_samples))
+    assert corpus.rows(found) == corpus.rows(expected)
+    assert len(whole.shards) > limit and 0 < max(seen) <= limit
 
 
 def test_other_tools_open_them(data, tmp_path):
