@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pipeline.batches import BatchStream, SampleStream
 from pipeline.collate import collate
-from pipeline.manifest import Manifest, SpecialTokens, SplitInfo
+from pipeline.manifest import Manifest, SplitInfo
 from pipeline.ragged import to_offsets
-from pipeline.records import Masks, Samples
+from pipeline.records import Masks, Samples, SpecialTokens
 from pipeline.shards import ShardReader, write_shard
 
 BATCH = 256

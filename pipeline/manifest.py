@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import UserError
+from pipeline.records import SpecialTokens
 from pipeline.storage import publish_text
 
 FILE_NAME = "manifest.json"
@@ -35,21 +36,6 @@ class SplitInfo:
     counts: dict[str, int]
     length_histogram: list[int]
     shards: list[ShardInfo]
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """Ids of the five special tokens, by role."""
-
-    pad: int
-    unknown: int
-    classification: int
-    separator: int
-    mask: int
-
-    @property
-    def ids(self) -> list[int]:
-        return sorted({self.pad, self.unknown, self.classification, self.separator, self.mask})
 
 
 @dataclass(frozen=True)

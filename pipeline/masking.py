@@ -8,8 +8,8 @@ import numpy as np
 
 from pipeline import ragged
 from pipeline.errors import UserError
-from pipeline.manifest import Manifest, SpecialTokens
-from pipeline.records import SAMPLES_PER_BLOCK, Masks, Samples
+from pipeline.manifest import Manifest
+from pipeline.records import SAMPLES_PER_BLOCK, Masks, Samples, SpecialTokens
 from pipeline.tokenizer import Tokenizer
 
 _SELECT, _LENGTH, _REPLACE, _RANDOM_ID = range(4)  # purposes, so that no two decisions share a draw

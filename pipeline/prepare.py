@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from concurrent.futures import Executor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -339,5 +338,5 @@ def _split_info(results: list[ShardReport], length: int) -> SplitInfo:
         histogram += np.array(result.length_histogram)
         for name, count in result.counts.items():
             counts[name] = counts.get(name, 0) + count
-    shards = [replace(shard) for result in results for shard in result.shards if shard.samples]
+    shards = [shard for result in results for shard in result.shards if shard.samples]
     return SplitInfo(counts=counts, length_histogram=histogram.tolist(), shards=shards)

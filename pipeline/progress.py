@@ -17,10 +17,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Tells nothing, but keeps the remarks."""
-
-    def __init__(self):
-        self.notes: list[str] = []
+    """Tells nothing."""
 
     def stage(self, name: str, total: int, unit: str) -> None:
         pass
@@ -29,4 +26,4 @@ class Silent:
         pass
 
     def note(self, text: str) -> None:
-        self.notes.append(text)
+        pass

@@ -1,5 +1,6 @@
 """What flows through the data floor: documents on the way in, flat samples on the way out."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,24 @@ def shard_schema(vocab_size: int, mask_sets: int) -> pa.Schema:
             pa.field(ids, pa.list_(token), nullable=False),
         ]
     return pa.schema(fields)
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the five special tokens, by role."""
+
+    pad: int
+    unknown: int
+    classification: int
+    separator: int
+    mask: int
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted({getattr(self, role) for role in ROLES})
+
+
+ROLES = tuple(field.name for field in dataclasses.fields(SpecialTokens))
 
 
 @dataclass(frozen=True)

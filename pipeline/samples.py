@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline import ragged
-from pipeline.manifest import SpecialTokens
-from pipeline.records import NO_LABEL, Samples
+from pipeline.records import NO_LABEL, Samples, SpecialTokens
 
 FOLLOWS, RANDOM = 0, 1
 

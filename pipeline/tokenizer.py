@@ -20,12 +20,10 @@ import tokenizers
 
 from pipeline import ragged
 from pipeline.errors import UserError
-from pipeline.manifest import SpecialTokens
-from pipeline.records import token_type
+from pipeline.records import ROLES, SpecialTokens, token_type
 from pipeline.storage import publish_text, publishing
 from pipeline.words import WordSplitter, word_of
 
-ROLES = ("pad", "unknown", "classification", "separator", "mask")
 _HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
 _USUAL_NAMES = {  # tried in turn where no configuration names the token
     "pad": ("[PAD]", "<pad>"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.config import MaskingConfig
-from pipeline.manifest import Manifest, SpecialTokens, SplitInfo
-from pipeline.records import Masks, Samples
+from pipeline.manifest import Manifest, SplitInfo
+from pipeline.records import Masks, Samples, SpecialTokens
 from pipeline.shards import write_shard
 from pipeline.tokenizer import Tokenizer, wordpiece_backend
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import order
 from pipeline.batches import BatchStream, BatchWarmup, SampleStream, deal, evaluation_batches
 from pipeline.config import MaskingConfig, SamplesConfig
 from pipeline.errors import UserError
 from pipeline.prepare import prepare
 from pipeline.shards import ShardReader
 from tests.pipeline import corpus
+from tests.pipeline.plain_order import epoch_indices
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_order_is_a_function_of_block_sizes_seed_and_epoch(data):
     reader = ShardReader(data)
     count = 2 * reader.num_samples // 24
     indices = np.concatenate([batch.indices for batch in take(data, count, seed=5)])
-    epochs = [order.epoch_indices(reader.block_sizes, reader.manifest.max_length, 5, epoch) for epoch in range(2)]
+    epochs = [epoch_indices(reader.block_sizes, reader.manifest.max_length, 5, epoch) for epoch in range(2)]
     assert np.array_equal(indices, np.concatenate(epochs)[: len(indices)])
 
 

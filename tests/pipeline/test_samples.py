@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import ragged
-from pipeline.manifest import SpecialTokens
+from pipeline.records import SpecialTokens
 from pipeline.samples import Documents, SampleBuilder
 
 SPECIAL = SpecialTokens(pad=0, unknown=1, classification=2, separator=3, mask=4)
