@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import allocator
 from pipeline.errors import UserError
 
 # Variables that name (rank, local rank, world size), by launcher, the most specific first.
@@ -167,20 +166,9 @@ def prepare_deepspeed(environment: Environment) -> None:
         torch.set_num_threads(int(given) if given.isdigit() else shared)
 
 
-# Parameters of glibc's mallopt (malloc.h), and values above the largest tensor of a CPU model.
-_MALLOPT = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 1 << 26}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
-
-
 def keep_freed_pages() -> bool:
-    """Let glibc keep what tensors free, for the next tensors; whether it does.
-
-    By default it gives large blocks back to the kernel, which has to clear them again for the next activation: some 3%
-    to 5% of a training step on CPU. Nothing is changed where MALLOC_ variables are set, or under another C library.
-    """
-    if platform.libc_ver()[0] != "glibc" or any(name.startswith("MALLOC_") for name in os.environ):
-        return False
-    library = ctypes.CDLL(None)
-    return all([library.mallopt(parameter, value) for parameter, value in _MALLOPT.items()])
+    """Let the C library keep what tensors free; whether it does. A user's own MALLOC_ variables win."""
+    return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.keep_freed_pages()
 
 
 # oneDNN and PyTorch's layer above it each keep the last 1,024 compiled products of matrices. Batches of concatenated

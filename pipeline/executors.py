@@ -1,6 +1,5 @@
 """Where tasks run: in this process, in spawned processes, or on a Dask cluster; one concurrent.futures interface."""
 
-import ctypes
 import importlib
 import multiprocessing
 import os
@@ -16,12 +15,11 @@ from queue import SimpleQueue
 
 import pyarrow as pa
 
+from pipeline.allocator import keep_freed_pages
 from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_CONNECT_SECONDS = 20
-_KEPT_BYTES = 1 << 30
+_CONNECT_SECONDS = 20  # a scheduler that is there answers in one; a cluster that has just started in some more
 _DIED = (
     "a worker process died (killed, or out of memory); run the same command again, it continues where it was, "
     "with fewer --workers if memory was short"
@@ -45,7 +43,7 @@ class LocalExecutor(Executor):
         self._free = workers - 1  # spawned processes without a task
         self._lock = threading.Lock()
         self._pool = None
-        keep_memory()
+        keep_freed_pages()
         if workers > 1:
             context = multiprocessing.get_context("spawn")  # a forked `tokenizers` deadlocks (datasets#620, #5094)
             self._pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=start_worker)
@@ -104,19 +102,10 @@ class LocalExecutor(Executor):
         self._feed()
 
 
-def keep_memory() -> None:
-    """Let freed arrays stay with the process: glibc maps every large one anew, and the kernel zeroes it each time,
-    which is a seventh of all time here. Elsewhere than on glibc nothing happens."""
-    with suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
 def start_worker() -> None:
     """Make a worker process use one core: workers are counted in cores."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    keep_memory()
+    keep_freed_pages()
     with suppress(OSError):  # where memory runs out, Linux shall end a worker and not the parent, which can tell of it
         Path("/proc/self/oom_score_adj").write_text("500")
     pa.set_cpu_count(1)

@@ -31,7 +31,7 @@ from pipeline.storage import publishing, readable_errors, sha256_of
 
 _CHECKSUM = "crc32"  # of the decoded columns; stands in each record batch's metadata, so that reading can check it
 _DECODERS = 2  # threads that decompress blocks: more would take cores from the training process
-_OPEN_SHARDS = 256  # at once: a process may open 1,024 files by default, and training opens others
+_OPEN_SHARDS = 64  # at once: a process may open 1,024 files by default, on macOS 256, and training opens others
 
 
 def write_shard(
