@@ -29,7 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from launch.environment import child_variables
 from model.bert import BertForPreTraining, init_weights
 from model.config import BertConfig
-from pipeline.tokenizer import ROLES, Tokenizer, wordpiece_backend
+from pipeline.backends import wordpiece_backend
+from pipeline.records import ROLES
+from pipeline.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY = 8192  # as in the README's commands

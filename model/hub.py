@@ -233,8 +233,8 @@ def save_pretrained(
 
 
 def _copy_tokenizer(source: Path, folder: Path, segments: bool) -> None:
-    """Copies of the tokenizer's files; a model that has no `segments` is not to be given any, which transformers'
-    classes before 5.0 refuse.
+    """Copies of the tokenizer's files, which give the model `segments` if it has them; one that has none is not to be
+    given any, which transformers' classes before 5.0 refuse.
     """
     found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not found:
@@ -243,9 +243,9 @@ def _copy_tokenizer(source: Path, folder: Path, segments: bool) -> None:
         if not (folder / name).exists() or not (folder / name).samefile(source / name):
             shutil.copyfile(source / name, folder / name)
     path = folder / "tokenizer_config.json"
-    if not segments and path.exists():
+    if path.exists():
         values = json.loads(path.read_text(encoding="utf-8"))
-        values["model_input_names"] = ["input_ids", "attention_mask"]
+        values["model_input_names"] = ["input_ids", *["token_type_ids"] * segments, "attention_mask"]
         path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

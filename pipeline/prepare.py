@@ -14,6 +14,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import tokenizers
 
 from pipeline.building import BuildTask, ShardReport, build
 from pipeline.config import PrepareConfig
@@ -116,6 +118,7 @@ def _identity(
                 "tokenizer_fingerprint": tokenizer.fingerprint,
                 "sources": [[file.source, file.name, file.size] for file in files],
                 "times of change": [file.changed for file in files],
+                "library versions": {each.__name__: each.__version__ for each in (np, pa, tokenizers)},
                 "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),  # other versions may differ
             }
         )

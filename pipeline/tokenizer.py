@@ -19,19 +19,20 @@ import numpy as np
 import tokenizers
 
 from pipeline import ragged
+from pipeline.backends import (
+    HUGGING_FACE_NAMES,
+    from_vocab_txt,
+    put_around_texts,
+    read_tokenizer_config,
+    space_begins_word,
+    special_names,
+    stand_around_texts,
+)
 from pipeline.errors import UserError
-from pipeline.records import ROLES, SpecialTokens, token_type
+from pipeline.records import SpecialTokens, token_type
 from pipeline.storage import publish_text, publishing
 from pipeline.words import WordSplitter, word_of
 
-_HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
-_USUAL_NAMES = {  # tried in turn where no configuration names the token
-    "pad": ("[PAD]", "<pad>"),
-    "unknown": ("[UNK]", "<unk>"),
-    "classification": ("[CLS]", "<s>", "<sos>", "<cls>"),
-    "separator": ("[SEP]", "</s>", "<eos>", "<sep>"),
-    "mask": ("[MASK]", "<mask>"),
-}
 _TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB with their strings
 _TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
 _WORD_MODELS = {"WordPiece", "WordLevel"}
@@ -88,6 +89,7 @@ class Tokenizer:
             for token, number in self._beginning.items()
             if prefix is not None and token.startswith(prefix)
         }
+        self._whole_words = model["type"] == "WordLevel"
         self._longest_word = model.get("max_input_chars_per_word", 1 << 62)
         self._splitter = WordSplitter(backend)
         self.word_table_reason = self._why_no_word_table()
@@ -109,17 +111,17 @@ class Tokenizer:
                 f"tokenizer: found no {path}, expected a folder with tokenizer.json or vocab.txt, or such a file; "
                 "`cloze vocab` makes one"
             )
-        config = _tokenizer_config(folder)
+        config = read_tokenizer_config(folder)
         try:
             if found[0].suffix == ".json":
                 backend = tokenizers.Tokenizer.from_file(str(found[0]))
             else:
-                backend = _from_vocab_txt(found[0], config)
+                backend = from_vocab_txt(found[0], config)
         except UserError:
             raise
         except Exception as error:  # the library raises bare exceptions
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
-        return cls(backend, _names(backend.get_vocab(), config), folder)
+        return cls(backend, special_names(backend.get_vocab(), config), folder)
 
     def save(self, folder: str | Path, durable: bool = True) -> None:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
@@ -131,8 +133,10 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
             # BERT tells segments apart: without this the library leaves token_type_ids out.
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-            **{_HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
+            **{HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
         }
+        if not stand_around_texts(self.backend, self.names):
+            put_around_texts(self.backend, self.names)
         self.backend.encode_special_tokens = False  # the file serves ordinary use
         publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True), durable)
         self.backend.encode_special_tokens = True
@@ -168,7 +172,7 @@ class Tokenizer:
     @cached_property
     def space_begins_word(self) -> bool:
         """Whether the space before a word is a part of it, as in byte-level BPE (`Ġyork`)."""
-        return _space_begins_word(self.backend)
+        return space_begins_word(self.backend)
 
     @cached_property
     def continues_word(self) -> np.ndarray:
@@ -284,6 +288,8 @@ class Tokenizer:
         """Ids of one normalised word: the longest piece that fits, again and again; several times as fast as asking
         the library for one word."""
         ids, start, length, pieces = [], 0, len(word), self._beginning
+        if self._whole_words:
+            return [pieces.get(word, self.special_tokens.unknown)]
         if length > self._longest_word:
             return [self.special_tokens.unknown]
         while start < length:
@@ -311,11 +317,6 @@ class Tokenizer:
         return self._splitter.reason
 
 
-def _space_begins_word(backend: tokenizers.Tokenizer) -> bool:
-    rules = backend.pre_tokenizer
-    return rules is not None and rules.pre_tokenize_str("a a")[-1][1] == (1, 3)
-
-
 def _trimmed(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     trimmed = []
     for low, high in offsets:
@@ -336,83 +337,17 @@ def _sentences(data: bytes, bounds: list[int]) -> list[str]:
 
 
 def copy_tokenizer(source: Tokenizer, folder: Path, durable: bool = True) -> None:
-    """Put a tokenizer into a prepared folder, with the configuration that describes it there as it is."""
+    """Put a tokenizer into a prepared folder, with the configuration that describes it there as it is; with our own if
+    texts come in another form there than samples do: its class would make that form again."""
+    as_samples = stand_around_texts(source.backend, source.names)
     source.save(folder, durable)
-    if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
+    if as_samples and source.folder is not None and (source.folder / "tokenizer_config.json").is_file():
+        described = source.folder / "tokenizer_config.json"
         config = json.loads(described.read_text(encoding="utf-8"))
-        found = _names(source.backend.get_vocab(), config)
+        found = special_names(source.backend.get_vocab(), config)
         # Names that stood in special_tokens_map.json, which isn't copied.
-        unnamed = {_HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
+        unnamed = {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
         with publishing(folder / "tokenizer_config.json", durable) as aside:
             shutil.copyfile(described, aside)
             if unnamed:
                 aside.write_text(json.dumps(config | unnamed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _tokenizer_config(folder: Path) -> dict:
-    config = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            try:
-                config |= json.loads((folder / name).read_text(encoding="utf-8"))
-            except (ValueError, TypeError) as error:
-                raise UserError(f"{folder / name}: isn't JSON: {error}; mend or remove it") from error
-    return config
-
-
-def _names(vocabulary: dict[str, int], config: dict) -> dict[str, str]:
-    """The special tokens' names by role: those that the configuration gives, or usual ones in the vocabulary."""
-    names = {}
-    for role in ROLES:
-        named = config.get(_HUGGING_FACE_NAMES[role])
-        named = named.get("content") if isinstance(named, dict) else named
-        usual = [name for name in _USUAL_NAMES[role] if name in vocabulary]
-        names[role] = named or (usual[0] if usual else _USUAL_NAMES[role][0])
-    return names
-
-
-def _from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
-    tokens = path.read_text(encoding="utf-8").split("\n")
-    if tokens and not tokens[-1]:
-        tokens.pop()
-    tokens = [token.rstrip("\r") for token in tokens]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        twice = next(token for number, token in enumerate(tokens) if vocabulary[token] != number)
-        raise UserError(f"{path}: found {twice!r} twice, expected each token once, one a line")
-    names = _names(vocabulary, config)
-    specials = {*names.values(), *itertools.chain.from_iterable(_USUAL_NAMES.values())}
-    cased = any(token != token.lower() for token in tokens if token not in specials and not token.startswith("["))
-    lowercase = bool(config.get("do_lower_case", not cased))
-    return wordpiece_backend(vocabulary, names, lowercase, strip_accents=config.get("strip_accents"))
-
-
-def wordpiece_backend(
-    vocabulary: dict[str, int], names: dict[str, str], lowercase: bool, strip_accents: bool | None
-) -> tokenizers.Tokenizer:
-    """BERT's tokenizer around a vocabulary."""
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.WordPiece(vocabulary, unk_token=names["unknown"], max_input_chars_per_word=100)
-    )
-    backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    backend.decoder = tokenizers.decoders.WordPiece()
-    add_special_tokens(backend, names)
-    return backend
-
-
-def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> None:
-    """Make the five tokens special, and put them around one text or two when a library user encodes."""
-    known = [name for name in names.values() if backend.token_to_id(name) is not None]
-    # To a library user too a mask stands for a word with the space before it.
-    takes_space = names["mask"] if _space_begins_word(backend) else None
-    backend.add_special_tokens([
-        tokenizers.AddedToken(name, special=True, normalized=False, lstrip=name == takes_space) for name in known
-    ])
-    first, last = names["classification"], names["separator"]
-    if first in known and last in known:
-        backend.post_processor = tokenizers.processors.TemplateProcessing(
-            single=f"{first}:0 $A:0 {last}:0",
-            pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
-            special_tokens=[(name, backend.token_to_id(name)) for name in (first, last)],
-        )

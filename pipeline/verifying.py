@@ -13,8 +13,8 @@ from pipeline.tokenizer import Tokenizer
 def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int, list[str]]:
     """Check a prepared folder, its further lengths included: (parts checked, a line for each that is damaged)."""
     progress = progress or Silent()
-    folders = [Path(config.data), *sorted(path.parent for path in Path(config.data).glob(f"length-*/{FILE_NAME}"))]
-    manifests = [Manifest.load(folder) for folder in folders]
+    further = sorted(path for path in Path(config.data).glob("length-*") if path.is_dir())
+    manifests = [Manifest.load(folder) for folder in (Path(config.data), *further)]
     shards = [(m, shard) for m in manifests for split in m.splits.values() for shard in split.shards]
     progress.stage("verify", sum(shard.bytes for _, shard in shards), "bytes")
     damaged = []

@@ -15,6 +15,7 @@ import pyarrow as pa
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from pipeline.backends import add_special_tokens, wordpiece_backend
 from pipeline.config import PrepareConfig, VocabularyConfig
 from pipeline.errors import UserError
 from pipeline.executors import open_executor, run_tasks
@@ -22,7 +23,7 @@ from pipeline.progress import Progress, Silent
 from pipeline.readers import plan, read
 from pipeline.readers.files import Segment
 from pipeline.storage import alone, publishing, readable_errors
-from pipeline.tokenizer import Tokenizer, add_special_tokens, wordpiece_backend
+from pipeline.tokenizer import Tokenizer
 from pipeline.words import WordSplitter, word_of
 
 _CHUNK_BYTES = 2 << 20

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from pipeline.tokenizer import Tokenizer, add_special_tokens
+from pipeline.backends import add_special_tokens
+from pipeline.tokenizer import Tokenizer
 from tests.synthetic import NAMES
 
 

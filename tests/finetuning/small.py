@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertModel
 
-from pipeline.tokenizer import Tokenizer, wordpiece_backend
+from pipeline.backends import wordpiece_backend
+from pipeline.tokenizer import Tokenizer
 
 NAMES = {"pad": "[PAD]", "unknown": "[UNK]", "classification": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"}
 GOOD, BAD = ("fine", "great", "superb"), ("awful", "dull", "poor")

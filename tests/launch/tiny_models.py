@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from pipeline.tokenizer import Tokenizer, wordpiece_backend
+from pipeline.backends import wordpiece_backend
+from pipeline.tokenizer import Tokenizer
 from tests.synthetic import NAMES
 
 WORDS = (

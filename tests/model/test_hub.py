@@ -193,10 +193,15 @@ def test_damaged_weights_are_refused(tmp_path):
         load_pretrained(tmp_path)
 
 
-def test_a_model_without_segments_is_given_none(tmp_path):
+@pytest.mark.parametrize("described", [None, ["input_ids", "attention_mask"]])
+def test_a_model_is_given_segments_if_it_has_them_whatever_its_tokenizer_says(tmp_path, described):
     config = dataclasses.replace(TINY, type_vocab_size=0, pooler=False)
     (tmp_path / "tokenizer").mkdir()
     tokenizer_folder(tmp_path / "tokenizer")
+    if described:
+        (tmp_path / "tokenizer/tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "BertTokenizer", "model_input_names": described})
+        )
     for each, expected in ((TINY, {"input_ids", "token_type_ids", "attention_mask"}),
                            (config, {"input_ids", "attention_mask"})):
         save_pretrained(tmp_path / "export", each, BertModel(each).state_dict(), tmp_path / "tokenizer")

@@ -5,8 +5,10 @@ import json
 import random
 from pathlib import Path
 
+from pipeline.backends import wordpiece_backend
 from pipeline.config import PrepareConfig, ShardsConfig, SplitConfig
-from pipeline.tokenizer import ROLES, Tokenizer, wordpiece_backend
+from pipeline.records import ROLES
+from pipeline.tokenizer import Tokenizer
 
 NAMES = dict(zip(ROLES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=True))
 SYLLABLES = ["ka", "lo", "mi", "ren", "tas", "u", "vor", "e", "shi", "dan", "po", "gly", "est", "ing"]

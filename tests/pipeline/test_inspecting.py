@@ -132,3 +132,6 @@ def test_verify_looks_into_further_lengths(tmp_path):
     shard.write_bytes(shard.read_bytes()[:-8])
     _, damaged = verify(VerifyConfig(str(tmp_path / "data")))
     assert len(damaged) == 1 and str(shard) in damaged[0]
+    (tmp_path / "data/length-128/manifest.json").unlink()
+    with pytest.raises(UserError, match="length-128: found no manifest.json"):
+        verify(VerifyConfig(str(tmp_path / "data")))

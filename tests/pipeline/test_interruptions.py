@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from launch.runs import LOCK, in_use, locked
@@ -122,7 +123,7 @@ def test_a_complete_run_is_not_repeated_and_another_is_refused(folder, undisturb
         prepare(corpus.config(folder, [folder / "in/part-0.jsonl.gz"], output=str(folder / "undisturbed")))
 
 
-def test_an_interrupted_run_of_another_command_is_refused(folder):
+def test_an_interrupted_run_of_another_command_is_refused(folder, monkeypatch):
     process = start(folder, "mixed", 1)
     while not list((folder / "mixed").glob(".work/task-*.json")):
         time.sleep(0.001)
@@ -130,6 +131,9 @@ def test_an_interrupted_run_of_another_command_is_refused(folder):
     process.wait()
     with pytest.raises(UserError, match="interrupted run with another preparation.seed"):
         prepare(corpus.config(folder, [folder / "in"], output=str(folder / "mixed"), seed=9))
+    monkeypatch.setattr(np, "__version__", "1.0")  # other versions may give other bytes
+    with pytest.raises(UserError, match=r"another library versions.numpy \(.*, now '1.0'\)"):
+        prepare(corpus.config(folder, [folder / "in"], output=str(folder / "mixed")))
 
 
 def test_a_folder_with_other_files_is_refused(folder, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 from pyarrow import parquet
 
+from pipeline.backends import wordpiece_backend
 from pipeline.config import (
     MaskingConfig,
     MixtureSource,
@@ -21,8 +22,9 @@ from pipeline.errors import UserError
 from pipeline.inspecting import tokens_lost
 from pipeline.manifest import Manifest
 from pipeline.prepare import prepare
+from pipeline.records import ROLES
 from pipeline.shards import ShardReader
-from pipeline.tokenizer import ROLES, Tokenizer, wordpiece_backend
+from pipeline.tokenizer import Tokenizer
 from pipeline.vocabulary import train_vocabulary
 from tests.pipeline import corpus
 

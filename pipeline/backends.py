@@ -1,0 +1,110 @@
+"""Tokenizers of the `tokenizers` library as BERT has them: made, read from files, with special tokens around texts."""
+
+import itertools
+import json
+from pathlib import Path
+
+import tokenizers
+
+from pipeline.errors import UserError
+from pipeline.records import ROLES
+
+HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
+_USUAL_NAMES = {  # tried in turn where no configuration names the token
+    "pad": ("[PAD]", "<pad>"),
+    "unknown": ("[UNK]", "<unk>"),
+    "classification": ("[CLS]", "<s>", "<sos>", "<cls>"),
+    "separator": ("[SEP]", "</s>", "<eos>", "<sep>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+
+def read_tokenizer_config(folder: Path) -> dict:
+    config = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            try:
+                config |= json.loads((folder / name).read_text(encoding="utf-8"))
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{folder / name}: isn't JSON: {error}; mend or remove it") from error
+    return config
+
+
+def special_names(vocabulary: dict[str, int], config: dict) -> dict[str, str]:
+    """The special tokens' names by role: those that the configuration gives, or usual ones in the vocabulary."""
+    names = {}
+    for role in ROLES:
+        named = config.get(HUGGING_FACE_NAMES[role])
+        named = named.get("content") if isinstance(named, dict) else named
+        usual = [name for name in _USUAL_NAMES[role] if name in vocabulary]
+        names[role] = named or (usual[0] if usual else _USUAL_NAMES[role][0])
+    return names
+
+
+def from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
+    tokens = path.read_text(encoding="utf-8").split("\n")
+    if tokens and not tokens[-1]:
+        tokens.pop()
+    tokens = [token.rstrip("\r") for token in tokens]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        twice = next(token for number, token in enumerate(tokens) if vocabulary[token] != number)
+        raise UserError(f"{path}: found {twice!r} twice, expected each token once, one a line")
+    names = special_names(vocabulary, config)
+    specials = {*names.values(), *itertools.chain.from_iterable(_USUAL_NAMES.values())}
+    cased = any(token != token.lower() for token in tokens if token not in specials and not token.startswith("["))
+    lowercase = bool(config.get("do_lower_case", not cased))
+    return wordpiece_backend(vocabulary, names, lowercase, strip_accents=config.get("strip_accents"))
+
+
+def wordpiece_backend(
+    vocabulary: dict[str, int], names: dict[str, str], lowercase: bool, strip_accents: bool | None
+) -> tokenizers.Tokenizer:
+    """BERT's tokenizer around a vocabulary."""
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(vocabulary, unk_token=names["unknown"], max_input_chars_per_word=100)
+    )
+    backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.decoder = tokenizers.decoders.WordPiece()
+    add_special_tokens(backend, names)
+    return backend
+
+
+def space_begins_word(backend: tokenizers.Tokenizer) -> bool:
+    rules = backend.pre_tokenizer
+    return rules is not None and rules.pre_tokenize_str("a a")[-1][1] == (1, 3)
+
+
+def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> None:
+    """Make the five tokens special, and put them around one text or two when a library user encodes."""
+    known = [name for name in names.values() if backend.token_to_id(name) is not None]
+    # To a library user too a mask stands for a word with the space before it.
+    takes_space = names["mask"] if space_begins_word(backend) else None
+    backend.add_special_tokens([
+        tokenizers.AddedToken(name, special=True, normalized=False, lstrip=name == takes_space) for name in known
+    ])
+    if names["classification"] in known and names["separator"] in known:
+        put_around_texts(backend, names)
+
+
+def put_around_texts(backend: tokenizers.Tokenizer, names: dict[str, str]) -> None:
+    """Let a library user's texts come as `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, the latter part as segment 1."""
+    first, last = names["classification"], names["separator"]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{first}:0 $A:0 {last}:0",
+        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+        special_tokens=[(name, backend.token_to_id(name)) for name in (first, last)],
+    )
+
+
+def stand_around_texts(backend: tokenizers.Tokenizer, names: dict[str, str]) -> bool:
+    """Whether they come so already."""
+    first, last = (backend.token_to_id(names[role]) for role in ("classification", "separator"))
+    a, b = (backend.encode(text, add_special_tokens=False).ids for text in "ab")
+    pair = backend.encode("a", "b")
+    return (
+        backend.encode("a").ids == [first, *a, last]
+        and pair.ids == [first, *a, last, *b, last]
+        and pair.type_ids == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    )

@@ -1,0 +1,70 @@
+"""Tokenizers of others: what is written beside shards and models makes the sequences that samples are."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, processors
+from transformers import AutoTokenizer
+
+from pipeline.encoding import Encoder
+from pipeline.tokenizer import Tokenizer, copy_tokenizer
+from tests.byte_level import byte_tokenizer
+from tests.pipeline import corpus
+from tests.synthetic import NAMES
+
+ROBERTA = processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2))
+OTHERS = {  # what stands around texts, and how the folder describes itself
+    "nothing": (None, {}),
+    "RoBERTa's": (ROBERTA, {"tokenizer_class": "RobertaTokenizer", "model_input_names": ["input_ids"]}),
+    "byte pieces alone": (processors.ByteLevel(), {"tokenizer_class": "GPT2Tokenizer"}),
+}
+
+
+@pytest.mark.parametrize("others", OTHERS)
+def test_transformers_makes_the_sequences_of_samples_whatever_stood_around_texts(tmp_path, others):
+    texts = ["the cat sat on the mat", "a cat"]
+    template, config = OTHERS[others]
+    backend = Backend.from_str(byte_tokenizer(texts * 2).backend.to_str())
+    backend.post_processor = template
+    (tmp_path / "given").mkdir()
+    backend.save(str(tmp_path / "given/tokenizer.json"))
+    named = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), NAMES.values(), strict=True))
+    (tmp_path / "given/tokenizer_config.json").write_text(json.dumps(config | named))
+    given = Tokenizer.from_folder(tmp_path / "given")
+    fingerprint = given.fingerprint
+    copy_tokenizer(given, tmp_path / "copied")
+    copied, loaded = Tokenizer.from_folder(tmp_path / "copied"), AutoTokenizer.from_pretrained(tmp_path / "copied")
+    assert copied.fingerprint == fingerprint and copied.names == given.names
+    for pair in (texts[:1], texts):
+        expected, found = Encoder(copied, 64).encode(*pair), loaded(*pair)
+        assert found["input_ids"] == expected.ids and found["token_type_ids"] == expected.segments
+
+
+def test_a_folder_in_the_form_of_samples_keeps_its_description(tmp_path):
+    corpus.tokenizer().save(tmp_path / "given")
+    described = json.loads((tmp_path / "given/tokenizer_config.json").read_text())
+    described |= {"tokenizer_class": "BertTokenizer", "model_max_length": 512}
+    (tmp_path / "given/tokenizer_config.json").write_text(json.dumps(described))
+    copy_tokenizer(Tokenizer.from_folder(tmp_path / "given"), tmp_path / "copied")
+    assert json.loads((tmp_path / "copied/tokenizer_config.json").read_text()) == described
+
+
+def test_a_long_unknown_word_of_a_word_level_vocabulary_is_looked_up_once():
+    """A run of a million letters without a space, such as DNA, has a million prefixes."""
+    backend = Backend(models.WordLevel({name: number for number, name in enumerate([*NAMES.values(), "a"])}, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(backend, NAMES)
+
+    class Counting(dict):
+        asked = 0
+
+        def get(self, *arguments):
+            self.asked += 1
+            return super().get(*arguments)
+
+    tokenizer._beginning = Counting(tokenizer._beginning)
+    unknown = tokenizer.special_tokens.unknown
+    text = f"a {'acgt' * 100} a"
+    assert tokenizer.encode(text) == [5, unknown, 5] == tokenizer.encode_plainly([text])[0].tolist()
+    assert tokenizer._beginning.asked < 5
