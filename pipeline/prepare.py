@@ -33,6 +33,7 @@ from pipeline.tokenizer import Tokenizer, copy_tokenizer
 from pipeline.tokenizing import Report, TokenizeTask, tokenize
 
 WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
+TOKENIZER_FOLDER = "tokenizer"
 
 
 def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest:
@@ -75,18 +76,19 @@ def _run(
         if (expected := estimate(config, tokenizer, files, segments)) is not None:
             check_disk(expected, work.parent)
             progress.note(f"estimate: {expected}")
-        copy_tokenizer(tokenizer, work / "tokenizer", durable=False)  # written anew by each run
+        copy_tokenizer(tokenizer, Path(config.output) / TOKENIZER_FOLDER)  # workers read this one
         report = _tokenize(config, tokenizer, executor, segments, work, progress)
         hashes = _hash_sources(executor, files)
         splits, remarks = plan_splits(config, report, work)
         for remark in remarks:
             progress.note(remark)
         built = _build(config, tokenizer, executor, report, splits, work, progress)
-    manifests = [
-        _publish(config, tokenizer, files, hashes, report, built[length], length, work) for length in config.lengths
-    ]
-    for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
-        manifest.save(manifest.folder)
+        executor.shutdown(wait=False)  # its processes end while this one publishes
+        manifests = [
+            _publish(config, tokenizer, files, hashes, report, built[length], length) for length in config.lengths
+        ]
+        for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
+            manifest.save(manifest.folder)
 
 
 def length_folder(config: PrepareConfig, length: int) -> Path:
@@ -194,7 +196,7 @@ def _tokenize(
             number=number,
             segments=task,
             splitter=splitters.get(task[0].file.format, config.sentences.splitter),
-            tokenizer=str((work / "tokenizer").resolve()),
+            tokenizer=str((Path(config.output) / TOKENIZER_FOLDER).resolve()),
             fingerprint=tokenizer.fingerprint,
             folder=str(work.resolve()),
             weights=[source.weight for source in config.all_sources],
@@ -269,7 +271,7 @@ def _build(
                         parts=report.parts,
                         weights=[source.weight for source in config.all_sources],
                         preparation=config.preparation(length),
-                        tokenizer=str((work / "tokenizer").resolve()),
+                        tokenizer=str((Path(config.output) / TOKENIZER_FOLDER).resolve()),
                         fingerprint=tokenizer.fingerprint,
                         folder=str(work.resolve()),
                         output=str(length_folder(config, length).resolve()),
@@ -301,11 +303,11 @@ def _publish(
     report: Report,
     built: dict[str, list[ShardReport]],
     length: int,
-    work: Path,
 ) -> Manifest:
     """Everything but the manifest itself; returns that."""
     folder = length_folder(config, length)
-    copy_tokenizer(Tokenizer.from_folder(work / "tokenizer"), folder / "tokenizer")
+    if folder != Path(config.output):
+        copy_tokenizer(Tokenizer.from_folder(Path(config.output) / TOKENIZER_FOLDER), folder / TOKENIZER_FOLDER)
     unigrams = sum((result.unigrams for result in built["train"]), np.zeros(tokenizer.vocab_size, np.int64))
     splits = {split: _split_info(results, length) for split, results in built.items()}
     if not splits["train"].counts.get("samples"):

@@ -123,7 +123,7 @@ class Tokenizer:
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
         return cls(backend, special_names(backend.get_vocab(), config), folder)
 
-    def save(self, folder: str | Path, durable: bool = True) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
         folder = Path(folder)
         config = {
@@ -138,10 +138,10 @@ class Tokenizer:
         if not stand_around_texts(self.backend, self.names):
             put_around_texts(self.backend, self.names)
         self.backend.encode_special_tokens = False  # the file serves ordinary use
-        publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True), durable)
+        publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         self.backend.encode_special_tokens = True
-        publish_text(folder / "vocab.txt", self.vocab_txt(), durable)
-        publish_text(folder / "tokenizer_config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n", durable)
+        publish_text(folder / "vocab.txt", self.vocab_txt())
+        publish_text(folder / "tokenizer_config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
 
     def vocab_txt(self) -> str:
         """The tokens, one a line, by id."""
@@ -336,18 +336,18 @@ def _sentences(data: bytes, bounds: list[int]) -> list[str]:
     return texts
 
 
-def copy_tokenizer(source: Tokenizer, folder: Path, durable: bool = True) -> None:
+def copy_tokenizer(source: Tokenizer, folder: Path) -> None:
     """Put a tokenizer into a prepared folder, with the configuration that describes it there as it is; with our own if
     texts come in another form there than samples do: its class would make that form again."""
     as_samples = stand_around_texts(source.backend, source.names)
-    source.save(folder, durable)
+    source.save(folder)
     if as_samples and source.folder is not None and (source.folder / "tokenizer_config.json").is_file():
         described = source.folder / "tokenizer_config.json"
         config = json.loads(described.read_text(encoding="utf-8"))
         found = special_names(source.backend.get_vocab(), config)
         # Names that stood in special_tokens_map.json, which isn't copied.
         unnamed = {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
-        with publishing(folder / "tokenizer_config.json", durable) as aside:
+        with publishing(folder / "tokenizer_config.json") as aside:
             shutil.copyfile(described, aside)
             if unnamed:
                 aside.write_text(json.dumps(config | unnamed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
