@@ -328,7 +328,7 @@ class Trainer:
             scalars["train/gradient_norm"] = norm
         scalars["train/skipped_steps"] = self.state.skipped_steps
         if self.engine.fp16_enabled():
-            scalars["train/loss_scale"] = float(self.engine.loss_scale())
+            scalars["train/loss_scale"] = float(self.engine.optimizer.loss_scale)
         scalars["data/padding_share"] = padding / (tokens + padding)
         scalars["data/tokens"] = self.state.tokens
         scalars["data/samples"] = self.state.samples_consumed
