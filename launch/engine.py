@@ -110,8 +110,7 @@ def build_engine(
     Raises:
         UserError: fp16 on a device that has none.
     """
-    if config.get("fp16", {}).get("enabled") and device.type != "cuda":
-        raise UserError(f"train.precision: found fp16, expected bf16 or fp32 on {device.type}: only GPUs train in fp16")
+    _check_fp16(config, device)
     # Its warnings about its own internals are not the user's to mend; its errors raise.
     deepspeed_logger.setLevel(logging.ERROR)
     # On CPU it would compile a C++ kernel at every start, which only its inference code uses.
@@ -135,12 +134,18 @@ def build_engine(
     if engine.fp16_enabled():
         # At the smallest scale it would raise; how many skips in a row are too many is train.max_skipped_steps.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
+        _grow_scale_after_step(engine.optimizer)
     if not engine.zero_optimization():
         _skip_infinite_steps(engine, device)
         if engine.dp_world_size == 1:
             # The sum over one process is there already; all gradients would be copied to a buffer and back for it.
             engine.allreduce_and_copy = lambda *arguments, **options: None
     return engine
+
+
+def _check_fp16(config: dict, device: torch.device) -> None:
+    if config.get("fp16", {}).get("enabled") and device.type != "cuda":
+        raise UserError(f"train.precision: found fp16, expected bf16 or fp32 on {device.type}: only GPUs train in fp16")
 
 
 def _import_muon_without_compiler() -> None:
@@ -156,6 +161,26 @@ def _import_muon_without_compiler() -> None:
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:
         torch.compile = compiles
+
+
+def _grow_scale_after_step(optimizer) -> None:
+    """Let the gradient of an fp16 step be divided by the scale that its loss was multiplied by.
+
+    DeepSpeed's partitioned optimizers update the scale before they unscale: the gradient of each step at which it grows
+    would be halved. Only after an overflow, whose step unscales nothing, is it updated at once.
+    """
+    update, step = optimizer._update_scale, optimizer.step
+
+    def update_after_overflow(has_overflow: bool) -> None:
+        if has_overflow:
+            update(True)
+
+    def step_then_grow(*arguments, **options) -> None:
+        step(*arguments, **options)
+        if not optimizer.overflow:
+            update(False)
+
+    optimizer._update_scale, optimizer.step = update_after_overflow, step_then_grow
 
 
 def _skip_infinite_steps(engine: deepspeed.DeepSpeedEngine, device: torch.device) -> None:

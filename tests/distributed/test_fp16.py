@@ -1,0 +1,49 @@
+"""fp16 through DeepSpeed's own optimizers: what the loss is multiplied by is what the gradient is divided by."""
+
+import pytest
+
+from launch.checkpoint import load_pickled
+from tests.launching import assert_same_weights, curve, finish, pretrain_command, start, weights
+from tests.synthetic import make_shards
+
+# Between gradients that differ by a power of two in fp16, what is lost below its smallest number.
+TOLERANCE = 1e-4
+
+
+def fp16(data, run, stage: str, *overrides: str):
+    """Ten steps, of which the scale grows at every third, if at all."""
+    command = pretrain_command(data, run, "--train.precision", "fp16", "--zero.stage", stage, "--train.max_steps", "10",
+                               "--checkpoint.every_steps", "4", "--checkpoint.keep_last", "3", *overrides)
+    command[command.index("launch")] = "tests.fp16_on_cpu"
+    return start(command)
+
+
+def scales(run) -> list[float]:
+    return [line["train/loss_scale"] for line in curve(run) if "train/loss_scale" in line]
+
+
+def norms(run) -> list[float]:
+    return [line["train/gradient_norm"] for line in curve(run) if "train/gradient_norm" in line]
+
+
+@pytest.mark.parametrize("stage", ["1", "3", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_step_at_which_the_scale_grows_is_like_any_other(tmp_path, stage):
+    data = make_shards(tmp_path / "data")
+    grows, constant = tmp_path / "grows", tmp_path / "constant"
+    for process in (fp16(data, grows, stage, "--loss_scale.initial_power", "10", "--loss_scale.window", "3"),
+                    fp16(data, constant, stage, "--loss_scale.initial_power", "10")):
+        finish(process)
+    assert scales(constant) == [2**10] * 10
+    assert scales(grows) == [2**10] * 3 + [2**11] * 3 + [2**12] * 3 + [2**13]
+    assert norms(grows) == pytest.approx(norms(constant), rel=1e-3)
+    assert_same_weights(weights(grows), weights(constant), TOLERANCE)
+    (saved,) = (grows / "checkpoints" / "step-00000004").glob("*optim_states.pt")
+    assert load_pickled(saved)["optimizer_state_dict"]["loss_scaler"].cur_scale == 2**11
+
+
+def test_a_step_that_overflows_halves_the_scale_at_once(tmp_path):
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    finish(fp16(data, run, "1", "--loss_scale.initial_power", "32", "--loss_scale.hysteresis", "1"))
+    found = scales(run)
+    skipped = [line["train/skipped_steps"] for line in curve(run) if "train/skipped_steps" in line]
+    assert skipped[0] == 1 and found == [2**32 / 2**number for number in skipped]
