@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,11 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
         # env:// and not an address: torchrun's agent already listens on that port, and only env:// knows it.
         dist.init_process_group(init_method="env://", **options)
     return device
+
+
+def new_group(ranks: Iterable[int]) -> dist.ProcessGroup:
+    """A group of some ranks with the time limit that all together have; torch's own would be shorter with NCCL."""
+    return dist.new_group(ranks, timeout=TIMEOUT)
 
 
 def have_met() -> bool:

@@ -14,6 +14,7 @@ from deepspeed.utils import logger as deepspeed_logger
 from pydantic import ValidationError
 from torch import nn
 
+from launch import distributed
 from launch.config import BatchArithmetic, OptimizerConfig, PretrainConfig
 from launch.optimizers import build_optimizer
 from pipeline.errors import UserError
@@ -119,6 +120,7 @@ def build_engine(
     offloads = "offload_optimizer" in config["zero_optimization"]
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    deepspeed.comm.comm.cdb.new_group = distributed.new_group  # gradients are reduced in a group that it makes
     try:
         engine, *_ = deepspeed.initialize(
             model=model, config=config,

@@ -1,0 +1,33 @@
+"""How long collectives wait for a rank that does not come."""
+
+import subprocess
+import sys
+
+from tests.launching import ROOT
+
+# Neither gloo's own limit nor NCCL's.
+LIMITS = """
+import datetime
+from launch.environment import prepare_deepspeed, read_environment
+environment = read_environment()
+prepare_deepspeed(environment)
+import torch
+from launch import distributed
+from launch.config import PretrainConfig, TrainConfig, ZeroConfig
+from launch.engine import build_engine, deepspeed_config
+
+distributed.TIMEOUT = datetime.timedelta(minutes=17)
+device = distributed.initialize(environment, distributed.TIMEOUT)
+config = PretrainConfig("", "", zero=ZeroConfig(stage=2), train=TrainConfig(precision="fp32"))
+made = deepspeed_config(config, environment.world_size)
+engine = build_engine(torch.nn.Linear(2, 2), config.optimizer, 1e-3, made, device)
+for group in (torch.distributed.group.WORLD, engine.data_parallel_group, engine.optimizer.dp_process_group):
+    print(group._get_backend(device).options._timeout.total_seconds())
+assert engine.data_parallel_group is not torch.distributed.group.WORLD
+"""
+
+
+def test_the_groups_of_deepspeed_wait_as_long_as_ours():
+    result = subprocess.run([sys.executable, "-c", LIMITS], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [str(17 * 60.0)] * 3
