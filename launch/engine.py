@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import deepspeed
 import torch
+from deepspeed.runtime.config import DeepSpeedConfigError
 from deepspeed.utils import logger as deepspeed_logger
 from pydantic import ValidationError
 from torch import nn
 
 from launch import distributed
-from launch.config import BatchArithmetic, OptimizerConfig, PretrainConfig
+from launch.config import BatchArithmetic, PretrainConfig
 from launch.optimizers import build_optimizer
 from pipeline.errors import UserError
 
@@ -30,6 +31,15 @@ OURS_BY = {
     "bf16": "train.precision", "bfloat16": "train.precision", "fp16": "train.precision",
     "data_types": "train.precision", "torch_autocast": "train.precision", "optimizer": "the section optimizer",
     "scheduler": "the section schedule", "checkpoint": "the section checkpoint", "tensorboard": "launch/metrics.py",
+}
+
+# Settings with which alone a run is right, and why.
+COUNTED_ON = {
+    "gradient_allreduce_op": ("mean", "the loss counts on gradients that are averaged over the processes"),
+    "gradient_predivide_factor": (1.0, "gradients are summed in fp32, which needs no factor, and at stage 3 "
+                                       "DeepSpeed does not take back every one"),
+    "managed_gradient_accumulation": (True, "the run tells DeepSpeed which micro-batch is a step's last"),
+    "zero_optimization.compute_grad_norm": (True, "by its norm an infinite or NaN gradient is known, and skipped"),
 }
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -82,11 +92,17 @@ def deepspeed_config(config: PretrainConfig, world_size: int, *, load_universal:
         result["checkpoint"] = {"load_universal": True}
     for name in OURS_BY.keys() & config.deepspeed.keys():
         raise UserError(f"deepspeed.{name}: found a setting, expected none: {OURS_BY[name]} decides it")
-    for name in config.deepspeed.get("zero_optimization", {}):
+    merged = _merge(result, config.deepspeed, "deepspeed")
+    for name in merged["zero_optimization"]:
         if "offload" in name and name not in result["zero_optimization"]:
             raise UserError(f"deepspeed.zero_optimization.{name}: found a setting, expected none: "
                             "zero.offload_optimizer and zero.offload_parameters decide it")
-    return _merge(result, config.deepspeed, "deepspeed")
+    for path, (expected, reason) in COUNTED_ON.items():
+        section, _, name = path.rpartition(".")
+        found = (merged[section] if section else merged).get(name, expected)
+        if found != expected:
+            raise UserError(f"deepspeed.{path}: found {found!r}, expected {expected!r}: {reason}")
+    return merged
 
 
 def _merge(made: dict, added: dict, path: str) -> dict:
@@ -104,35 +120,35 @@ def _merge(made: dict, added: dict, path: str) -> dict:
 
 
 def build_engine(
-    model: nn.Module, optimizer: OptimizerConfig, learning_rate: float, config: dict, device: torch.device
+    model: nn.Module, config: PretrainConfig, made: dict, device: torch.device
 ) -> deepspeed.DeepSpeedEngine:
     """Wrap the model; its parameters move to `device` and, for bf16 and fp16, become 16-bit.
 
+    Args:
+        made: what `deepspeed_config` made of the configuration.
+
     Raises:
-        UserError: fp16 on a device that has none.
+        UserError: fp16 on a device that has none, or DeepSpeed refuses what the section deepspeed adds.
     """
-    _check_fp16(config, device)
+    _check_fp16(made, device)
     # Its warnings about its own internals are not the user's to mend; its errors raise.
     deepspeed_logger.setLevel(logging.ERROR)
     # On CPU it would compile a C++ kernel at every start, which only its inference code uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     _import_muon_without_compiler()
-    offloads = "offload_optimizer" in config["zero_optimization"]
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     deepspeed.comm.comm.cdb.new_group = distributed.new_group  # gradients are reduced in a group that it makes
+    optimizer = build_optimizer(model, config.optimizer, config.train.learning_rate,
+                                states_on_cpu="offload_optimizer" in made["zero_optimization"])
     try:
-        engine, *_ = deepspeed.initialize(
-            model=model, config=config,
-            # Else it takes the GPU numbered LOCAL_RANK, also where each process sees one GPU alone.
-            args=SimpleNamespace(device_rank=device.index or 0),
-            optimizer=build_optimizer(model, optimizer, learning_rate, states_on_cpu=offloads),
-        )
-    except ValidationError as error:  # of pydantic, with which DeepSpeed reads its configuration
-        found = error.errors()[0]
-        where = ".".join(map(str, found["loc"]))
-        raise UserError(f"deepspeed: found {where} = {found['input']!r}, expected a setting that DeepSpeed knows "
-                        f"({found['msg']}); see its configuration reference") from error
+        # Without device_rank it takes the GPU numbered LOCAL_RANK, also where each process sees one GPU alone.
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=made,
+                                          args=SimpleNamespace(device_rank=device.index or 0))
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError, DeepSpeedConfigError) as error:
+        if not config.deepspeed:
+            raise  # nothing of the user's is in it
+        raise _refusal(error) from error
     if engine.fp16_enabled():
         # At the smallest scale it would raise; how many skips in a row are too many is train.max_skipped_steps.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
@@ -145,8 +161,20 @@ def build_engine(
     return engine
 
 
-def _check_fp16(config: dict, device: torch.device) -> None:
-    if config.get("fp16", {}).get("enabled") and device.type != "cuda":
+def _refusal(error: Exception) -> UserError:
+    """What DeepSpeed has said against its configuration, in one line."""
+    if isinstance(error, ValidationError):  # of pydantic, with which it reads most of it
+        found = error.errors()[0]
+        where = ".".join(map(str, found["loc"]))
+        return UserError(f"deepspeed: found {where} = {found['input']!r}, expected a setting that DeepSpeed knows "
+                         f"({found['msg']}); see its configuration reference")
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return UserError(f"deepspeed: found what DeepSpeed refuses ({reason}), expected settings that it takes in such a "
+                     "run; see its configuration reference")
+
+
+def _check_fp16(made: dict, device: torch.device) -> None:
+    if made.get("fp16", {}).get("enabled") and device.type != "cuda":
         raise UserError(f"train.precision: found fp16, expected bf16 or fp32 on {device.type}: only GPUs train in fp16")
 
 

@@ -143,7 +143,7 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
     freeze(model, config.freeze)
     parameters = f"{num_parameters(model):,}, of which {_num_learning(model):,} learn"
     made = deepspeed_config(config, environment.world_size, load_universal=elastic)
-    engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
+    engine = build_engine(model, config, made, device)
     print_facts(job, engine, device, console, environment.world_size, [("parameters", parameters), ("weights", origin)])
     trainer = Trainer(
         config, engine=engine, objective=FinetuningObjective(),

@@ -173,7 +173,7 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Env
     start = Start(config, manifest, model, checkpoints, console) if step is None and config.init_from else None
     parameters = num_parameters(model)  # before ZeRO-3 empties them
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
-    engine = build_engine(model, config.optimizer, config.train.learning_rate, made, device)
+    engine = build_engine(model, config, made, device)
     print_facts(config, manifest, engine, device, console, environment.world_size, parameters)
     output = Path(config.output)
     objective = PretrainingObjective(config.train.loss_reduction)

@@ -127,7 +127,7 @@ class Probe:
         alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
         self.micro_steps = share // alone.train.micro_batch_size
         made = deepspeed_config(alone, environment.world_size)
-        self.engine = build_engine(build_model(config), config.optimizer, config.train.learning_rate, made, device)
+        self.engine = build_engine(build_model(config), config, made, device)
         self.engine.train()
         self.manifest, self.device, self.world_size = manifest, device, environment.world_size
         self.partitions_weights = config.zero.stage == 3

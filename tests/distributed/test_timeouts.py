@@ -20,7 +20,7 @@ distributed.TIMEOUT = datetime.timedelta(minutes=17)
 device = distributed.initialize(environment, distributed.TIMEOUT)
 config = PretrainConfig("", "", zero=ZeroConfig(stage=2), train=TrainConfig(precision="fp32"))
 made = deepspeed_config(config, environment.world_size)
-engine = build_engine(torch.nn.Linear(2, 2), config.optimizer, 1e-3, made, device)
+engine = build_engine(torch.nn.Linear(2, 2), config, made, device)
 for group in (torch.distributed.group.WORLD, engine.data_parallel_group, engine.optimizer.dp_process_group):
     print(group._get_backend(device).options._timeout.total_seconds())
 assert engine.data_parallel_group is not torch.distributed.group.WORLD

@@ -8,12 +8,16 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import deepspeed
 import pytest
 import torch
+from deepspeed.runtime.config import DeepSpeedConfigError
 
 from launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
 from launch.checkpoint.deepspeed_files import kept_hyper_parameters
 from launch.cli import main
+from launch.config import PretrainConfig
+from launch.engine import build_engine, deepspeed_config
 from launch.environment import Environment
 from pipeline.errors import UserError
 from tests.launching import ROOT, TINY, curve, finish, pretrain_command, start, step_of, train, weights
@@ -73,6 +77,12 @@ def error_of(capsys, *arguments) -> str:
         (["--deepspeed", '{"bfloat16": {"enabled": true}}'], "deepspeed.bfloat16: found a setting, expected none"),
         (["--zero.stage", "2", "--deepspeed", '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}'],
          "deepspeed.zero_optimization.offload_optimizer: found a setting, expected none: zero.offload_optimizer"),
+        (["--deepspeed", '{"zero_optimization": null}'], "deepspeed.zero_optimization: found None, expected"),
+        (["--deepspeed", '{"gradient_allreduce_op": "sum"}'], "found 'sum', expected 'mean': the loss counts on"),
+        (["--deepspeed", '{"gradient_predivide_factor": 2}'], "gradient_predivide_factor: found 2, expected 1.0: "),
+        (["--deepspeed", '{"managed_gradient_accumulation": false}'], "found False, expected True: the run tells"),
+        (["--zero.stage", "2", "--deepspeed", '{"zero_optimization": {"compute_grad_norm": false}}'],
+         "deepspeed.zero_optimization.compute_grad_norm: found False, expected True: by its norm"),
     ],
 )
 def test_a_wrong_field_names_itself_what_was_found_and_what_was_expected(data, tmp_path, capsys, overrides, expected):
@@ -178,9 +188,29 @@ def test_two_jobs_do_not_share_a_run(data, tmp_path):
     finish(first, status=75)
 
 
-def test_an_unknown_setting_of_deepspeed(data, tmp_path):
-    output = train(data, tmp_path / "run", "--deepspeed", '{"zero_optimization": {"foo": 1}}', status=2)
-    assert "deepspeed: found foo = 1" in output.splitlines()[-1]
+@pytest.mark.parametrize(("settings", "expected"), [
+    ('{"zero_optimization": {"foo": 1}}', "deepspeed: found foo = 1, expected a setting that DeepSpeed knows"),
+    ('{"sequence_parallel_size": 3}', "deepspeed: found what DeepSpeed refuses (Check batch related parameters."),
+])
+def test_a_setting_that_deepspeed_refuses(data, tmp_path, settings, expected):
+    output = train(data, tmp_path / "run", "--deepspeed", settings, status=2)
+    assert expected in output.splitlines()[-1] and "Traceback" not in output
+
+
+@pytest.mark.parametrize("error", [AssertionError(), AttributeError("'NoneType' object has no attribute 'get'"),
+                                   TypeError("must be a mapping"), DeepSpeedConfigError("has been removed")])
+def test_what_deepspeed_says_is_the_users_to_mend_only_if_a_setting_is_the_users(monkeypatch, error):
+    def refuse(**_):
+        raise error
+
+    monkeypatch.setattr(deepspeed.comm.comm, "cdb", SimpleNamespace())
+    monkeypatch.setattr(deepspeed, "init_distributed", lambda **_: None)
+    monkeypatch.setattr(deepspeed, "initialize", refuse)
+    for settings, expected in (({"wall_clock_breakdown": True}, UserError), ({}, type(error))):
+        config = PretrainConfig("", "", deepspeed=settings)
+        with pytest.raises(expected) as raised:
+            build_engine(torch.nn.Linear(1, 1), config, deepspeed_config(config, 1), torch.device("cpu"))
+        assert not settings or f"({str(error) or 'AssertionError'})" in str(raised.value)
 
 
 @pytest.mark.slow
