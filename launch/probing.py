@@ -24,6 +24,7 @@ SPARE_SHARE = 0.1
 # Masked tokens of the probe's sequences over the corpus's average share: some sequences have more than others.
 MASKED_MARGIN = 1.25
 PROBE_SEED = 0
+_LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
 
 
 def resolve(config: PretrainConfig, manifest: Manifest, environment: Environment, device: torch.device,
@@ -58,11 +59,22 @@ def _search(config, manifest: Manifest, environment: Environment, device: torch.
     limit = None if given is None else int(given * 2**30)
     memory = (CudaMemory(device, limit) if device.type == "cuda" else
               HostMemory(processes_on_this_machine(environment), limit))
-    probe = Probe(config, manifest, environment, device)
+    try:
+        probe = Probe(config, manifest, environment, device)
+    except Exception as error:
+        if not _out_of_memory(error):
+            raise
+        raise UserError("train.micro_batch_size: found no memory for the model and its optimizer alone, expected room "
+                        "for them and a micro-batch; raise zero.stage, or take a smaller model") from error
     try:
         return largest_that_fits(candidates, probe.run, memory, lambda fits: _agree(fits, device))
     finally:
         probe.release()
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocation has failed; on the host torch says it in words alone."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def _agree(fits: bool, device: torch.device) -> bool:
@@ -100,7 +112,7 @@ def largest_that_fits(candidates: list[int], run: Callable, memory, agree: Calla
         raise UserError(
             f"train.micro_batch_size: found no size that fits: the peak was {memory.peak() / 2**30:.1f} GiB at "
             f"{candidates[0]} sequences, expected at most {1 - SPARE_SHARE:.0%} of {memory.limit() / 2**30:.1f} GiB; "
-            "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
+            f"{_LESS_MEMORY}"
         )
     return best
 
@@ -137,13 +149,25 @@ class Probe:
 
         First each rank runs forward and backward for itself, without reductions, and can fail alone (stage 3 gathers
         weights in forward and cannot): then all back off. The whole step, with reductions and the optimizer, follows.
+
+        Raises:
+            UserError: this rank is out of memory in a whole step, where the others wait for it and can't be asked.
         """
         batch = self._batch(size)
         if not self.partitions_weights and not agree(self._fits_alone(batch)):
             return False
-        for _ in range(self.micro_steps):
-            self.engine.backward(self._loss(batch) * self.world_size, scale_wrt_gas=False)
-            self.engine.step()
+        try:
+            for _ in range(self.micro_steps):
+                self.engine.backward(self._loss(batch) * self.world_size, scale_wrt_gas=False)
+                self.engine.step()
+        except Exception as error:
+            if not _out_of_memory(error):
+                raise
+            if self.world_size > 1:
+                raise UserError(f"train.micro_batch_size: found no memory for a whole step of {size} sequences, "
+                                f"expected room for it; {f'give less than {size}, or ' if size > 1 else ''}"
+                                f"{_LESS_MEMORY}") from error
+            return False
         return True
 
     def _loss(self, batch: dict) -> torch.Tensor:
@@ -159,10 +183,8 @@ class Probe:
                 loss = _loss_of(model(**batch, dropout_seed=PROBE_SEED))
             # Neither the engine nor `backward`, whose hooks on gradients would reduce them.
             torch.autograd.grad(loss, parameters, allow_unused=True)
-        except (torch.OutOfMemoryError, MemoryError):
-            return False
-        except RuntimeError as error:
-            if "can't allocate memory" not in str(error):  # what torch's allocator on the host says
+        except Exception as error:
+            if not _out_of_memory(error):
                 raise
             return False
         return True

@@ -4,13 +4,17 @@ import multiprocessing
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from launch import probing
+from launch.config import PretrainConfig
+from launch.environment import Environment
 from launch.memory import available_bytes, peak_bytes, resident_bytes
-from launch.probing import SPARE_SHARE, HostMemory, largest_that_fits
+from launch.probing import SPARE_SHARE, HostMemory, Probe, largest_that_fits
 from pipeline.errors import UserError
 from tests.launching import assert_same_weights, train, weights
 from tests.synthetic import make_shards
@@ -58,13 +62,47 @@ def test_a_size_that_runs_out_of_memory_is_backed_off_from():
         largest_that_fits([1, 2], lambda *_: False, Memory(10**9), bool)
 
 
+def probing_whole_steps(world_size: int, fits: int) -> Probe:
+    """A probe on a GPU whose steps, optimizer states and all, have room for so many sequences."""
+    probe = Probe.__new__(Probe)
+    probe.world_size, probe.micro_steps, probe.partitions_weights = world_size, 2, False
+    probe._batch = lambda size: {"size": size}
+    probe._fits_alone, probe._loss = lambda batch: True, lambda batch: batch["size"]
+
+    def backward(loss, scale_wrt_gas):
+        if loss > fits * world_size:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    probe.engine = SimpleNamespace(backward=backward, step=lambda: None)
+    return probe
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_whole_step_that_runs_out_of_memory_is_no_traceback(world_size):
+    """One process backs off; of several the others stand in a reduction."""
+    expected = "no size that fits" if world_size == 1 else "no memory for a whole step of 1 sequences"
+    with pytest.raises(UserError, match=f"found {expected}.*; set train.gradient_checkpointing to all"):
+        largest_that_fits([1, 2, 4], probing_whole_steps(world_size, 0).run, Memory(10**9), bool)
+    if world_size == 1:
+        assert largest_that_fits([1, 2, 4], probing_whole_steps(1, 2).run, Memory(10**9), bool) == 2
+    else:
+        with pytest.raises(UserError, match="a whole step of 4 sequences, expected room for it; give less than 4, or"):
+            largest_that_fits([1, 2, 4], probing_whole_steps(2, 2).run, Memory(10**9), bool)
+
+
+def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(probing, "Probe", full)
+    with pytest.raises(UserError, match="found no memory for the model and its optimizer alone.*raise zero.stage"):
+        probing._search(PretrainConfig("", ""), None, Environment(), torch.device("cpu"), [1])
+
+
 def _rank(rank: int, limits: list[int], port: int, results) -> None:
     import os
 
-    import torch
-
     from launch import distributed
-    from launch.environment import Environment
     from launch.probing import _agree
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
