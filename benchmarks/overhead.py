@@ -113,8 +113,8 @@ def plain_loop(config, manifest, environment, device, turns) -> None:
     """What a short script would do."""
     import torch
 
+    from launch.devices import to_device
     from launch.pretrain import build_model
-    from launch.trainer import to_device
 
     model = build_model(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.train.learning_rate, fused=True)

@@ -1,4 +1,4 @@
-"""What a process computes on: its name, and the peak rate of its matrix products."""
+"""What a process computes on: its name, its data there, and the peak rate of its matrix products."""
 
 from __future__ import annotations
 
@@ -29,6 +29,22 @@ _SECONDS = 4.0
 def device_name(device: torch.device) -> str:
     """What the device calls itself."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def work_on(device: torch.device) -> None:
+    """Make a GPU the current one of this thread, for what names none, such as barriers: a new thread has the first."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def to_device(batch: dict, device: torch.device) -> dict:
+    """Tensors to the device, without waiting for the copy on a GPU; plain numbers stay."""
+    if device.type == "cpu":
+        return batch
+    return {
+        name: value.pin_memory().to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
+from launch.devices import work_on
 from launch.environment import Environment, device_index, device_type
 
 # Long enough for rank 0 to verify or convert a large checkpoint while the others wait.
@@ -24,9 +25,9 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
     """
     if device_type() == "cuda":
         device = torch.device("cuda", device_index(environment, torch.cuda.device_count()))
-        torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
+    work_on(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": timeout}
     if environment.world_size == 1:

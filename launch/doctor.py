@@ -11,9 +11,12 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from launch import examinations
 from launch.config import DoctorConfig
 from launch.console import Console
+from launch.devices import work_on
 from launch.environment import Environment, prepare_deepspeed, read_environment
 from launch.examinations import Finding
 from pipeline.errors import UserError
@@ -40,6 +43,8 @@ def doctor(config: DoctorConfig) -> int:
     device = devices[0] if joined else None
     examiner.run("versions", examinations.versions)
     if device is not None:
+        examiner.device = device
+        work_on(device)
         examiner.run("device", lambda: examinations.device(device))
         # Kept by one process of each machine: they share the file.
         examiner.run("matrix product", lambda: examinations.matrix_product(device, environment.local_rank == 0))
@@ -90,6 +95,7 @@ class _Examiner:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self.device: torch.device | None = None  # of this rank, when it is known
         self.findings: list[Finding] = []
         self.hangs = False
 
@@ -102,6 +108,8 @@ class _Examiner:
 
         def target() -> None:
             try:
+                if self.device is not None:
+                    work_on(self.device)
                 found.extend(examine())
             except Exception as error:
                 errors.append(error)

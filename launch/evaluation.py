@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from launch import distributed
-from launch.trainer import to_device
+from launch.devices import to_device
 
 
 @torch.no_grad()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from launch.devices import to_device
 from launch.metrics import MetricsWriter
-from launch.trainer import to_device
 from pipeline.batches import evaluation_batches
 from pipeline.shards import ShardReader
 from pipeline.tokenizer import Tokenizer

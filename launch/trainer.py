@@ -16,7 +16,7 @@ import torch
 from launch import distributed
 from launch.checkpoint import CheckpointManager, TrainState
 from launch.console import Console
-from launch.devices import doubt_of_peak, peak_flops
+from launch.devices import doubt_of_peak, peak_flops, to_device
 from launch.engine import compute_dtype, set_learning_rate, step_skipped
 from launch.environment import Environment
 from launch.goals import completion, ending, judged
@@ -39,16 +39,6 @@ def dropout_seed(*key: int) -> int:
     """A seed for (seed, step, micro-step, rank): neighbouring keys give unrelated seeds, 0 to 2^63 - 1."""
     digest = hashlib.blake2b(b"".join(part.to_bytes(8, "little") for part in key), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def to_device(batch: dict, device: torch.device) -> dict:
-    """Tensors to the device, without waiting for the copy on a GPU; plain numbers stay."""
-    if device.type == "cpu":
-        return batch
-    return {
-        name: value.pin_memory().to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from launch import distributed
-from launch.trainer import to_device
+from launch.devices import to_device
 from pipeline import order
 from pipeline.batches import RankBatch, deal
 

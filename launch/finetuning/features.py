@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from launch import distributed
+from launch.devices import to_device
 from launch.environment import Environment, processes_on_this_machine
 from launch.finetuning.examples import Examples, rounds
 from launch.memory import available_bytes
-from launch.trainer import to_device
 from pipeline.errors import UserError
 
 _IDS = ("input_ids", "token_type_ids", "position_ids")  # what only the encoder takes

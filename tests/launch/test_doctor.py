@@ -4,13 +4,15 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 import torch
 
-from launch import devices
-from launch.doctor import merged
+from launch import devices, distributed
+from launch.config import DoctorConfig
+from launch.doctor import doctor, merged
 from launch.environment import child_variables
 from launch.examinations import Finding
 from launch.metrics import read_metrics
@@ -160,6 +162,16 @@ def test_a_folder_that_one_rank_cannot_write_is_named_by_rank_0_in_time(tmp_path
     assert found["output"][1] == "problem" and found["output"][0].startswith("rank 1: "), result.stdout + result.stderr
     assert found["shared output"][1] == "problem" and "files of rank 1 are not to be seen" in found["shared output"][0]
     assert result.returncode == 1 and time.monotonic() - began < 90
+
+
+def test_every_thread_works_on_the_gpu_of_its_rank(tmp_path, monkeypatch, capsys):
+    """CUDA's current device is a thread's own and first GPU 0: there a barrier would allocate, and meet itself."""
+    on = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: on.update({threading.current_thread().name: device}))
+    monkeypatch.setattr(distributed, "initialize", lambda environment, timeout: torch.device("cuda", 1))
+    assert doctor(DoctorConfig(output=str(tmp_path / "out"))) == 2, "nothing was really joined"
+    assert on.keys() >= {"MainThread", "processes", "device", "matrix product", "shared memory", "output"}
+    assert set(on.values()) == {torch.device("cuda", 1)}
 
 
 def test_one_line_for_all_ranks():
