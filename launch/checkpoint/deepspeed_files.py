@@ -99,7 +99,7 @@ def kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
     optimizer = base_optimizer(engine)
     partitioned = engine.optimizer if engine.zero_optimization() else None
     limit, scaler = getattr(partitioned, "clip_grad", None), getattr(partitioned, "loss_scaler", None)
-    # DeepSpeed's FusedAdam counts its steps in the group.
+    # A group's `step` is no hyper-parameter: where states that DeepSpeed's FusedAdam has yet to make begin to count.
     before = [{name: value for name, value in group.items() if name not in ("params", "step")}
               for group in optimizer.param_groups]
     yield
