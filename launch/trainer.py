@@ -108,7 +108,7 @@ class Trainer:
     def inherit(self, checkpoints: CheckpointManager, step: int) -> None:
         """Take weights and moments of another run's checkpoint; everything else begins at 0."""
         before, _ = checkpoints.load(self.engine, step)
-        self.state = TrainState(inherited_steps=before.inherited_steps + before.step - before.skipped_steps)
+        self.state = TrainState(inherited_steps=before.optimizer_steps)
 
     @property
     def completion(self) -> str | None:

@@ -24,7 +24,7 @@ from launch.checkpoint.deepspeed_files import (
     padding_can_be_loaded,
     whole_weights,
 )
-from launch.checkpoint.state import CHECKSUMS, STATE, TrainState, damage, optimizer_steps, read_state
+from launch.checkpoint.state import CHECKSUMS, STATE, TrainState, damage, read_state
 from launch.environment import Environment
 from launch.saving import BackgroundWriter
 from pipeline.errors import UserError
@@ -251,10 +251,12 @@ class CheckpointManager:
         if stage != engine.zero_optimization_stage():
             raise UserError(f"{folder}: found a checkpoint of zero.stage {stage}, expected "
                             f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}")
+        # A field that a checkpoint of an earlier version lacks has its default.
+        restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__ if name in state})
         engine.checkpoint_engine = DurableCheckpointEngine()
         source = self._universal(step) if self.is_elastic(step) else folder
         # DeepSpeed prints what it loads, on every rank.
-        with (kept_hyper_parameters(engine, optimizer_steps(state)), padding_can_be_loaded(engine),
+        with (kept_hyper_parameters(engine, restored.optimizer_steps), padding_can_be_loaded(engine),
               contextlib.redirect_stdout(io.StringIO())):
             path, _ = engine.load_checkpoint(str(source.parent), tag=source.name)
         if path is None:
@@ -270,10 +272,8 @@ class CheckpointManager:
         else:
             ranks = range(world_size) if self.environment.is_main else ()
             rank_states = [load_pickled(folder / self._rank_file(rank)) for rank in ranks]
-        self._best = {state.get("best_step", -1)}
-        # A field that a checkpoint of an earlier version lacks has its default.
-        known = {name: state[name] for name in TrainState.__dataclass_fields__ if name in state}
-        return TrainState(**known), rank_states
+        self._best = {restored.best_step}
+        return restored, rank_states
 
 
 def _rng_state(device: torch.device) -> dict:

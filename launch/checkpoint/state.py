@@ -41,10 +41,10 @@ class TrainState:
     inherited_steps: int = 0
     """Steps that the optimizer had made in the run that this one took its moments from."""
 
-
-def optimizer_steps(state: dict) -> int:
-    """Steps that an optimizer has made, of a state.json."""
-    return state.get("inherited_steps", 0) + state["step"] - state["skipped_steps"]
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps that the optimizer has made, in all."""
+        return self.inherited_steps + self.step - self.skipped_steps
 
 
 def damage(folder: Path) -> str | None:
