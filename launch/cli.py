@@ -22,7 +22,7 @@ from pipeline.errors import UserError
 
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
-SAID_BY_ALL_SECONDS = 10.0
+SAID_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -207,17 +207,21 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
                     + (f"; did you mean {near[0]}?" if near else ""))
 
 
-def _is_said_by_the_first_rank() -> bool:
-    """Whether another rank says the same, as a rule: before they have met, all look at the same. Later, when one says
-    what went wrong on it, the others only say that something did.
+def _waits(said: bool) -> bool:
+    """Whether this rank waits, with its message still to be said or said, since launchers end all ranks when one ends.
+
+    Before the ranks have met all look at the same, as a rule: rank 0 says it, and the others are ended before they do.
+    Later each says what went wrong on it, and none ends before the others have said theirs.
     """
     distributed = sys.modules.get("launch.distributed")  # which is not imported for this, and torch with it
-    if distributed is not None and distributed.have_met():
-        return False
+    met = distributed is not None and distributed.have_met()
     try:
-        return not read_environment().is_main
+        environment = read_environment()
     except UserError:  # the environment may be what is wrong
         return False
+    if said:
+        return met and environment.world_size > 1
+    return not met and not environment.is_main
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -236,7 +240,9 @@ def main(arguments: list[str] | None = None) -> int:
         config = parse(name, rest)  # before the command's module, which may import for seconds
         return _load(COMMANDS[name].function)(config) or 0
     except (UserError, ModelError) as error:
-        if _is_said_by_the_first_rank():
-            time.sleep(SAID_BY_ALL_SECONDS)  # torchrun ends the other ranks as soon as the first has said it
+        if _waits(said=False):
+            time.sleep(SAID_SECONDS)
         print(f"error: {error}", file=sys.stderr, flush=True)
+        if _waits(said=True):
+            time.sleep(SAID_SECONDS)
         return EXIT_USER_ERROR

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from deepspeed.runtime.config import DeepSpeedConfigError
 
+from launch import distributed
 from launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
 from launch.checkpoint.deepspeed_files import kept_hyper_parameters
 from launch.cli import main
@@ -176,6 +178,20 @@ def test_what_all_processes_find_is_said_once(data, tmp_path):
     output = train(data, tmp_path / "run", "--train.global_batch_size", "15", processes=2, status=1)
     said = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and "found 15, expected a multiple of the 2 processes; set it to 14 or 16" in said[0]
+
+
+@pytest.mark.parametrize(("rank", "met", "before"), [(0, False, []), (1, False, [""]), (0, True, ["error"]),
+                                                     (1, True, ["error"])])
+def test_a_rank_that_ends_does_not_cut_off_what_another_says(monkeypatch, capsys, rank, met, before):
+    """A launcher ends all ranks with the first one: each waits, before its message or after it."""
+    heard = []
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setattr(distributed, "have_met", lambda: met)
+    monkeypatch.setattr(time, "sleep", lambda seconds: heard.append(capsys.readouterr().err.partition(":")[0]))
+    assert main(["pretrain", "--train.max_steps", "-1"]) == 2
+    assert heard == before
 
 
 def test_two_jobs_do_not_share_a_run(data, tmp_path):
