@@ -91,13 +91,17 @@ def build_parser(name: str) -> jsonargparse.ArgumentParser:
     parser.add_argument("--config", action="config", help="YAML file of the fields below; options override it.")
     # data and output of a run are flags; what a command looks at stands without one: `cloze inspect FOLDER`.
     positional = name not in {"pretrain", "finetune", "deepspeed-config", "vocab", "prepare"}
-    parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True,
-                               skip={command.words} if command.words else None)
+    kinds = get_type_hints(config)
+    takes_texts = command.words is not None and kinds[command.words] == list[str]
+    # Texts are what was typed: as an optional field, "#1" and "null" would be YAML's nothing.
+    texts = [name for name, kind in kinds.items() if kind == str | None] if takes_texts else []
+    parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True, skip={command.words, *texts})
     if command.words:
         # A field's sentence stands in the class that declares it.
         docs = {doc.arg_name: doc.description for kind in config.__mro__[:-1] for doc in parse_from_object(kind).params}
-        nargs = "*" if get_type_hints(config)[command.words] == list[str] else None
-        parser.add_argument(command.words, nargs=nargs, type=str, help=docs[command.words])
+        for text in texts:
+            parser.add_argument(f"--{text}", type=str, help=docs[text])
+        parser.add_argument(command.words, nargs="*" if takes_texts else None, type=str, help=docs[command.words])
     return parser
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from launch.cli import main
+from launch.cli import main, parse
 from launch.environment import child_variables
 from launch.predict import Predictor
 from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
@@ -75,6 +75,17 @@ def test_each_operation_as_json_equals_python(folders, capsys, tmp_path):
     assert [(line["start"], line["end"]) for line in found] == [(0, 5), (3, 8)] and len(found[0]["cosines"]) == 2
     (line,) = lines(capsys, "predict", "score", folders / "pretrained", "name into form")
     assert line["log_probability"] == pytest.approx(sum(each["log_probability"] for each in line["tokens"]))
+
+
+@pytest.mark.parametrize("text", ["#cat", "null", "~", "&a", "3", "[a]", "a: b", ""])
+def test_a_text_is_what_was_typed_not_yaml(text, tmp_path):
+    for arguments in (["classify", "m", "a", "--pair", text], ["classify", "m", "a", f"--pair={text}"]):
+        assert parse(f"predict {arguments[0]}", arguments[1:]).pair == text
+    assert parse("predict answer", ["m", "a", "--context", text]).context == text
+    assert parse("predict features", ["m", "a", "--word", text]).word == text
+    assert parse("tokenize", ["m", text, "--pair", text]).pair == text
+    (tmp_path / "fields.yaml").write_text("pair: null\n")  # as --print_config writes it
+    assert parse("tokenize", ["m", "a", "--config", str(tmp_path / "fields.yaml")]).pair is None
 
 
 def test_texts_from_files_and_from_standard_input(folders, capsys, tmp_path, monkeypatch):
