@@ -38,7 +38,7 @@ class TagWords(Operation):
     """Label that is not reported."""
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
-        length = encoder.max_length
+        length = encoder.truncation.max_length  # as in training: further positions may have learned nothing
         return encoder.windows(row.text, length=length, step=max(1, length // 2), place=row.place)
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
