@@ -322,6 +322,10 @@ def test_a_word_in_its_contexts_beside_its_static_vector(model, pretrained):
     assert found[0].cosines[0] == pytest.approx(1) and len(found[0].cosines) == 3
     with pytest.raises(UserError, match="found no 'play' in"):
         model.word("play", [texts[0]])  # it is only a part of a word there
+    found = model.word("Zürich", ["the q and zurich , zu", "ZÜRICH q"])  # to this tokenizer [UNK], as many others
+    assert [word.text[word.start : word.end] for word in found] == ["zurich", "ZÜRICH"]
+    with pytest.raises(UserError, match="found no 'qq' in"):
+        model.word("qq", ["the q"])
 
 
 def test_a_byte_level_word_in_its_contexts(tmp_path):
