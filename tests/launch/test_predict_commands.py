@@ -13,6 +13,7 @@ import pytest
 from launch.cli import main, parse
 from launch.environment import child_variables
 from launch.predict import Predictor
+from tests.byte_level import byte_tokenizer
 from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
 from tests.launching import ROOT
 
@@ -152,6 +153,9 @@ def test_a_picture_of_every_head(folders, capsys, tmp_path):
     assert "3 layers of 4 heads" in capsys.readouterr().out
     height, width, _ = imread(path).shape
     assert height > 300 and width > 500
+    dollars = save_model(tmp_path / "dollars", ours=byte_tokenizer(["a $$ and a $x_$ ^"] * 3))
+    assert main(["predict", "features", str(dollars), "a $$ and a $x_$", "--attention", str(tmp_path / "d.svg")]) == 0
+    assert (tmp_path / "d.svg").exists() and "3 layers of 4 heads" in capsys.readouterr().out
     error = error_of(capsys, "predict", "features", folders / "pretrained", "a", "--attention", tmp_path / "heads.doc")
     assert "expected a picture" in error and not (tmp_path / "heads.doc").exists()
     error = error_of(capsys, "predict", "features", folders / "pretrained", "a", "i", "--attention", path)
