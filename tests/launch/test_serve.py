@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ from launch.predicting.blanks import FillMask, Score
 from launch.predicting.operation import Row
 from launch.predicting.output import as_json
 from launch.predicting.vectors import Embed
+from launch.serving.app import build_app
 from launch.serving.batching import Batcher
 from launch.serving.config import ServeConfig
 from tests.launch.serving import server
@@ -124,6 +126,27 @@ def test_bounds_and_what_cannot_be_answered(address, path, content, status, expe
     answer = httpx.post(address + path, **(options if isinstance(content, bytes) else {"json": content}))
     assert answer.status_code == status, answer.text
     assert status == 200 or expected in answer.json()["detail"], answer.text
+
+
+def test_every_answer_is_counted_by_its_status(offline, monkeypatch):
+    """Those that no route gives as well; and whatever paths are asked for, the labels are few."""
+    app = build_app(offline, ServeConfig("model", max_body_bytes=1000))
+
+    async def ask() -> str:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            for path in ("/embed", "/no/such/path", "/nor/this"):
+                await client.post(path, content=b"y" * 1001)
+            await client.post("/nothing", json={})
+            await client.get("/embed")
+            await client.post("/embed", json={"inputs": []})
+            await client.post("/embed", json={"inputs": ["cat"]})
+            return (await client.get("/metrics")).text
+
+    monkeypatch.setattr(offline, "prepare", None)  # a mistake of ours
+    found = re.findall(r'^cloze_requests_total\{operation="(.+)",status="(\d+)"\} (\d+)', asyncio.run(ask()), re.M)
+    assert set(found) == {("embed", "413", "1"), ("other", "413", "2"), ("other", "404", "1"), ("embed", "405", "1"),
+                          ("embed", "422", "1"), ("embed", "500", "1")}
 
 
 def test_a_body_without_a_length_is_bounded_and_its_client_may_end_it(address):
@@ -326,11 +349,16 @@ def test_the_page_in_a_browser(address, offline):
         before = page.locator("#attention").inner_html()
         page.select_option("#layer", label="2")
         assert page.locator("#attention").inner_html() != before
+        page.fill("#text", "[MASK]" + " cat" * 20)
+        page.click("#ask")
+        page.wait_for_function("document.getElementById('error').textContent")
+        assert "found more than 4,000 numbers" in page.inner_text("#error")
+        assert page.locator("#picture").is_hidden() and page.locator("#guesses .guess").count() == 10
         page.fill("#text", "no blank <b>here</b>")
         page.click("#ask")
         page.wait_for_function("document.getElementById('error').textContent")
         assert "found no [MASK]" in page.inner_text("#error") and page.locator("#error b").count() == 0
-        assert page.locator("#picture").is_hidden()
+        assert page.locator("#picture").is_hidden() and page.locator("#guesses .guess").count() == 0
         page.goto(address + "/docs")
         page.wait_for_selector(".opblock")
         assert page.locator(".opblock").count() == len(offline.abilities()) + 3
