@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
@@ -311,6 +312,31 @@ def test_sigterm_answers_what_was_accepted(folder):
         output, errors = process.communicate(timeout=60)
         assert results == [200] * 8
         assert process.returncode == 0 and "every accepted request was answered" in output, errors
+
+
+def test_a_second_ctrl_c_drops_requests_and_says_so(folder):
+    with server(folder) as (address, process):
+        def ask(_):
+            try:
+                inputs = ["the cat sat on " * 11] * 60
+                return httpx.post(address + "/score", json={"inputs": inputs}, timeout=60).status_code
+            except httpx.HTTPError as error:
+                return error
+
+        with ThreadPoolExecutor(8) as pool:
+            asked = pool.map(ask, range(8))
+            deadline = time.monotonic() + 60
+            while read_meters(address)["cloze_waiting_tokens"] < 60 * 44 * 46 * 7:
+                assert time.monotonic() < deadline
+            process.send_signal(signal.SIGINT)
+            with suppress(ConnectionError):  # from when on the signal has been heard
+                while time.monotonic() < deadline:
+                    _connect(address).close()
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+            assert any(status != 200 for status in asked)
+        assert process.returncode == 130 and "stopped by a second Ctrl-C" in output, errors
+        assert "every accepted request was answered" not in output
 
 
 def test_what_cannot_be_served_ends_in_one_line(folder, capsys, tmp_path):
