@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import os
 import re
+import select
+import signal
 import sys
 import time
 from argparse import ArgumentError
@@ -224,8 +227,17 @@ def _is_said_by_the_first_rank() -> bool:
         return False
 
 
+def _nobody_reads(pipe: int) -> bool:
+    """Whether the other end of a pipe is closed, as that of standard output behind `| head`."""
+    ends = select.poll()
+    ends.register(pipe, 0)  # errors are told without asking for them
+    return bool(ends.poll(0))
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command. Exit status: 0 complete, 2 an error that the user can mend, 75 stopped early with a checkpoint."""
+    """Run a command. Exit status: 0 complete, 2 an error that the user can mend, 75 stopped early with a checkpoint,
+    141 nobody reads the output any more.
+    """
     protect_process()
     arguments = sys.argv[1:] if arguments is None else arguments
     group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
@@ -238,7 +250,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         name, rest = split_command(arguments)
         config = parse(name, rest)  # before the command's module, which may import for seconds
-        return _load(COMMANDS[name].function)(config) or 0
+        status = _load(COMMANDS[name].function)(config) or 0
+        sys.stdout.flush()  # what the exit would write could not be caught here
+        return status
+    except BrokenPipeError:
+        output = sys.stdout.fileno()
+        if not _nobody_reads(output):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # what is left of it
+        return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
     except (UserError, ModelError) as error:
         if _is_said_by_the_first_rank():
             time.sleep(SAID_BY_ALL_SECONDS)  # torchrun ends the other ranks as soon as the first has said it

@@ -228,6 +228,19 @@ def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
     assert "found architecture BertLMHeadModel" in error_of(capsys, "predict", "embed", tmp_path / "odd", "a")
 
 
+@pytest.mark.parametrize("command", [("predict", "embed"), ("tokenize",)])
+def test_who_reads_no_further_ends_it_quietly(folders, command, tmp_path):
+    """As `| head -1`: nothing is said, and the status is that of a shell's tool."""
+    (tmp_path / "texts").write_text("the cat sat\n" * 5000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch", *command, str(folders / "pretrained"), "--file", str(tmp_path / "texts")],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_variables(OMP_NUM_THREADS="1"))
+    assert json.loads(process.stdout.readline())["text"] == "the cat sat"
+    process.stdout.close()
+    assert process.wait(60) == 141 and "Error" not in process.stderr.read()
+    process.stderr.close()
+
+
 def test_a_pipe_of_commands_as_in_a_shell(folders):
     """Real processes: lines in, one JSON object a line out."""
     result = subprocess.run(
