@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import os
 import re
+import select
+import signal
 import sys
 import time
 from argparse import ArgumentError
@@ -91,13 +94,17 @@ def build_parser(name: str) -> jsonargparse.ArgumentParser:
     parser.add_argument("--config", action="config", help="YAML file of the fields below; options override it.")
     # data and output of a run are flags; what a command looks at stands without one: `cloze inspect FOLDER`.
     positional = name not in {"pretrain", "finetune", "deepspeed-config", "vocab", "prepare"}
-    parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True,
-                               skip={command.words} if command.words else None)
+    kinds = get_type_hints(config)
+    takes_texts = command.words is not None and kinds[command.words] == list[str]
+    # Texts are what was typed: as an optional field, "#1" and "null" would be YAML's nothing.
+    texts = [name for name, kind in kinds.items() if kind == str | None] if takes_texts else []
+    parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True, skip={command.words, *texts})
     if command.words:
         # A field's sentence stands in the class that declares it.
         docs = {doc.arg_name: doc.description for kind in config.__mro__[:-1] for doc in parse_from_object(kind).params}
-        nargs = "*" if get_type_hints(config)[command.words] == list[str] else None
-        parser.add_argument(command.words, nargs=nargs, type=str, help=docs[command.words])
+        for text in texts:
+            parser.add_argument(f"--{text}", type=str, help=docs[text])
+        parser.add_argument(command.words, nargs="*" if takes_texts else None, type=str, help=docs[command.words])
     return parser
 
 
@@ -224,8 +231,17 @@ def _waits(said: bool) -> bool:
     return not met and not environment.is_main
 
 
+def _nobody_reads(pipe: int) -> bool:
+    """Whether the other end of a pipe is closed, as that of standard output behind `| head`."""
+    ends = select.poll()
+    ends.register(pipe, 0)  # errors are told without asking for them
+    return bool(ends.poll(0))
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command. Exit status: 0 complete, 2 an error that the user can mend, 75 stopped early with a checkpoint."""
+    """Run a command. Exit status: 0 complete, 2 an error that the user can mend, 75 stopped early with a checkpoint,
+    141 nobody reads the output any more.
+    """
     protect_process()
     arguments = sys.argv[1:] if arguments is None else arguments
     group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
@@ -238,7 +254,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         name, rest = split_command(arguments)
         config = parse(name, rest)  # before the command's module, which may import for seconds
-        return _load(COMMANDS[name].function)(config) or 0
+        status = _load(COMMANDS[name].function)(config) or 0
+        sys.stdout.flush()  # what the exit would write could not be caught here
+        return status
+    except BrokenPipeError:
+        output = sys.stdout.fileno()
+        if not _nobody_reads(output):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # what is left of it
+        return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
     except (UserError, ModelError) as error:
         if _waits(said=False):
             time.sleep(SAID_SECONDS)

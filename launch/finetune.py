@@ -23,7 +23,7 @@ from launch.environment import (
 )
 from launch.heartbeat import Heartbeat
 from launch.preemption import StopRequest
-from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE, find_resume, live_kernel, run
+from launch.pretrain import find_resume, live_kernel, run, say_end
 from pipeline.errors import UserError
 from pipeline.storage import sha256_of
 
@@ -106,13 +106,9 @@ def finetune(config: FinetuneConfig) -> int:
         device = distributed.initialize(environment)
         with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
             trainer, learned = prepare_trainer(job, environment, device, console, heartbeat)
-            complete = train(learned, trainer, StopRequest(deadline))
-            if complete:
-                report(job, trainer)
+            complete = train(learned, trainer, StopRequest(deadline), partial(report, job, trainer))
         distributed.shutdown()
-    console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
-                f"stopped at step {trainer.state.step} with a checkpoint; the same command continues")
-    return EXIT_COMPLETE if complete else EXIT_REQUEUE
+    return say_end(trainer, complete)
 
 
 def prepare_trainer(job: Job, environment: Environment, device, console: Console, heartbeat: Heartbeat):
@@ -140,8 +136,9 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
         checkpoints.convert(step)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     model, origin = start_model(job.architecture, job.source, job.head, config)
+    parameters = num_parameters(model)
     freeze(model, config.freeze)
-    parameters = f"{num_parameters(model):,}, of which {_num_learning(model):,} learn"
+    parameters = f"{parameters:,}, of which {num_parameters(model):,} learn"
     made = deepspeed_config(config, environment.world_size, load_universal=elastic)
     engine = build_engine(model, config, made, device)
     print_facts(job, engine, device, console, environment.world_size, [("parameters", parameters), ("weights", origin)])
@@ -184,10 +181,6 @@ def _with_features(job: Job, engine, environment: Environment, device, console: 
     return replace(job, train=train, validation=validation)
 
 
-def _num_learning(model) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
 def _flops(shape, micro_batch: dict) -> float:
     """Model FLOPs of a micro-batch, from its real lengths; heads are below a thousandth."""
     from model.flops import training_flops
@@ -222,8 +215,8 @@ def print_facts(job: Job, engine, device, console: Console, world_size: int, row
     ])
 
 
-def train(job: Job, trainer, stop: StopRequest) -> bool:
-    """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
+def train(job: Job, trainer, stop: StopRequest, report) -> bool:
+    """Feed the trainer from where it stands until it is complete and reported (True) or was asked to stop (False)."""
     from launch.finetuning.examples import ExampleStream
     from launch.finetuning.models import unfreezing
 
@@ -236,4 +229,4 @@ def train(job: Job, trainer, stop: StopRequest) -> bool:
     if config.unfreeze_every_epochs is not None:
         each = max(1, round(config.unfreeze_every_epochs * len(job.train) / config.train.global_batch_size))
         batches = unfreezing(batches, trainer.engine.module, trainer.state.step, each)
-    return run(config, trainer, batches, stop, trainer.evaluate.showing)
+    return run(config, trainer, batches, stop, trainer.evaluate.showing, report)

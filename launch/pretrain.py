@@ -122,8 +122,13 @@ def pretrain(config: PretrainConfig) -> int:
             trainer = prepare_trainer(config, manifest, environment, device, console, heartbeat)
             complete = train(config, trainer, StopRequest(deadline))
         distributed.shutdown()
-    console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
-                f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
+    return say_end(trainer, complete)
+
+
+def say_end(trainer, complete: bool) -> int:
+    """Say how a run has ended; returns its exit status."""
+    trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
+                        f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
@@ -238,11 +243,13 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         stream.close()
 
 
-def run(config, trainer, stream, stop: StopRequest, showing=None) -> bool:
+def run(config, trainer, stream, stop: StopRequest, showing=None, report=None) -> bool:
     """Train until complete (True) or asked to stop (False), with the run's metrics, its status and its description.
 
     Args:
         showing: makes what each evaluation shows (Trainer.run) of rank 0's metrics writer (None elsewhere).
+        report: what is done once no step is left, without which the run is not complete: given `stop`, whether it got
+            to its end.
     """
     from launch import distributed
     from launch.metrics import MetricsWriter
@@ -257,6 +264,7 @@ def run(config, trainer, stream, stop: StopRequest, showing=None) -> bool:
                 metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
                                  runs.flatten(asdict(config)))
             complete = trainer.run(stream, metrics, stop, showing and showing(metrics))
+            complete = complete and (report is None or report(stop))
             if metrics:
                 runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
             # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with

@@ -11,7 +11,9 @@ from pipeline.errors import UserError
 
 
 def serve(config: ServeConfig) -> int:
-    """Serve until SIGTERM or Ctrl-C, finish what was accepted; returns the exit status."""
+    """Serve until SIGTERM or Ctrl-C, finish what was accepted; returns the exit status, not 0 if a second Ctrl-C has
+    cut that short.
+    """
     try:
         import fastapi_offline  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -35,7 +37,11 @@ def serve(config: ServeConfig) -> int:
         signal.signal(number, lambda *_: None)
     host, port = listener.getsockname()[:2]
     Console().say(f"serving {config.model} at http://{host}:{port} (a page to try it; /docs explains every operation)")
-    Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=30)).run(sockets=[listener])
+    server = Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=30))
+    server.run(sockets=[listener])
+    if server.force_exit:
+        Console().say("stopped by a second Ctrl-C; requests that were being answered were dropped")
+        return 128 + signal.SIGINT  # the shell's convention for death by signal
     Console().say("stopped; every accepted request was answered")
     return 0
 

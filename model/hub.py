@@ -292,8 +292,10 @@ def load_head(folder: str | os.PathLike) -> HeadConfig | None:
     elif pooling == "pooler" and not values.get("problem_type"):
         return None
     problems = {theirs: ours for ours, theirs in _PROBLEMS.items()}
-    unnamed = "regression" if len(labels) == 1 else "single_label"  # as transformers decides
-    return HeadConfig(labels, problems.get(values.get("problem_type"), unnamed), pooling=pooling)
+    problem = problems.get(values.get("problem_type"), "single_label")
+    if len(labels) == 1 and problem == "single_label":
+        problem = "multi_label"  # a cross-encoder's score: transformers' text-classification pipeline takes its sigmoid
+    return HeadConfig(labels, problem, pooling=pooling)
 
 
 def _read_config(folder: Path) -> dict:

@@ -148,11 +148,14 @@ class FinetuneConfig:
             raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
         if self.train.micro_batch_size == "auto":
             raise UserError("train.micro_batch_size: found auto, expected a number: it is for pretraining")
-        for name, usual in (("initial_global_batch_size", None), ("loss_reduction", "tokens"), ("compile", False)):
-            found = getattr(self.train, name)
+        for section, name, usual in (
+            ("train", "initial_global_batch_size", None), ("train", "loss_reduction", "tokens"),
+            ("train", "compile", False), ("train", "memory_limit_gib", None), ("monitor", "embeddings", False),
+        ):
+            found = getattr(getattr(self, section), name)
             if found != usual:
                 expected = "null" if usual is None else usual
-                raise UserError(f"train.{name}: found {found}, expected {expected}: it is for pretraining")
+                raise UserError(f"{section}.{name}: found {found}, expected {expected}: it is for pretraining")
         check_sections(self)
         if self.epochs is None:  # else the steps are not counted yet
             check_warmup(self)

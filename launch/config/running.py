@@ -61,7 +61,7 @@ class MonitorConfig:
     inspect_every_steps: int = 100
     """Steps between two that are looked into: norms of each layer, memory, communication; 0: none."""
     examples: int = 4
-    """Validation samples whose blanks and guesses are shown at each evaluation; 0: none."""
+    """Validation samples whose blanks and guesses pretraining shows at each evaluation; 0: none."""
     embeddings: bool = False
     """Whether each evaluation takes a snapshot of the word embeddings for TensorBoard's projector."""
     profile_steps: list[int] = field(default_factory=list)

@@ -67,6 +67,9 @@ class TrainConfig:
         if grows != (self.batch_warmup_tokens > 0):
             raise UserError("train.initial_global_batch_size, train.batch_warmup_tokens: found "
                             f"{self.initial_global_batch_size} and {self.batch_warmup_tokens}, expected both or none")
+        if self.batch_increment is not None and not grows:
+            raise UserError(f"train.batch_increment: found {self.batch_increment} without "
+                            "train.initial_global_batch_size, expected null: the batch does not grow")
         if grows and (self.growth < 0 or self.growth % self.increment):
             raise UserError(f"train.batch_increment: found {self.increment}, expected a divisor of the growth from "
                             f"train.initial_global_batch_size = {self.initial_global_batch_size} to "

@@ -232,7 +232,8 @@ class AnswerExamples(Examples):
         for question, (text, start, probability), odd in zip(self._questions, found, odds, strict=True):
             entry: dict = {"id": question.id, "prediction": text, "start": start, "probability": probability}
             if self._version_2:
-                entry |= {"best": text, "no_answer_odds": float(odd)} | ({"prediction": ""} if odd > 0 else {})
+                known = float(odd) if np.isfinite(odd) else None  # infinite of an empty text: JSON has no word for it
+                entry |= {"best": text, "no_answer_odds": known} | ({"prediction": ""} if odd > 0 else {})
             described.append(entry | ({"label": _right(question)} if self.labelled else {}))
         return described
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from launch.finetuning.classification import label_of, number_of, text_of
+from launch.finetuning.classification import has_labels, label_of, number_of, text_of
 from launch.finetuning.examples import Examples
 from launch.finetuning.sequences import build_sequences
 from launch.finetuning.tables import Table
@@ -35,7 +35,7 @@ class ChoiceExamples(Examples):
         self._sequences, cut = build_sequences(tokenizer, first, second, truncation)
         self.num_places, self.width = len(table.rows), len(choices)
         self.lengths = self._sequences.lengths.reshape(-1, self.width).sum(1)
-        self.labelled = target in table.columns and any(row.values.get(target) not in (None, "") for row in table.rows)
+        self.labelled = has_labels(table, (target,))
         if self.labelled:
             self._true = np.array([number_of(row, label_of(row, target), labels) for row in table.rows])
         self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"

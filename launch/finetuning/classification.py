@@ -19,7 +19,7 @@ from pipeline.encoding import Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
-# What stands in a column where nothing is known: GLUE's test files that carry labels at all hold -1.
+# What stands in a column where nothing is known: test files of GLUE and SWAG that carry labels at all hold -1.
 _UNKNOWN = (None, "", -1, "-1")
 
 
@@ -27,7 +27,7 @@ def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[s
     """Labels as listed, as the task knows them, or as the training file holds them.
 
     Raises:
-        UserError: a target column is missing.
+        UserError: a target column is missing, or labels are listed that are columns.
     """
     table.need(targets, "label_columns")
     if task.kind == "regression":
@@ -38,6 +38,9 @@ def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[s
         return HeadConfig(names, "columns", columns, pooling)
     if task.kind == "multi_label":
         if len(targets) > 1:
+            if listed:
+                raise UserError(f"labels: found {', '.join(listed)} with the label columns {', '.join(targets)}, "
+                                "expected none: each column is a label; leave --labels out")
             return HeadConfig(targets, "multi_label", pooling=pooling)
         found = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
         return HeadConfig(tuple(listed) or found, "multi_label", pooling=pooling)
@@ -52,7 +55,7 @@ def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
     """Distinct labels in the order of their names; whole numbers in their own."""
     found = set(labels)
     try:
-        return tuple(sorted(found, key=int))
+        return tuple(sorted(found, key=lambda label: (int(label), label)))  # 1 and 01 are two labels
     except ValueError:
         return tuple(sorted(found))
 
@@ -95,15 +98,10 @@ class TextExamples(Examples):
             cut = f"{len(self._sequences):,} pieces, none cut"
         self.lengths = np.diff(self._sequences.offsets[self._of_row])
         self.num_places, self.width = len(table.rows), head.num_outputs
-        self.labelled = self._has_labels(table)
+        self.labelled = has_labels(table, targets)
         self._true = self._read_targets() if self.labelled else None
         left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
         self.facts = f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {cut}{left_out}"
-
-    def _has_labels(self, table: Table) -> bool:
-        if not set(self._columns) <= set(table.columns):
-            return False
-        return any(row.values.get(column) not in _UNKNOWN for row in table.rows for column in self._columns)
 
     def _read_targets(self) -> np.ndarray:
         problem = self._head.problem
@@ -237,6 +235,12 @@ def text_of(row: Row, column: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a text; mend the row")
     return value
+
+
+def has_labels(table: Table, columns: tuple[str, ...]) -> bool:
+    """Whether there is anything known in the columns of what is predicted."""
+    return set(columns) <= set(table.columns) and any(
+        row.values.get(column) not in _UNKNOWN for row in table.rows for column in columns)
 
 
 def label_of(row: Row, column: str) -> str:

@@ -39,8 +39,10 @@ Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, list[E
 
 
 def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
-    """How a run cuts what is too long; None where it cuts nothing: pieces, windows, sentences split between words."""
-    if task.kind not in _TABLES or config.keep == "pieces":
+    """How a run cuts what is too long (sentences to tag it splits, between words, at that length); None where it cuts
+    nothing: pieces, windows over a text to answer from.
+    """
+    if task.kind == "answering" or config.keep == "pieces":
         return None
     return Truncation(config.max_length, config.keep, config.head_tokens)
 

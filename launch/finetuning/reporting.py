@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from launch import runs
+from launch import distributed, runs
 from launch.checkpoint import read_weights
 from launch.environment import Environment
 from launch.finetuning import mistakes
@@ -18,6 +19,7 @@ from launch.finetuning.examples import Examples, predict
 from launch.finetuning.glue import submission, submission_names
 from launch.finetuning.kinds import truncation_of
 from launch.finetuning.models import FINGERPRINT
+from launch.preemption import StopRequest
 from model.hub import save_pretrained
 from pipeline.encoding import TRUNCATION
 from pipeline.storage import publish_text, readable_errors
@@ -56,8 +58,10 @@ class Evaluation:
         return show
 
 
-def report(job, trainer) -> None:
-    """Write results.json, predictions and the model of the best checkpoint. Collective."""
+def report(job, trainer, stop: StopRequest) -> bool:
+    """Write results.json, predictions and the model of the best checkpoint; returns False if asked to stop before a
+    file's predictions: the next start reports from the beginning. Collective.
+    """
     config, environment, console = job.config, trainer.environment, trainer.console
     submissions = submission_names(config)
     output, best = Path(config.output), trainer.state.best_step
@@ -75,8 +79,10 @@ def report(job, trainer) -> None:
     results = {"task": config.task, "model": config.model, "seed": config.seed, "best_step": step,
                "steps": trainer.state.step, "metric": config.evaluation.metric, "majority": job.validation.majority()}
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
+        if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=trainer.device)) > 0:
+            return False
         outputs = predict(model, examples, config.train.micro_batch_size, environment.rank, environment.world_size,
-                          trainer.device)
+                          trainer.device, partial(trainer.heartbeat.beat, trainer.state.step, "evaluate"))
         metrics = examples.metrics(outputs) if examples.labelled else {}
         results[split] = {"examples": len(examples)} | metrics
         if environment.is_main:
@@ -87,6 +93,7 @@ def report(job, trainer) -> None:
         console.say(f"{split}: {shown}")
     if environment.is_main:
         publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
+    return True
 
 
 def _without_nan(results: dict) -> dict:

@@ -128,8 +128,9 @@ def draw_attention(attention: Attentions, path: Path) -> None:
             panel = panels[layer, head]
             panel.imshow(attention.weights[layer, head], cmap="Blues", vmin=0, vmax=1)
             panel.set_title(f"layer {layer + 1} head {head + 1}", fontsize=7)
-            panel.set_xticks(range(length), attention.tokens, rotation=90, fontsize=size)
-            panel.set_yticks(range(length), attention.tokens, fontsize=size)
+            # A dollar in a token begins no formula.
+            panel.set_xticks(range(length), attention.tokens, rotation=90, fontsize=size, parse_math=False)
+            panel.set_yticks(range(length), attention.tokens, fontsize=size, parse_math=False)
     with publishing(path) as aside:
         try:
             figure.savefig(aside, format=path.suffix[1:] or "png", dpi=100)

@@ -38,7 +38,7 @@ class TagWords(Operation):
     """Label that is not reported."""
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
-        length = encoder.max_length
+        length = encoder.truncation.max_length  # as in training: further positions may have learned nothing
         return encoder.windows(row.text, length=length, step=max(1, length // 2), place=row.place)
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
@@ -109,7 +109,8 @@ def _entities(named: list[tuple]) -> Iterator[list[tuple]]:
 
 
 def _entity(group: list[tuple]) -> tuple[str, float, int, int]:
-    return _kind(group[0][0]), float(np.mean([tag[1] for tag in group])), group[0][2], group[-1][3]
+    """One for a group, named as transformers' pipeline does: by what stands behind the first dash."""
+    return group[0][0].split("-", 1)[-1], float(np.mean([tag[1] for tag in group])), group[0][2], group[-1][3]
 
 
 def _kind(label: str) -> str:

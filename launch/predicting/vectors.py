@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from launch.predict import Predictor
+    from pipeline.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -205,17 +206,29 @@ def words_in_contexts(predictor: "Predictor", word: str, rows: Sequence[Row], la
     found, operation = [], Features(layer=layer)
     predictor.require(operation)
     results = predictor.run(operation, [(row, [each]) for row, each in zip(rows, encodings, strict=True)])
+    unknown, words = tokenizer.special_tokens.unknown, _normalized_words(tokenizer, word)
     for row, encoding, features in zip(rows, encodings, results, strict=True):
-        places = [(place, place + len(ids), static) for place in range(len(encoding))
-                  for ids, static in zip(forms, statics, strict=True) if _stands(encoding, place, ids)]
-        if not places:
+        number = len(found)
+        for place in range(len(encoding)):
+            for ids, static in zip(forms, statics, strict=True):
+                if not _stands(encoding, place, ids):
+                    continue
+                end = place + len(ids)
+                text = row.text if encoding.parts[place] == 1 else row.pair
+                span = encoding.offsets[place][0], encoding.offsets[end - 1][1]
+                if unknown in ids and _normalized_words(tokenizer, text[slice(*span)]) != words:
+                    continue  # [UNK] stands for other words, too
+                vector = features.vectors[place:end].mean(0)
+                found.append((text, *span, vector, cosine(vector, static)))
+        if len(found) == number:
             raise UserError(f"{row.place}: found no {word!r} in {row.text!r}, expected it in every text")
-        for place, end, static in places:
-            text = row.text if encoding.parts[place] == 1 else row.pair
-            span = encoding.offsets[place][0], encoding.offsets[end - 1][1]
-            vector = features.vectors[place:end].mean(0)
-            found.append((text, *span, vector, cosine(vector, static)))
     return [WordInContext(*each, [cosine(each[3], other[3]) for other in found]) for each in found]
+
+
+def _normalized_words(tokenizer: "Tokenizer", text: str) -> list[str]:
+    """Words of a text as the tokenizer sees them: without case, if it drops case."""
+    normalizer = tokenizer.backend.normalizer
+    return (text if normalizer is None else normalizer.normalize_str(text)).split()
 
 
 def _stands(encoding: Encoding, place: int, ids: list[int]) -> bool:

@@ -35,6 +35,34 @@ class Meters:
         self.waiting = Gauge("cloze_waiting_tokens", "Tokens that wait or run", **kept)
 
 
+class CountRequests:
+    """ASGI middleware: counts every answer by its status and its operation; `other` is any path that is none."""
+
+    def __init__(self, app, counter, operations: list[str]) -> None:
+        self._app, self._counter, self._operations = app, counter, operations
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, answered = scope["path"].removeprefix("/"), False
+        operation = path if path in self._operations else "other"
+
+        async def noting(message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                self._counter.labels(operation, message["status"]).inc()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception:
+            if not answered:  # Starlette answers it, outside of all middleware
+                self._counter.labels(operation, 500).inc()
+            raise
+
+
 def build_app(predictor: Predictor, config: ServeConfig):
     """A FastAPI application around a model. Needs the extra `serve`.
 
@@ -55,10 +83,11 @@ def build_app(predictor: Predictor, config: ServeConfig):
     app = FastAPIOffline(title="Cloze", version=__version__, lifespan=lifespan, redoc_url=None,
                          description=f"{type(predictor.model).__name__} from {predictor.source}")
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())  # around the other one
     app.state.stopping = False
     for name in predictor.abilities():
         _add_operation(app, OPERATIONS[name], config, batcher, meters)
-    _add_refusals(app, meters)
+    _add_refusals(app)
     _add_pages(app, predictor.abilities(), batcher, meters)
     return app
 
@@ -73,7 +102,6 @@ def _add_operation(app, operation: type[Operation], config: ServeConfig, batcher
         asked = operation(**{name: getattr(request, name) for name in options})
         rows = [_row(each, operation, number) for number, each in enumerate(request.inputs)]
         results = await batcher.submit(asked, rows)
-        meters.requests.labels(operation.name, 200).inc()
         meters.texts.labels(operation.name).inc(len(rows))
         meters.seconds.labels(operation.name).observe(time.perf_counter() - began)
         return Response(b'{"results": %b}' % results, media_type="application/json")
@@ -81,29 +109,25 @@ def _add_operation(app, operation: type[Operation], config: ServeConfig, batcher
     app.post(f"/{operation.name}", summary=(operation.__doc__ or "").splitlines()[0])(answer)
 
 
-def _add_refusals(app, meters: Meters) -> None:
+def _add_refusals(app) -> None:
     """What an operation's route answers when it cannot answer: a line in `detail`."""
     from fastapi import Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse, Response
 
-    def refused(request: Request, status: int, detail: str, headers: dict | None = None) -> Response:
-        meters.requests.labels(request.url.path.strip("/"), status).inc()
-        return JSONResponse({"detail": detail}, status, headers)
-
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        return refused(request, 422, f"{where}: {first['msg']}")
+        return JSONResponse({"detail": f"{where}: {first['msg']}"}, 422)
 
     @app.exception_handler(UserError)
     async def unanswerable(request: Request, error: UserError) -> Response:
-        return refused(request, 422, str(error))
+        return JSONResponse({"detail": str(error)}, 422)
 
     @app.exception_handler(QueueFull)
     async def full(request: Request, error: QueueFull) -> Response:
-        return refused(request, 503, "the queue is full; try again later", {"Retry-After": "1"})
+        return JSONResponse({"detail": "the queue is full; try again later"}, 503, {"Retry-After": "1"})
 
 
 def _add_pages(app, operations: list[str], batcher: Batcher, meters: Meters) -> None:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.finetuning.small import QUICK
@@ -29,25 +30,30 @@ def command(task, model, train, validation, output, *overrides, processes: int =
 def finetune(task, model, train, validation, output, *overrides, processes: int = 1) -> tuple[dict, str]:
     """Run to the end; returns the results and what was printed."""
     words = command(task, model, train, validation, output, *overrides, processes=processes)
-    if processes > 1:
-        said = finish(start(words, OMP_NUM_THREADS="1"))
-    else:
-        with tempfile.NamedTemporaryFile("r", suffix=".log") as log:
-            child = _FRESH.Process(target=_run, args=(words[words.index("finetune"):], log.name))
-            child.start()
-            child.join(300)
-            said = Path(log.name).read_text()
-        assert child.exitcode == 0, said[-4000:]
+    said = finish(start(words, OMP_NUM_THREADS="1")) if processes > 1 else in_fresh_process(words)
     return json.loads((Path(output) / "results.json").read_text()), said
 
 
-def _run(words: list[str], log: str) -> None:
+def in_fresh_process(words: list[str], status: int = 0, before: Callable[[], None] | None = None) -> str:
+    """Run a command of one process, in which `before` is called first; returns what was printed."""
+    with tempfile.NamedTemporaryFile("r", suffix=".log") as log:
+        child = _FRESH.Process(target=_run, args=(words[words.index("finetune"):], log.name, before))
+        child.start()
+        child.join(300)
+        said = Path(log.name).read_text()
+    assert child.exitcode == status, f"status {child.exitcode}: {said[-4000:]}"
+    return said
+
+
+def _run(words: list[str], log: str, before: Callable[[], None] | None) -> None:
     import torch
 
     from launch.cli import main
 
     torch.set_num_threads(1)
     with open(log, "w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        if before:
+            before()
         status = main(words)
     sys.exit(status)
 

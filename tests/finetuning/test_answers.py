@@ -325,6 +325,18 @@ def test_squad_2_has_its_official_names_and_values(model, tmp_path):
     assert metrics["best_f1"] >= metrics["f1"] and np.isfinite(metrics["best_f1_thresh"])
 
 
+def test_without_a_text_there_are_no_odds_and_the_line_is_json(model, tmp_path):
+    path = squad(tmp_path / "train.json", random.Random(3), 3, True)
+    content = json.loads(path.read_text())
+    content["data"][0]["paragraphs"][0]["context"] = ""
+    path.write_text(json.dumps(content))
+    examples = answer_examples(model, path, "squad2")
+    first, *others = examples.predictions(perfect(examples))
+    json.dumps([first, *others], allow_nan=False)
+    assert (first["prediction"], first["best"], first["no_answer_odds"]) == ("", "", None)
+    assert all(np.isfinite(each["no_answer_odds"]) for each in others)
+
+
 def test_chinese_answers_are_compared_by_character():
     assert normalized_characters("北京，2022 年。") == list("北京2022年")
 

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from launch.cli import main
 from launch.predict import Predictor
-from launch.predicting.tags import _entities, _entity
+from launch.predicting.operation import Row
+from launch.predicting.tags import TagWords, _entities, _entity
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import GOOD, OTHERS, sentence, write_tsv
 from tests.launch.serving import server
@@ -143,6 +144,9 @@ def test_tags(model, tmp_path, capsys):
         assert {kind for kind, *_ in expected_tags} <= {"x"}, "as IOB2, which is put together"
         seen += len(expected_tags)
     assert seen
+    tagger = Predictor.from_folder(tmp_path / "run")
+    windows = [len(each) for each in tagger.prepare(TagWords(), Row(" ".join(RNG.choices(OTHERS, k=70))))]
+    assert len(windows) > 2 and max(windows) == 32 < tagger.config.max_position_embeddings, "as trained"
 
 
 def test_answers(model, tmp_path, capsys):

@@ -1,5 +1,8 @@
 """What a run shows and leaves beside its metrics: confused classes, worst errors, curves, files for GLUE."""
 
+import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -7,12 +10,15 @@ from sklearn.metrics import confusion_matrix
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
+from launch import runs
 from launch.cli import main, parse
+from launch.finetuning import reporting
 from launch.finetuning.glue import submission, submission_names
 from launch.finetuning.mistakes import binary_scores, tables
-from tests.finetuning.running import finetune, lines
+from tests.finetuning.running import command, finetune, in_fresh_process, lines
 from tests.finetuning.small import sst2, write_tsv
 from tests.finetuning.test_texts import GLUE, read
+from tests.launching import weights
 
 
 def cells(table: str) -> list[list[str]]:
@@ -30,6 +36,39 @@ def run(model, tmp_path_factory):
     _, said = finetune("sst2", model, *files, folder / "run", "--epochs", 1, "--test", test,
                        "--glue_submission", "true")
     return folder / "run", [line.split("\t")[0] for line in files[1].read_text().splitlines()[1:]], said
+
+
+def stop_at_the_report():
+    save = reporting.save_model
+
+    def stopping(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        save(*arguments)
+
+    reporting.save_model = stopping
+
+
+def fail_in_the_report():
+    def failing(*_):
+        raise MemoryError("nothing left")
+
+    reporting.save_model = failing
+
+
+def test_a_run_is_complete_once_its_results_are_written(model, files, tmp_path):
+    """A stop or an error between the last step and results.json is told by the status; the next start makes up."""
+    words = command("sst2", model, *files, tmp_path / "run", "--epochs", 1, "--freeze", "encoder")
+    said = in_fresh_process(words, 1, fail_in_the_report)
+    assert json.loads((tmp_path / "run" / runs.STATUS).read_text()) == {"state": "failed", "step": 15}
+    whole = sum(tensor.numel() for tensor in weights(tmp_path / "run").values())
+    assert f"{whole:,}, of which {32 * 33 + 2 * 33:,} learn" in said, "the pooler and the classifier"
+    said = in_fresh_process(words, 75, stop_at_the_report)
+    assert json.loads((tmp_path / "run" / runs.STATUS).read_text()) == {"state": "requeue", "step": 15}
+    assert "stopped with a checkpoint of step 15; the same command" in said
+    assert not (tmp_path / "run" / "results.json").exists()
+    assert "complete at step 15" in in_fresh_process(words)
+    assert json.loads((tmp_path / "run" / runs.STATUS).read_text()) == {"state": "complete", "step": 15}
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 15
 
 
 def test_confused_classes_and_worst_errors(run):

@@ -293,6 +293,9 @@ ERRORS = {
     "too long": ("sst2", HEADER, [("w1", "0")], ("--max_length", "65"), ("max_length", "64")),
     "no model": ("sst2", HEADER, [("w1", "0")], ("--model", "no/where"), ("no/where", "--offline false")),
     "freeze": ("sst2", HEADER, [("w1", "0")], ("--freeze", "all"), ("freeze", "below_2")),
+    "memory": ("sst2", HEADER, [("w1", "0")], ("--train.memory_limit_gib", "1"), ("memory_limit_gib: found 1.0",
+                                                                                   "it is for pretraining")),
+    "projector": ("sst2", HEADER, [("w1", "0")], ("--monitor.embeddings", "true"), ("monitor.embeddings: found True",)),
     "metric": ("sst2", HEADER, [("w1", "0")], ("--epochs", "0"), ("epochs", "more than 0")),
 }
 
@@ -334,6 +337,8 @@ LINES = {
     "two right choices": ("swag", ['{"label": 0}'], ("--label_columns", "a", "b"), ("label_columns: found a, b",)),
     "label twice": ("classification", ['{"text": "w", "label": "a"}'], ("--labels", "a", "a"), ("labels: found a, a",)),
     "columns of tags": ("ner", [""], ("--text_columns", "a"), ("text_columns: found ['a'] with the task ner",)),
+    "labels that are columns": ("multi-label", ['{"text": "w", "a": 1, "b": 0}'], (
+        "--label_columns", "a", "b", "--labels", "c", "d"), ("labels: found c, d with the label columns a, b",)),
     "labels of numbers": ("regression", [""], ("--labels", "a", "b"), ("labels: found ['a', 'b'] with the task",)),
     "units of classes": ("sst2", [""], ("--answer_units", "characters"), ("answer_units: found characters",)),
     "malformed SQuAD": ("squad", [""], ("--skip_malformed_rows", "true"), ("skip_malformed_rows: found True",)),
@@ -386,3 +391,7 @@ def test_labels_are_found_in_their_order(model, tmp_path):
     rows = [(text, str(int(label) + 9)) for text, label in sentiment(random.Random(0), 12)] + [("w1", "2")]
     _, head, _, _, _ = read("classification", model, write_tsv(tmp_path / "t.tsv", ("text", "label"), rows))
     assert head.labels == ("2", "9", "10")
+    equal = ["1", "0001", "01", "00001", "001", "0"]  # of equal value: a set's order is each process's own
+    rows = [("w1", label) for label in equal]
+    _, head, _, _, _ = read("classification", model, write_tsv(tmp_path / "equal.tsv", ("text", "label"), rows))
+    assert head.labels == ("0", "00001", "0001", "001", "01", "1")

@@ -254,8 +254,10 @@ def test_choices_and_their_twin_in_transformers(model, tmp_path):
         rows.append((f"w1 {word}", "w2", *endings, right))
     header = ("sent1", "sent2", *(f"ending{n}" for n in range(4)), "label")
     path = write_tsv(tmp_path / "train.tsv", header, rows)
-    results, _ = finetune("swag", model, path, path, tmp_path / "run", "--epochs", 6)
+    test = write_tsv(tmp_path / "test.tsv", header, [(*row[:-1], -1) for row in rows])  # as its owners publish it
+    results, said = finetune("swag", model, path, path, tmp_path / "run", "--epochs", 6, "--test", test)
     assert results["validation"]["accuracy"] > 0.5
+    assert results["test/test"] == {"examples": 24} and "no labels: predicted only" in said
     reference, report = AutoModelForMultipleChoice.from_pretrained(tmp_path / "run" / "model",
                                                                    output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]

@@ -72,6 +72,7 @@ def error_of(capsys, *arguments) -> str:
         (["--train.time_budget_hours", "1", "--schedule.warmup_steps", "5"], "schedule.warmup_steps: found 5 with"),
         (["--train.time_budget_hours", "0"], "train.time_budget_hours: found 0.0, expected more than 0"),
         (["--train.initial_global_batch_size", "8"], "train.batch_warmup_tokens: found 8 and 0, expected both or none"),
+        (["--train.batch_increment", "8"], "train.batch_increment: found 8 without train.initial_global_batch_size"),
         (["--train.initial_global_batch_size", "12", "--train.batch_warmup_tokens", "9"], "train.batch_increment: fo"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--config", sys.executable], "cloze pretrain"),

@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from launch.cli import main
+from launch.cli import main, parse
 from launch.environment import child_variables
 from launch.predict import Predictor
+from tests.byte_level import byte_tokenizer
 from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
 from tests.launching import ROOT
 
@@ -75,6 +76,17 @@ def test_each_operation_as_json_equals_python(folders, capsys, tmp_path):
     assert [(line["start"], line["end"]) for line in found] == [(0, 5), (3, 8)] and len(found[0]["cosines"]) == 2
     (line,) = lines(capsys, "predict", "score", folders / "pretrained", "name into form")
     assert line["log_probability"] == pytest.approx(sum(each["log_probability"] for each in line["tokens"]))
+
+
+@pytest.mark.parametrize("text", ["#cat", "null", "~", "&a", "3", "[a]", "a: b", ""])
+def test_a_text_is_what_was_typed_not_yaml(text, tmp_path):
+    for arguments in (["classify", "m", "a", "--pair", text], ["classify", "m", "a", f"--pair={text}"]):
+        assert parse(f"predict {arguments[0]}", arguments[1:]).pair == text
+    assert parse("predict answer", ["m", "a", "--context", text]).context == text
+    assert parse("predict features", ["m", "a", "--word", text]).word == text
+    assert parse("tokenize", ["m", text, "--pair", text]).pair == text
+    (tmp_path / "fields.yaml").write_text("pair: null\n")  # as --print_config writes it
+    assert parse("tokenize", ["m", "a", "--config", str(tmp_path / "fields.yaml")]).pair is None
 
 
 def test_texts_from_files_and_from_standard_input(folders, capsys, tmp_path, monkeypatch):
@@ -141,6 +153,9 @@ def test_a_picture_of_every_head(folders, capsys, tmp_path):
     assert "3 layers of 4 heads" in capsys.readouterr().out
     height, width, _ = imread(path).shape
     assert height > 300 and width > 500
+    dollars = save_model(tmp_path / "dollars", ours=byte_tokenizer(["a $$ and a $x_$ ^"] * 3))
+    assert main(["predict", "features", str(dollars), "a $$ and a $x_$", "--attention", str(tmp_path / "d.svg")]) == 0
+    assert (tmp_path / "d.svg").exists() and "3 layers of 4 heads" in capsys.readouterr().out
     error = error_of(capsys, "predict", "features", folders / "pretrained", "a", "--attention", tmp_path / "heads.doc")
     assert "expected a picture" in error and not (tmp_path / "heads.doc").exists()
     error = error_of(capsys, "predict", "features", folders / "pretrained", "a", "i", "--attention", path)
@@ -211,6 +226,19 @@ def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
     config = json.loads((tmp_path / "odd" / "config.json").read_text())
     (tmp_path / "odd" / "config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))
     assert "found architecture BertLMHeadModel" in error_of(capsys, "predict", "embed", tmp_path / "odd", "a")
+
+
+@pytest.mark.parametrize("command", [("predict", "embed"), ("tokenize",)])
+def test_who_reads_no_further_ends_it_quietly(folders, command, tmp_path):
+    """As `| head -1`: nothing is said, and the status is that of a shell's tool."""
+    (tmp_path / "texts").write_text("the cat sat\n" * 5000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch", *command, str(folders / "pretrained"), "--file", str(tmp_path / "texts")],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_variables(OMP_NUM_THREADS="1"))
+    assert json.loads(process.stdout.readline())["text"] == "the cat sat"
+    process.stdout.close()
+    assert process.wait(60) == 141 and "Error" not in process.stderr.read()
+    process.stderr.close()
 
 
 def test_a_pipe_of_commands_as_in_a_shell(folders):

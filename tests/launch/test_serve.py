@@ -3,12 +3,14 @@
 import asyncio
 import json
 import random
+import re
 import shutil
 import signal
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
@@ -21,6 +23,7 @@ from launch.predicting.blanks import FillMask, Score
 from launch.predicting.operation import Row
 from launch.predicting.output import as_json
 from launch.predicting.vectors import Embed
+from launch.serving.app import build_app
 from launch.serving.batching import Batcher
 from launch.serving.config import ServeConfig
 from tests.launch.serving import server
@@ -124,6 +127,27 @@ def test_bounds_and_what_cannot_be_answered(address, path, content, status, expe
     answer = httpx.post(address + path, **(options if isinstance(content, bytes) else {"json": content}))
     assert answer.status_code == status, answer.text
     assert status == 200 or expected in answer.json()["detail"], answer.text
+
+
+def test_every_answer_is_counted_by_its_status(offline, monkeypatch):
+    """Those that no route gives as well; and whatever paths are asked for, the labels are few."""
+    app = build_app(offline, ServeConfig("model", max_body_bytes=1000))
+
+    async def ask() -> str:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            for path in ("/embed", "/no/such/path", "/nor/this"):
+                await client.post(path, content=b"y" * 1001)
+            await client.post("/nothing", json={})
+            await client.get("/embed")
+            await client.post("/embed", json={"inputs": []})
+            await client.post("/embed", json={"inputs": ["cat"]})
+            return (await client.get("/metrics")).text
+
+    monkeypatch.setattr(offline, "prepare", None)  # a mistake of ours
+    found = re.findall(r'^cloze_requests_total\{operation="(.+)",status="(\d+)"\} (\d+)', asyncio.run(ask()), re.M)
+    assert set(found) == {("embed", "413", "1"), ("other", "413", "2"), ("other", "404", "1"), ("embed", "405", "1"),
+                          ("embed", "422", "1"), ("embed", "500", "1")}
 
 
 def test_a_body_without_a_length_is_bounded_and_its_client_may_end_it(address):
@@ -290,6 +314,31 @@ def test_sigterm_answers_what_was_accepted(folder):
         assert process.returncode == 0 and "every accepted request was answered" in output, errors
 
 
+def test_a_second_ctrl_c_drops_requests_and_says_so(folder):
+    with server(folder) as (address, process):
+        def ask(_):
+            try:
+                inputs = ["the cat sat on " * 11] * 60
+                return httpx.post(address + "/score", json={"inputs": inputs}, timeout=60).status_code
+            except httpx.HTTPError as error:
+                return error
+
+        with ThreadPoolExecutor(8) as pool:
+            asked = pool.map(ask, range(8))
+            deadline = time.monotonic() + 60
+            while read_meters(address)["cloze_waiting_tokens"] < 60 * 44 * 46 * 7:
+                assert time.monotonic() < deadline
+            process.send_signal(signal.SIGINT)
+            with suppress(ConnectionError):  # from when on the signal has been heard
+                while time.monotonic() < deadline:
+                    _connect(address).close()
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+            assert any(status != 200 for status in asked)
+        assert process.returncode == 130 and "stopped by a second Ctrl-C" in output, errors
+        assert "every accepted request was answered" not in output
+
+
 def test_what_cannot_be_served_ends_in_one_line(folder, capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -326,11 +375,16 @@ def test_the_page_in_a_browser(address, offline):
         before = page.locator("#attention").inner_html()
         page.select_option("#layer", label="2")
         assert page.locator("#attention").inner_html() != before
+        page.fill("#text", "[MASK]" + " cat" * 20)
+        page.click("#ask")
+        page.wait_for_function("document.getElementById('error').textContent")
+        assert "found more than 4,000 numbers" in page.inner_text("#error")
+        assert page.locator("#picture").is_hidden() and page.locator("#guesses .guess").count() == 10
         page.fill("#text", "no blank <b>here</b>")
         page.click("#ask")
         page.wait_for_function("document.getElementById('error').textContent")
         assert "found no [MASK]" in page.inner_text("#error") and page.locator("#error b").count() == 0
-        assert page.locator("#picture").is_hidden()
+        assert page.locator("#picture").is_hidden() and page.locator("#guesses .guess").count() == 0
         page.goto(address + "/docs")
         page.wait_for_selector(".opblock")
         assert page.locator(".opblock").count() == len(offline.abilities()) + 3
