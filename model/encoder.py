@@ -24,6 +24,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# Graphs of one process. All layers are one code to dynamo, which at its own limit of 8 runs what comes then without
+# compiling it. There are up to 24: of a first layer without norm, a global, a local and the last, which reads some
+# tokens; for sequences of one length, of several and a single one; for training and evaluation. Breaks add some.
+_GRAPHS = 64
+
+
 class Context(NamedTuple):
     """What every layer of one forward shares."""
 
@@ -253,17 +259,16 @@ class Encoder(nn.Module):
             tuple(cross_attentions) if context.output_attentions and context.cross_states is not None else None,
         )
 
-    def compile_layers(self) -> None:
+    def compile_layers(self, backend: str | Callable = "inductor") -> None:
         """Compile the layers' forward and backward with torch.compile, for any number of tokens. For CUDA.
 
-        The layers share one shape, so one graph serves all but the last, which computes fewer tokens. Names of
-        weights stay as they are. On CPU it brings nothing; attention dropout in the sdpa kernel breaks the graph
-        there, and costs a part of the gain.
+        `backend`: torch.compile's. Layers of one kind share a graph. Names of weights stay as they are. On CPU it
+        brings nothing; attention dropout in the sdpa kernel breaks the graph there, and costs a part of the gain.
         """
         leave_graphs()
         self.compiled = True
         for layer in self.layers:
-            layer.compile(dynamic=True)
+            layer.compile(dynamic=True, backend=backend, recompile_limit=_GRAPHS)
 
     def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, key: DropoutKey | None, head_mask, read):
         """Draw a layer's masks and call it. Drawn out here, the layer is a pure function that can be
