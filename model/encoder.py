@@ -40,7 +40,7 @@ class Context(NamedTuple):
     cross_states: Tensor | None = None
     """(B, S', hidden) of the encoder that a decoder attends to."""
     cross_bias: Tensor | None = None
-    """(B, 1, 1, S') added to the scores of cross-attention."""
+    """(B, 1, 1 or S, S') added to the scores of cross-attention."""
     output_attentions: bool = False
 
 
@@ -111,12 +111,17 @@ class CrossAttention(nn.Module):
         self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=config.linear_bias)
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
 
-    def forward(self, hidden: Tensor, context: Context, seed: int | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden: Tensor, context: Context, seed: int | None, head_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, S, hidden) -> (B, S, hidden); from the eager kernel also the probabilities (B, heads, S, S')."""
         query = self.query(hidden).unflatten(-1, (self.num_heads, self.head_size))
         key_value = self.key_value(context.cross_states).unflatten(-1, (2, self.num_heads, self.head_size))
         key, value = key_value.unbind(-3)
-        kernel = KERNELS[context.kernel]
-        mixed, probabilities = kernel(query, key, value, context.layout, context.cross_bias, self.probability, seed)
+        extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
+        mixed, probabilities = KERNELS[context.kernel](
+            query, key, value, context.layout, context.cross_bias, self.probability, seed, **extra
+        )
         return self.output(mixed.flatten(-2)), probabilities if context.output_attentions else None
 
 
@@ -177,7 +182,7 @@ class EncoderLayer(nn.Module):
         cross_probabilities = None
         if context.cross_states is not None:
             inputs = self.cross_attention_norm(hidden) if self.pre else hidden
-            change, cross_probabilities = self.cross_attention(inputs, context, seeds[1])
+            change, cross_probabilities = self.cross_attention(inputs, context, seeds[1], head_mask)
             hidden = self._add(hidden, change, keeps[1], self.cross_attention_norm)
         inputs = self.feed_forward_norm(hidden) if self.pre else hidden
         hidden = self._add(hidden, self.feed_forward(inputs), keeps[2], self.feed_forward_norm)

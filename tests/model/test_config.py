@@ -64,6 +64,8 @@ def test_models_are_refused_by_name():
         model(torch.zeros(1, 49, dtype=torch.int64))
     with pytest.raises(ModelError, match="attention_mask"):
         model(torch.zeros(1, 4, dtype=torch.int64), attention_mask=torch.ones(1, 5))
+    with pytest.raises(ModelError, match="attention_mask"):
+        model(torch.zeros(1, 4, dtype=torch.int64), attention_mask=torch.ones(1, 3, 4))
     with pytest.raises(ModelError, match="exactly one"):
         model()
     with pytest.raises(ModelError, match="CUDA"):
