@@ -101,12 +101,16 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         gradient = gradient.where(labels != IGNORED, 0.0)
         # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16
         # bits.
-        largest = gradient.abs().amax().clamp_min(torch.finfo(gradient.dtype).tiny) if gradient.numel() else 1.0
+        largest = gradient.abs().amax() if gradient.numel() else gradient.new_ones(())
+        largest = largest.clamp_min(torch.finfo(gradient.dtype).tiny)
         share = (gradient / largest).to(hidden.dtype)
+        # CUDA rounds a factor without a dimension to the 16 bits of what it multiplies, and one with a dimension not;
+        # a CPU rounds neither, but for the latter would copy the matrix.
+        factor = largest[None] if hidden.is_cuda else largest
         with torch.autocast(hidden.device.type, enabled=False):
             to_hidden = (score_gradient @ weight) * gradient[:, None]
-            to_weight = (score_gradient.t() @ (hidden * share[:, None])) * largest
-            to_bias = (share[None] @ score_gradient)[0] * largest if ctx.needs_input_grad[2] else None
+            to_weight = (score_gradient.t() @ (hidden * share[:, None])).mul_(factor)
+            to_bias = (share[None] @ score_gradient)[0].mul_(factor) if ctx.needs_input_grad[2] else None
         bias_gradient = None if to_bias is None else to_bias.to(weight.dtype)
         return to_hidden.to(hidden.dtype), to_weight.to(weight.dtype), bias_gradient, None, None
 
