@@ -27,9 +27,6 @@ from model.heads import (
     Pooler,
     class_losses,
 )
-from model.initialization import init_weights
-
-__all__ = ["BertForPreTraining", "BertModel", "BertOutput", "BertPreTrained", "PreTrainingOutput", "init_weights"]
 
 
 class BertOutput(NamedTuple):

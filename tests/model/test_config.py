@@ -10,11 +10,12 @@ import transformers
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.bert import BertForPreTraining, init_weights
+from model.bert import BertForPreTraining
 from model.config import BertConfig, ModelError
 from model.flops import num_parameters, training_flops, unread_flops
-from model.hub import config_to_huggingface, to_huggingface
-from model.initialization import init_word_embeddings
+from model.hub import config_to_huggingface
+from model.initialization import init_weights, init_word_embeddings
+from model.names import to_huggingface
 from model.tasks import BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
