@@ -189,6 +189,16 @@ def class_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return flat.view(labels.shape), scores.argmax(-1) == labels
 
 
+def exponentials_by_group(scores: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A softmax in parts: exp(score - largest of its group) (N,), their sums and these largest (num_groups,).
+
+    `group`: (N,) int64, that of each score (N,). A sum's logarithm and the largest make the logsumexp.
+    """
+    largest = scores.new_full((num_groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
+    shares = (scores - largest[group]).exp()
+    return shares, torch.zeros_like(largest).index_add(0, group, shares), largest
+
+
 def pool(hidden: Tensor, kind: str, offsets: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
     """One vector a sequence, (B, hidden), from its tokens: the first one's (cls), their mean or their max.
 
