@@ -83,8 +83,9 @@ def sentences(data: str | None, count: int) -> list[str]:
 
 def make_model(folder: Path, texts: list[str]) -> None:
     """The model's folder, as `cloze export` writes it, with a vocabulary of these texts; and train.tsv in it."""
-    from model.bert import BertForPreTraining, init_weights
+    from model.bert import BertForPreTraining
     from model.config import BertConfig
+    from model.initialization import init_weights
     from pipeline.config import PrepareConfig
     from pipeline.vocabulary import train_vocabulary
 

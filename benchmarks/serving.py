@@ -27,8 +27,9 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from launch.environment import child_variables
-from model.bert import BertForPreTraining, init_weights
+from model.bert import BertForPreTraining
 from model.config import BertConfig
+from model.initialization import init_weights
 from pipeline.backends import wordpiece_backend
 from pipeline.records import ROLES
 from pipeline.tokenizer import Tokenizer

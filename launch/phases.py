@@ -25,7 +25,7 @@ from pipeline.tokenizer import Tokenizer
 # Fields of a model that may differ between phases: no weight and no output in evaluation hangs on them.
 FREE_FIELDS = {
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "initializer_range",
-    "position_initializer_range", "max_position_embeddings",
+    "embedding_initializer_range", "position_initializer_range", "max_position_embeddings",
 }
 POSITIONS = "bert.embeddings.position.weight"
 # What the optimizer's groups and states are shaped by.

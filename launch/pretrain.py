@@ -142,7 +142,8 @@ def print_deepspeed_config(config: DeepSpeedConfig) -> None:
 
 def build_model(config: PretrainConfig):
     """The model of the run with its initial weights."""
-    from model.bert import BertForPreTraining, init_weights
+    from model.bert import BertForPreTraining
+    from model.initialization import init_weights
 
     model = BertForPreTraining(config.model, attention_kernel=config.train.attention_kernel,
                                gradient_checkpointing=config.train.gradient_checkpointing)

@@ -119,8 +119,8 @@ def concatenated_layout(
         sequence = torch.searchsorted(offsets[1:].long(), tokens, right=True)
         padded_index = tokens - offsets[sequence] + sequence * length
         places = torch.arange(length, device=offsets.device)
-        seen = places < offsets.diff()[:, None]
-        token_index = torch.where(seen, offsets[:-1, None] + places, num_tokens).flatten()
+        seen = places < offsets.diff()[:, None, None, None]
+        token_index = torch.where(seen[:, 0, 0], offsets[:-1, None] + places, num_tokens).flatten()
     indices = padded_index, token_index
     layout = _layout(config, kernel, batch_size, length, offsets, indices, seen, offsets.device, dtype)
     return layout._replace(num_tokens=num_tokens)
@@ -164,17 +164,31 @@ def padded_layout(config: BertConfig, kernel: str, attention_mask: Tensor | None
     seen.
     """
     batch_size, length = hidden.shape[:2]
-    seen = attention_mask
-    if seen is not None:
-        if seen.dim() == 1:
-            seen = torch.arange(length, device=hidden.device) < seen[:, None]
-        if seen.dim() not in (2, 3) or seen.shape[0] != batch_size or seen.shape[-1] != length:
-            raise ModelError(
-                f"attention_mask: found shape {tuple(attention_mask.shape)}, expected ({batch_size},) "
-                f"lengths, ({batch_size}, {length}) or ({batch_size}, {length}, {length})"
-            )
+    seen = seen_tokens("attention_mask", attention_mask, batch_size, length, length)
     indices = None, None
     return _layout(config, kernel, batch_size, length, None, indices, seen, hidden.device, hidden.dtype)
+
+
+def seen_tokens(name: str, mask: Tensor | None, batch_size: int, queries: int, keys: int) -> Tensor | None:
+    """(B, 1, 1 or queries, keys) bool of a mask of lengths (B,), of (B, keys), or of (B, queries, keys).
+
+    Raises ModelError, with the mask's name, for another shape.
+    """
+    if mask is None:
+        return None
+    if tuple(mask.shape) not in ((batch_size,), (batch_size, keys), (batch_size, queries, keys)):
+        raise ModelError(
+            f"{name}: found shape {tuple(mask.shape)}, expected ({batch_size},) lengths, ({batch_size}, {keys}) or "
+            f"({batch_size}, {queries}, {keys})"
+        )
+    if mask.dim() == 1:
+        mask = torch.arange(keys, device=mask.device) < mask[:, None]
+    return (mask[:, None, None] if mask.dim() == 2 else mask[:, None]).bool()
+
+
+def mask_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `seen` (bool) adds to scores: 0 where it is true, the lowest number where not."""
+    return torch.zeros((), device=seen.device, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 def _layout(config, kernel, batch_size, length, offsets, indices, seen, device, dtype) -> Layout:
@@ -182,11 +196,8 @@ def _layout(config, kernel, batch_size, length, offsets, indices, seen, device, 
     window, causal = config.local_attention_window, config.is_decoder
     bias = local_bias = None
     if kernel != "varlen":  # which is told offsets, causality and window instead
-        bias = torch.zeros((), device=device, dtype=dtype)
+        bias = torch.zeros((), device=device, dtype=dtype) if seen is None else mask_bias(seen, dtype)
         lowest = torch.finfo(dtype).min
-        if seen is not None:
-            seen = seen[:, None, None, :] if seen.dim() == 2 else seen[:, None]
-            bias = bias.masked_fill(~seen.bool(), lowest)
         places = torch.arange(length, device=device)
         distance = places[None, :] - places[:, None]
         if config.position_embedding == "alibi":

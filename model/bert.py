@@ -7,7 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.attention import check_kernel, concatenated_layout, padded_layout, select_kernel
+from model.attention import (
+    check_kernel,
+    concatenated_layout,
+    mask_bias,
+    padded_layout,
+    seen_tokens,
+    select_kernel,
+)
 from model.config import BertConfig, ModelError
 from model.dropout import DropoutKey, draw_seed
 from model.embeddings import Embeddings, check_length, rotary_tables
@@ -20,9 +27,6 @@ from model.heads import (
     Pooler,
     class_losses,
 )
-from model.initialization import init_weights
-
-__all__ = ["BertForPreTraining", "BertModel", "BertOutput", "BertPreTrained", "PreTrainingOutput", "init_weights"]
 
 
 class BertOutput(NamedTuple):
@@ -76,8 +80,9 @@ class BertModel(InFolders, nn.Module):
 
         Concatenated: ids (T,) with `sequence_offsets` (B + 1,) int32 and, lest the device be asked, the host
         integer `max_sequence_length`. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B, S,
-        S). `head_mask`: (heads,) or (layers, heads), multiplies attention probabilities.
-        `encoder_hidden_states` (B, S', hidden) with their mask: cross-attention of a decoder. `dropout_seed`:
+        S). `head_mask`: (heads,) or (layers, heads), multiplies probabilities of attention and cross-attention.
+        `encoder_hidden_states` (B, S', hidden) and `encoder_attention_mask`, (B,) lengths, (B, S') or (B, S, S'):
+        cross-attention of a decoder. `dropout_seed`:
         key of all dropout masks in training; None draws one from torch's default generator. `read_tokens`: (R,)
         of the concatenated tokens; `last_hidden_state` is then (R, hidden), and the last layer's feed-forward
         network is spared the tokens that nobody reads. Raises ModelError for inputs that do not fit.
@@ -152,10 +157,13 @@ class BertModel(InFolders, nn.Module):
             raise ModelError("encoder_hidden_states: needs model.add_cross_attention: true")
         if hidden.dim() != 3:
             raise ModelError("encoder_hidden_states: cross-attention needs padded inputs, (B, S), found (T,)")
-        bias = None
-        if mask is not None:
-            bias = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
-            bias = bias.masked_fill(~mask.bool(), torch.finfo(hidden.dtype).min)[:, None, None, :]
+        if states.dim() != 3 or states.shape[::2] != hidden.shape[::2]:
+            raise ModelError(
+                f"encoder_hidden_states: found shape {tuple(states.shape)}, expected ({len(hidden)}, S', "
+                f"{self.config.hidden_size})"
+            )
+        seen = seen_tokens("encoder_attention_mask", mask, *hidden.shape[:2], states.shape[1])
+        bias = None if seen is None else mask_bias(seen, hidden.dtype)
         return context._replace(cross_states=states.to(hidden.dtype), cross_bias=bias)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.bert import BertPreTrained, pooled
+from model.bert import BertOutput, BertPreTrained, pooled
 from model.config import BertConfig, HeadConfig, ModelError
 from model.dropout import DropoutKey, draw_seed, dropout
 from model.heads import ClassifierTransform, LayerMix, pool
@@ -46,7 +46,7 @@ class WithTransform(BertPreTrained):
         rate = config.classifier_dropout
         self.dropout_probability = config.hidden_dropout_prob if rate is None else rate
 
-    def encode(self, input_ids: Tensor | None, inputs: dict) -> tuple:
+    def encode(self, input_ids: Tensor | None, inputs: dict) -> tuple[BertOutput | None, int | None]:
         """The encoder's output (None with `features`) and the seed of the classifier's dropout, drawn once for both."""
         given = "features" in inputs
         if not self.training:
@@ -100,7 +100,7 @@ class Classifier(WithTransform):
             return inputs | {"read_tokens": offsets.new_empty(0, dtype=torch.int64)}
         return inputs
 
-    def _features(self, encoded, inputs: dict) -> Tensor:
+    def _features(self, encoded: BertOutput, inputs: dict) -> Tensor:
         if self.head.layers == "last":
             states = (encoded.last_hidden_state,)
         else:
@@ -118,12 +118,12 @@ class Classifier(WithTransform):
             return self.mix(features.flatten(0, -3)).view(*features.shape[:-2], -1)
         return features.flatten(-2)
 
-    def scores(self, input_ids: Tensor | None, inputs: dict) -> tuple:
+    def scores(self, input_ids: Tensor | None, inputs: dict) -> tuple[Tensor, BertOutput | None]:
         """Scores of the head, and the encoder's output, None where features stand for it."""
         vectors, encoded, seed = self.read(input_ids, inputs)
         return self.classifier(self.transformed(vectors, seed)), encoded
 
-    def read(self, input_ids: Tensor | None, inputs: dict) -> tuple:
+    def read(self, input_ids: Tensor | None, inputs: dict) -> tuple[Tensor, BertOutput | None, int | None]:
         """What the transform takes, the encoder's output, and the seed of dropout."""
         encoded, seed = self.encode(input_ids, self._asked(inputs))
         features = inputs.get("features")
@@ -138,7 +138,7 @@ class Classifier(WithTransform):
         return vectors, encoded, seed
 
 
-def with_states(output: NamedTuple, encoded) -> NamedTuple:
+def with_states(output: NamedTuple, encoded: BertOutput | None) -> NamedTuple:
     """The output with what the encoder was asked to give beside, if it ran."""
     if encoded is None:
         return output

@@ -12,6 +12,9 @@ class ModelError(ValueError):
     """
 
 
+SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
+
+
 @dataclass(frozen=True)
 class BertConfig:
     """Shape and variant of a BERT. The defaults are BERT-base as published; names are those of Hugging Face.
@@ -48,12 +51,14 @@ class BertConfig:
     """Added to the variance in every normalisation."""
     initializer_range: float = 0.02
     """Standard deviation of the initial weights."""
+    embedding_initializer_range: float | None = None
+    """Standard deviation of initial word and segment embeddings; null: initializer_range."""
     pad_token_id: int = 0
     """Id of the padding token; its word embedding starts at zero and gets no gradient from lookups."""
 
-    position_embedding: Literal["learned", "sinusoidal", "rotary", "alibi", "none"] = "learned"
-    """How positions enter: added vectors (learned, sinusoidal), rotated queries and keys, a bias on scores,
-    or not.
+    position_embedding: Literal["learned", "sinusoidal", "scaled_sinusoidal", "rotary", "alibi", "none"] = "learned"
+    """How positions enter: added vectors (learned; sinusoidal; scaled_sinusoidal: times one learned factor, at first
+    1/sqrt(hidden_size)), rotated queries and keys, a bias on scores, or not.
     """
     position_initializer_range: float | None = None
     """Standard deviation of initial learned positions; null: initializer_range."""
@@ -112,8 +117,9 @@ class BertConfig:
             ("intermediate_size", 1), ("max_position_embeddings", 1), ("type_vocab_size", 0),
             ("local_attention_window", 0), ("global_attention_every", 1), ("vocab_padding_multiple", 1),
             ("pad_token_id", 0), ("layer_norm_eps", 0), ("initializer_range", 0),
+            ("embedding_initializer_range", 0), ("position_initializer_range", 0),
         ):
-            if getattr(self, name) < least:
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ModelError(f"model.{name}: found {getattr(self, name)}, expected at least {least}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             probability = getattr(self, name)
@@ -135,8 +141,8 @@ class BertConfig:
         refused = {
             "position_embedding: rotary needs an even head size; change hidden_size or num_attention_heads":
                 self.position_embedding == "rotary" and self.head_size % 2,
-            "position_embedding: sinusoidal needs an even hidden_size":
-                self.position_embedding == "sinusoidal" and self.hidden_size % 2,
+            "position_embedding: sinusoids need an even hidden_size":
+                self.position_embedding in SINUSOIDAL and self.hidden_size % 2,
             "add_cross_attention: true needs is_decoder: true":
                 self.add_cross_attention and not self.is_decoder,
             "first_attention_norm: false needs norm_position: pre":

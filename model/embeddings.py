@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from model.config import BertConfig, ModelError
+from model.config import SINUSOIDAL, BertConfig, ModelError
 from model.dropout import DropoutKey, dropout
 
 
@@ -56,9 +56,12 @@ class Embeddings(nn.Module):
         self.word = nn.Embedding(config.padded_vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         if config.position_embedding == "learned":
             self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        elif config.position_embedding == "sinusoidal":
+        elif config.position_embedding in SINUSOIDAL:
             table = sinusoidal_table(config.max_position_embeddings, config.hidden_size)
             self.register_buffer("sinusoids", table, persistent=False)
+        if config.position_embedding == "scaled_sinusoidal":  # arXiv 2202.10447
+            # Of one dimension: DeepSpeed broadcasts no tensor without any.
+            self.position_scale = nn.Parameter(torch.full((1,), config.hidden_size**-0.5))
         if config.type_vocab_size:
             self.segment = nn.Embedding(
                 config.type_vocab_size, config.hidden_size, padding_idx=config.segment_padding_index
@@ -78,8 +81,11 @@ class Embeddings(nn.Module):
             hidden = hidden + self.segment(token_type_ids)
         if self.config.position_embedding == "learned":
             hidden = hidden + self.position(position_ids)
-        elif self.config.position_embedding == "sinusoidal":
-            hidden = hidden + self.sinusoids[position_ids].to(hidden.dtype)
+        elif self.config.position_embedding in SINUSOIDAL:
+            places = self.sinusoids[position_ids]
+            if self.config.position_embedding == "scaled_sinusoidal":
+                places = places * self.position_scale
+            hidden = hidden + places.to(hidden.dtype)
         if self.config.embedding_norm:
             hidden = self.norm(hidden)
         hidden = hidden.to(compute_dtype(hidden))
@@ -116,7 +122,7 @@ def rotate_packed(packed: Tensor, num_heads: int, tables: tuple[Tensor, Tensor])
 
 def check_length(config: BertConfig, length: int) -> None:
     """Raise ModelError if `length` tokens have no position embedding."""
-    bounded = config.position_embedding in ("learned", "sinusoidal")
+    bounded = config.position_embedding in ("learned", *SINUSOIDAL)
     if bounded and length > config.max_position_embeddings:
         raise ModelError(
             f"input_ids: found a sequence of {length} tokens, expected at most "

@@ -24,6 +24,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# Graphs of one process. All layers are one code to dynamo, which at its own limit of 8 runs what comes then without
+# compiling it. There are up to 24: of a first layer without norm, a global, a local and the last, which reads some
+# tokens; for sequences of one length, of several and a single one; for training and evaluation. Breaks add some.
+_GRAPHS = 64
+
+
 class Context(NamedTuple):
     """What every layer of one forward shares."""
 
@@ -34,7 +40,7 @@ class Context(NamedTuple):
     cross_states: Tensor | None = None
     """(B, S', hidden) of the encoder that a decoder attends to."""
     cross_bias: Tensor | None = None
-    """(B, 1, 1, S') added to the scores of cross-attention."""
+    """(B, 1, 1 or S, S') added to the scores of cross-attention."""
     output_attentions: bool = False
 
 
@@ -105,12 +111,17 @@ class CrossAttention(nn.Module):
         self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=config.linear_bias)
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
 
-    def forward(self, hidden: Tensor, context: Context, seed: int | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden: Tensor, context: Context, seed: int | None, head_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, S, hidden) -> (B, S, hidden); from the eager kernel also the probabilities (B, heads, S, S')."""
         query = self.query(hidden).unflatten(-1, (self.num_heads, self.head_size))
         key_value = self.key_value(context.cross_states).unflatten(-1, (2, self.num_heads, self.head_size))
         key, value = key_value.unbind(-3)
-        kernel = KERNELS[context.kernel]
-        mixed, probabilities = kernel(query, key, value, context.layout, context.cross_bias, self.probability, seed)
+        extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
+        mixed, probabilities = KERNELS[context.kernel](
+            query, key, value, context.layout, context.cross_bias, self.probability, seed, **extra
+        )
         return self.output(mixed.flatten(-2)), probabilities if context.output_attentions else None
 
 
@@ -171,7 +182,7 @@ class EncoderLayer(nn.Module):
         cross_probabilities = None
         if context.cross_states is not None:
             inputs = self.cross_attention_norm(hidden) if self.pre else hidden
-            change, cross_probabilities = self.cross_attention(inputs, context, seeds[1])
+            change, cross_probabilities = self.cross_attention(inputs, context, seeds[1], head_mask)
             hidden = self._add(hidden, change, keeps[1], self.cross_attention_norm)
         inputs = self.feed_forward_norm(hidden) if self.pre else hidden
         hidden = self._add(hidden, self.feed_forward(inputs), keeps[2], self.feed_forward_norm)
@@ -253,17 +264,16 @@ class Encoder(nn.Module):
             tuple(cross_attentions) if context.output_attentions and context.cross_states is not None else None,
         )
 
-    def compile_layers(self) -> None:
+    def compile_layers(self, backend: str | Callable = "inductor") -> None:
         """Compile the layers' forward and backward with torch.compile, for any number of tokens. For CUDA.
 
-        The layers share one shape, so one graph serves all but the last, which computes fewer tokens. Names of
-        weights stay as they are. On CPU it brings nothing; attention dropout in the sdpa kernel breaks the graph
-        there, and costs a part of the gain.
+        `backend`: torch.compile's. Layers of one kind share a graph. Names of weights stay as they are. On CPU it
+        brings nothing; attention dropout in the sdpa kernel breaks the graph there, and costs a part of the gain.
         """
         leave_graphs()
         self.compiled = True
         for layer in self.layers:
-            layer.compile(dynamic=True)
+            layer.compile(dynamic=True, backend=backend, recompile_limit=_GRAPHS)
 
     def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, key: DropoutKey | None, head_mask, read):
         """Draw a layer's masks and call it. Drawn out here, the layer is a pure function that can be

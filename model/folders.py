@@ -14,6 +14,8 @@ from model.names import StateDict
 class InFolders:
     """What makes a model class loadable from a folder, and its objects savable to one."""
 
+    takes_head = False
+    """Whether the constructor takes a `head`."""
     new_parameters: tuple[str, ...] = ()
     """After from_folder: the parameters of a head that the folder did not hold and that were drawn."""
 
@@ -31,7 +33,7 @@ class InFolders:
         pooled = any(name.startswith("bert.pooler.") for name in weights)
         if new_head_seed is None and not pooled and load_note(folder, "architectures") == ["BertModel"]:
             config = dataclasses.replace(config, pooler=False)  # which config.json of transformers does not say
-        if hasattr(cls, "takes_head"):
+        if cls.takes_head:
             options["head"] = head or load_head(folder)
         return cls.from_weights(config, weights, str(folder), new_head_seed=new_head_seed, **options)
 

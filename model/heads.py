@@ -101,12 +101,16 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         gradient = gradient.where(labels != IGNORED, 0.0)
         # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16
         # bits.
-        largest = gradient.abs().amax().clamp_min(torch.finfo(gradient.dtype).tiny) if gradient.numel() else 1.0
+        largest = gradient.abs().amax() if gradient.numel() else gradient.new_ones(())
+        largest = largest.clamp_min(torch.finfo(gradient.dtype).tiny)
         share = (gradient / largest).to(hidden.dtype)
+        # CUDA rounds a factor without a dimension to the 16 bits of what it multiplies, and one with a dimension not;
+        # a CPU rounds neither, but for the latter would copy the matrix.
+        factor = largest[None] if hidden.is_cuda else largest
         with torch.autocast(hidden.device.type, enabled=False):
             to_hidden = (score_gradient @ weight) * gradient[:, None]
-            to_weight = (score_gradient.t() @ (hidden * share[:, None])) * largest
-            to_bias = (share[None] @ score_gradient)[0] * largest if ctx.needs_input_grad[2] else None
+            to_weight = (score_gradient.t() @ (hidden * share[:, None])).mul_(factor)
+            to_bias = (share[None] @ score_gradient)[0].mul_(factor) if ctx.needs_input_grad[2] else None
         bias_gradient = None if to_bias is None else to_bias.to(weight.dtype)
         return to_hidden.to(hidden.dtype), to_weight.to(weight.dtype), bias_gradient, None, None
 
@@ -183,6 +187,16 @@ def class_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         scores.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return flat.view(labels.shape), scores.argmax(-1) == labels
+
+
+def exponentials_by_group(scores: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A softmax in parts: exp(score - largest of its group) (N,), their sums and these largest (num_groups,).
+
+    `group`: (N,) int64, that of each score (N,). A sum's logarithm and the largest make the logsumexp.
+    """
+    largest = scores.new_full((num_groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
+    shares = (scores - largest[group]).exp()
+    return shares, torch.zeros_like(largest).index_add(0, group, shares), largest
 
 
 def pool(hidden: Tensor, kind: str, offsets: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:

@@ -21,9 +21,6 @@ from safetensors.torch import load_file, save_file
 from model.config import BertConfig, HeadConfig, ModelError
 from model.names import StateDict, family_of, from_huggingface, to_huggingface, with_padding, without_padding
 
-__all__ = ["from_huggingface", "load_architecture", "load_head", "load_note", "load_pretrained", "save_pretrained",
-           "to_huggingface"]
-
 OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
 

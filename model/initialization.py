@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import BertConfig, ModelError
-from model.embeddings import Norm
+from model.embeddings import Embeddings, Norm
 from model.heads import VocabularyProjection
 
 
@@ -18,11 +18,13 @@ def init_weights(model: nn.Module, seed: int) -> None:
 
     | parameter                                   | initial value                                     |
     |---------------------------------------------|---------------------------------------------------|
-    | weights of linear maps, word and segment embeddings, vocabulary projection | N(0, initializer_range²) |
+    | weights of linear maps, untied vocabulary projection | N(0, initializer_range²)                 |
+    | word and segment embeddings                 | N(0, embedding_initializer_range²), the same if unset |
     | learned positions                           | N(0, position_initializer_range²), the same if unset |
     | embedding rows of padding (token, segment) and of the vocabulary's padding | 0           |
     | biases                                      | 0                                                 |
     | normalisation                               | weight 1, bias 0                                  |
+    | factor of scaled sinusoids                  | 1/sqrt(hidden_size)                               |
     """
     config: BertConfig = model.config
     generator = torch.Generator().manual_seed(seed)
@@ -31,12 +33,11 @@ def init_weights(model: nn.Module, seed: int) -> None:
         for name, module in model.named_modules():
             if isinstance(module, Norm):
                 module.weight.fill_(1.0)
+            elif isinstance(module, Embeddings) and config.position_embedding == "scaled_sinusoidal":
+                module.position_scale.fill_(config.hidden_size**-0.5)
             elif getattr(module, "weight", None) is not None and id(module.weight) not in drawn:
                 drawn.add(id(module.weight))  # a tied weight is drawn once
-                deviation = config.initializer_range
-                if name.endswith("embeddings.position") and config.position_initializer_range is not None:
-                    deviation = config.position_initializer_range
-                values = torch.empty(module.weight.shape).normal_(0.0, deviation, generator=generator)
+                values = torch.empty(module.weight.shape).normal_(0.0, _deviation(config, name), generator=generator)
                 if getattr(module, "padding_idx", None) is not None:
                     values[module.padding_idx] = 0
                 if name.endswith("embeddings.word") or isinstance(module, VocabularyProjection):
@@ -44,6 +45,16 @@ def init_weights(model: nn.Module, seed: int) -> None:
                 module.weight.copy_(values)
             if isinstance(getattr(module, "bias", None), Tensor):
                 module.bias.zero_()
+
+
+def _deviation(config: BertConfig, name: str) -> float:
+    """Of the initial weights of the module `name`."""
+    given = None
+    if name.endswith("embeddings.position"):
+        given = config.position_initializer_range
+    elif name.endswith(("embeddings.word", "embeddings.segment")):
+        given = config.embedding_initializer_range
+    return config.initializer_range if given is None else given
 
 
 def init_word_embeddings(model: nn.Module, path: str | os.PathLike, tokens: Mapping[str, int]) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model.classifiers import WithTransform, with_states
 from model.config import BertConfig
-from model.heads import IGNORED, class_losses
+from model.heads import IGNORED, class_losses, exponentials_by_group
 
 
 class SpanOutput(NamedTuple):
@@ -91,8 +91,7 @@ def _span_losses(scores: Tensor, positions: Tensor, offsets: Tensor | None) -> t
     lengths = offsets.diff()
     sequence = torch.arange(len(lengths), device=lengths.device)
     sequence = sequence.repeat_interleave(lengths, output_size=len(scores))
-    largest = torch.segment_reduce(scores.detach(), "max", offsets=offsets)
-    totals = torch.zeros_like(largest).index_add(0, sequence, (scores - largest[sequence]).exp())
+    _, totals, largest = exponentials_by_group(scores, sequence, len(lengths))
     inside = (positions >= 0) & (positions < lengths)
     at = (offsets[:-1] + positions).where(inside, 0)
     losses = (totals.log() + largest - scores[at]).where(inside, 0.0)
@@ -108,11 +107,7 @@ def shared_softmax_losses(scores: Tensor, softmax: Tensor, targets: Tensor, num_
     """
     competing = softmax >= 0
     scores, softmax, targets = scores[competing], softmax[competing], targets[competing]
-    largest = scores.new_full((num_softmaxes,), -torch.inf)
-    largest = largest.scatter_reduce(0, softmax, scores.detach(), "amax")
-    shares = (scores - largest[softmax]).exp()
-    total = torch.zeros_like(largest).index_add(0, softmax, shares)
+    _, total, largest = exponentials_by_group(scores, softmax, num_softmaxes)
     # The targets' own largest score keeps their sum from vanishing where they are hopeless.
-    hits = torch.full_like(largest, -torch.inf).scatter_reduce(0, softmax[targets], scores[targets].detach(), "amax")
-    right = torch.zeros_like(largest).index_add(0, softmax[targets], (scores - hits[softmax])[targets].exp())
+    _, right, hits = exponentials_by_group(scores[targets], softmax[targets], num_softmaxes)
     return total.log() + largest - right.log() - hits

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from model.bert import BertForPreTraining, BertModel, BertPreTrained, PreTrainingOutput, encode_masked, pooled
 from model.classifiers import Classifier, TaskOutput, with_states
 from model.config import BertConfig, HeadConfig, ModelError
-from model.heads import IGNORED, MaskedLanguageModelHead, NextSentenceHead, class_losses, pool
+from model.heads import IGNORED, MaskedLanguageModelHead, NextSentenceHead, class_losses, exponentials_by_group, pool
 from model.hub import load_architecture
 from model.spans import BertForQuestionAnswering
 
@@ -112,9 +112,8 @@ class BertForSequenceClassification(Classifier):
             return pool(vectors, self.head.pieces, offsets)
         text = torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff().long())
         scores = self.piece_attention(vectors).squeeze(-1).float()
-        largest = scores.new_full((len(offsets) - 1,), -torch.inf).scatter_reduce(0, text, scores.detach(), "amax")
-        shares = (scores - largest[text]).exp()
-        shares = shares / torch.zeros_like(largest).index_add(0, text, shares)[text]
+        shares, sums, _ = exponentials_by_group(scores, text, len(offsets) - 1)
+        shares = shares / sums[text]
         summed = torch.zeros(len(offsets) - 1, vectors.shape[1], device=vectors.device)
         return summed.index_add(0, text, vectors.float() * shares[:, None]).to(vectors.dtype)
 

@@ -21,6 +21,7 @@ from launch.finetuning.squad import (
     squad_metrics,
     squad_scores,
 )
+from model.heads import exponentials_by_group
 from model.spans import shared_softmax_losses
 from pipeline import ragged
 from pipeline.encoding import windows
@@ -215,11 +216,10 @@ class AnswerExamples(Examples):
             return torch.stack(losses).mean().item()
         offsets = torch.from_numpy(self._sequences.offsets)
         at = offsets[:-1, None] + torch.from_numpy(self._positions)
+        sequence = torch.arange(len(self._sequences)).repeat_interleave(offsets.diff())
         total = 0.0
         for side in (0, 1):
-            largest = torch.segment_reduce(scores[:, side].contiguous(), "max", offsets=offsets)
-            spread = (scores[:, side] - largest.repeat_interleave(offsets.diff())).exp()
-            sums = torch.segment_reduce(spread, "sum", offsets=offsets)
+            _, sums, largest = exponentials_by_group(scores[:, side], sequence, len(self._sequences))
             total += (sums.log() + largest - scores[at[:, side], side]).mean().item() / 2
         return total
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from launch.checkpoint import read_weights
-from model.bert import BertForPreTraining, init_weights
+from model.bert import BertForPreTraining
 from model.config import BertConfig
+from model.initialization import init_weights
 from pipeline.batches import BatchStream
 from pipeline.shards import ShardReader
 from tests.launching import assert_same_weights, curve, train, weights

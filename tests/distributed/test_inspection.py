@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from launch.inspection import layer_of
-from model.bert import BertForPreTraining, init_weights
+from model.bert import BertForPreTraining
 from model.config import BertConfig
+from model.initialization import init_weights
 from pipeline.batches import BatchStream
 from pipeline.shards import ShardReader
 from tests.launching import curve, train

@@ -7,8 +7,9 @@ import torch
 
 from launch.checkpoint import CheckpointManager
 from launch.environment import Environment
-from model.bert import BertForPreTraining, init_weights
+from model.bert import BertForPreTraining
 from model.config import BertConfig
+from model.initialization import init_weights
 from pipeline.batches import BatchStream
 from pipeline.shards import ShardReader
 from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_command, start, step_of, weights

@@ -22,7 +22,7 @@ MODERN = SHAPE | dict(position_embedding="rotary", type_vocab_size=0, norm_posit
                       norm_bias=False, local_attention_window=4, global_attention_every=2)
 THREE = HeadConfig(("a", "b", "c"))
 CASES = {
-    **{name: (name, SHAPE, THREE if getattr(cls, "takes_head", False) else None)
+    **{name: (name, SHAPE, THREE if cls.takes_head else None)
        for name, cls in ARCHITECTURES.items()},
     "mean of label columns": ("BertForSequenceClassification", SHAPE, HeadConfig(
         ("x: 0", "x: 1", "y: 0", "y: 1"), "columns", (("x", ("0", "1")), ("y", ("0", "1"))), "mean")),

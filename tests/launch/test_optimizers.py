@@ -16,6 +16,7 @@ VARIANTS = {
     "d2l": {"mlm_head": "d2l", "tie_word_embeddings": False, "embedding_norm": False},
     "tutorial": {"mlm_head": "linear", "position_embedding": "sinusoidal", "type_vocab_size": 3, "pooler": False,
                  "segment_padding_index": 0},
+    "crammed": {"position_embedding": "scaled_sinusoidal", "mlm_head": "linear", "linear_bias": False, "pooler": False},
     "rms_norm": {"normalization": "rms_norm", "norm_position": "pre", "gated_feed_forward": True},
     "modern": {"position_embedding": "rotary", "type_vocab_size": 0, "norm_position": "pre", "norm_bias": False,
                "first_attention_norm": False, "linear_bias": False, "gated_feed_forward": True, "pooler": False},
@@ -43,7 +44,7 @@ def test_every_parameter_is_in_exactly_one_group_and_only_matrices_decay(variant
     assert [(group["name"], group["weight_decay"]) for group in groups] == [("decay", 0.01), ("no_decay", 0.0)]
     decaying = {id(p) for p in groups[0]["params"]}
     for name, parameter in bert.named_parameters():
-        if name.endswith("bias") or "norm" in name:
+        if name.endswith(("bias", "position_scale")) or "norm" in name:
             assert id(parameter) not in decaying, name
         elif ".embeddings." in name:
             assert (id(parameter) in decaying) == decay_embeddings, name

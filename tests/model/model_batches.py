@@ -7,9 +7,11 @@ import itertools
 import torch
 import transformers
 
-from model.bert import BertForPreTraining, init_weights
+from model.bert import BertForPreTraining
 from model.config import BertConfig
-from model.hub import config_to_huggingface, to_huggingface
+from model.hub import config_to_huggingface
+from model.initialization import init_weights
+from model.names import to_huggingface
 
 TINY = BertConfig(
     vocab_size=211,  # prime, so that the padding to 256 is never zero

@@ -265,6 +265,25 @@ def test_compiled_layers_leave_gradients_as_they_are_for_any_number_of_tokens(ke
             torch.testing.assert_close(ours[name], expected[name], **TOLERANCE)
 
 
+def test_every_kind_of_layer_and_batch_has_its_graph():
+    """More of them than dynamo's limit, here a half of its own 8, beyond which it would go on without compiling."""
+    from torch._dynamo.testing import CompileCounter  # an import of seconds
+
+    config = dataclasses.replace(TINY, norm_position="pre", first_attention_norm=False, local_attention_window=8,
+                                 global_attention_every=2, num_hidden_layers=4)
+    plain, compiled = (pretraining_model(config, attention_kernel="sdpa") for _ in range(2))
+    counter = CompileCounter()
+    compiled.bert.encoder.compile_layers(backend=counter)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=4, fail_on_recompile_limit_hit=True):
+        for number, lengths in enumerate(((48, 48), (3, 48, 17)), start=1):
+            flat = concatenate(batch(config, lengths))
+            torch.testing.assert_close(compiled(**flat).loss, plain(**flat).loss, **TOLERANCE)
+            assert counter.frame_count == 4 * number  # first, local, global and last
+        compiled(**concatenate(batch(config, (7, 20, 33, 5))))
+    assert counter.frame_count == 8
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("fields", [{}, dict(norm_position="pre"), dict(pooler=False)], ids=["post", "pre", "plain"])
 def test_the_last_layer_computes_what_is_read_and_nothing_else_changes(kernel, fields):

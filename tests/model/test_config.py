@@ -10,11 +10,12 @@ import transformers
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.bert import BertForPreTraining, init_weights
+from model.bert import BertForPreTraining
 from model.config import BertConfig, ModelError
 from model.flops import num_parameters, training_flops, unread_flops
-from model.hub import config_to_huggingface, to_huggingface
-from model.initialization import init_word_embeddings
+from model.hub import config_to_huggingface
+from model.initialization import init_weights, init_word_embeddings
+from model.names import to_huggingface
 from model.tasks import BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
@@ -35,6 +36,9 @@ PRESETS = Path(__file__).parents[2] / "configs" / "model"
         dict(local_attention_window=5),
         dict(segment_padding_index=2),
         dict(position_embedding="none", position_initializer_range=1.0),
+        dict(position_initializer_range=-1.0),
+        dict(embedding_initializer_range=-1.0),
+        dict(position_embedding="scaled_sinusoidal", hidden_size=33, num_attention_heads=3),
     ],
 )
 def test_wrong_fields_are_refused_by_name(fields):
@@ -61,6 +65,8 @@ def test_models_are_refused_by_name():
         model(torch.zeros(1, 49, dtype=torch.int64))
     with pytest.raises(ModelError, match="attention_mask"):
         model(torch.zeros(1, 4, dtype=torch.int64), attention_mask=torch.ones(1, 5))
+    with pytest.raises(ModelError, match="attention_mask"):
+        model(torch.zeros(1, 4, dtype=torch.int64), attention_mask=torch.ones(1, 3, 4))
     with pytest.raises(ModelError, match="exactly one"):
         model()
     with pytest.raises(ModelError, match="CUDA"):
@@ -117,6 +123,7 @@ def test_published_sizes_of_the_variants():
     assert count("modern", vocab_size=50368) == num_parameters(theirs)
     assert count("mosaic", vocab_size=30528) / 1e6 == pytest.approx(137, abs=1)  # as its paper says
     assert count("academic-24h", vocab_size=30528) / 1e6 == pytest.approx(336, abs=2)
+    assert count("crammed", vocab_size=32768) / 1e6 == pytest.approx(120, abs=1)
 
 
 def test_flops_are_those_of_the_published_comparison():
@@ -169,6 +176,15 @@ def test_initial_weights_are_those_of_the_table():
             assert parameter.std().item() == pytest.approx(0.02, rel=0.2 if parameter.numel() < 300 else 0.05), name
     word = model.bert.embeddings.word.weight
     assert (word[config.pad_token_id] == 0).all() and (word[config.vocab_size :] == 0).all()
+
+
+def test_embeddings_may_start_wider_than_linear_maps():
+    model = BertForPreTraining(preset("d2l", vocab_size=1000))
+    init_weights(model, 0)
+    for name, parameter in model.named_parameters():
+        if name.endswith("weight") and "norm" not in name:
+            expected = 1.0 if ".embeddings." in name else 0.02
+            assert parameter.std().item() == pytest.approx(expected, rel=0.1 if parameter.numel() < 300 else 0.05), name
 
 
 def test_word_embeddings_may_start_from_a_word2vec_text_file(tmp_path):

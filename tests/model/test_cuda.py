@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from model.heads import VocabularyProjection
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -39,6 +40,24 @@ def test_kernels_agree_with_fp32_on_the_host(kernel, variant):
     ours, our_gradient = gradient_of(model, on_device(flat))
     assert abs(ours - loss) < 0.03 * loss
     assert torch.nn.functional.cosine_similarity(our_gradient, gradient, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_scale_of_the_loss_is_not_rounded_to_16_bits(dtype):
+    """What all elements share shows in norms: either scale, rounded to its dtype, would be 2.6 tolerances off."""
+    projection = VocabularyProjection(WIDE).to("cuda", dtype)
+    generator = torch.Generator("cuda").manual_seed(0)
+    with torch.no_grad():
+        projection.weight.normal_(generator=generator).mul_(0.1)
+    hidden = torch.randn(500, WIDE.hidden_size, device="cuda", generator=generator).to(dtype).requires_grad_()
+    labels = torch.randint(0, WIDE.vocab_size, (500,), device="cuda", generator=generator)
+    parts = hidden, projection.weight, projection.bias
+    norms = []
+    for scale in (1.0, 3 + (2**-7 if dtype == torch.bfloat16 else 2**-10)):  # halfway between two numbers of the dtype
+        losses, _ = projection(hidden, labels)
+        gradients = torch.autograd.grad(losses.sum() * scale, parts)
+        norms.append(torch.stack([each.double().norm() for each in gradients]))
+    torch.testing.assert_close(norms[1], norms[0] * scale, rtol=1e-3 if dtype == torch.bfloat16 else 1.25e-4, atol=0)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

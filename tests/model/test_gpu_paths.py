@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model.attention
@@ -48,6 +49,33 @@ def test_no_value_of_a_tensor_is_asked_for_in_a_step(fields, checkpointing, drop
         assert all(parameter.grad is not None for parameter in net.parameters())
         with pytest.raises(Exception, match="_local_scalar_dense"):  # that fakes do refuse
             loss.item()
+
+
+class OnCuda(TorchFunctionMode):
+    """Tensors say that they are on CUDA."""
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        return function == torch.Tensor.is_cuda.__get__ or function(*arguments, **(options or {}))
+
+
+class NoRoundedFactors(TorchDispatchMode):
+    """Refuses products in 16 bits with a factor of more, which CUDA would round, for all elements alike."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function.overloadpacket in (torch.ops.aten.mul, torch.ops.aten.mul_):
+            dtypes = {each.dtype for each in arguments if isinstance(each, torch.Tensor)}
+            assert len(dtypes) == 1 or torch.result_type(*arguments).itemsize > 2, dtypes
+        return function(*arguments, **(options or {}))
+
+
+def test_the_scale_of_the_loss_is_not_rounded_to_16_bits():
+    inputs = [torch.randn(shape).bfloat16().requires_grad_() for shape in ((6, 8), (16, 8), (16,))]
+    losses, _ = heads._ProjectedCrossEntropy.apply(*inputs, torch.arange(6), 13)
+    expected = torch.autograd.grad(losses.sum() * 0.3, inputs, retain_graph=True)
+    with OnCuda(), NoRoundedFactors():
+        found = losses.grad_fn.apply(torch.full((6,), 0.3), None)
+    for ours, theirs in zip(found, expected, strict=False):
+        assert torch.equal(ours, theirs)
 
 
 def reference_varlen(*arguments, **options) -> torch.Tensor:

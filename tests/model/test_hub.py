@@ -11,7 +11,8 @@ from tokenizers import BertWordPieceTokenizer
 
 from model.bert import BertForPreTraining, BertModel
 from model.config import BertConfig, ModelError
-from model.hub import from_huggingface, load_pretrained, save_pretrained, to_huggingface
+from model.hub import load_pretrained, save_pretrained
+from model.names import from_huggingface, to_huggingface
 from model.tasks import ARCHITECTURES
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference, scramble
 

@@ -239,13 +239,24 @@ def test_a_head_mask_multiplies_the_probabilities_of_heads(per_layer):
     if per_layer:
         mask = torch.stack((mask, mask.flip(0), torch.ones(4)))
     ours = model(**flat, head_mask=mask).last_hidden_state
-    theirs = theirs_of(model).eval()
+    expected = masked_by_weights(theirs_of(model), mask)(**inputs).last_hidden_state
+    torch.testing.assert_close(ours, expected[inputs["attention_mask"].bool()], **TOLERANCE)
+
+    config = dataclasses.replace(TINY, is_decoder=True, add_cross_attention=True)
+    decoder = scramble(BertModel(config)).eval()
+    inputs["encoder_hidden_states"] = torch.randn(5, 11, 32, generator=torch.Generator().manual_seed(2))
+    expected = masked_by_weights(theirs_of(decoder, use_cache=False), mask)(**inputs).last_hidden_state
+    torch.testing.assert_close(decoder(**inputs, head_mask=mask).last_hidden_state, expected, **TOLERANCE)
+
+
+def masked_by_weights(theirs, mask):
     with torch.no_grad():
-        for layer, factors in zip(theirs.encoder.layer, mask.expand(3, 4), strict=True):
+        for layer, factors in zip(theirs.eval().encoder.layer, mask.expand(3, 4), strict=True):
             columns = factors.repeat_interleave(TINY.head_size)
             layer.attention.output.dense.weight *= columns
-    expected = theirs(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
-    torch.testing.assert_close(ours, expected, **TOLERANCE)
+            if hasattr(layer, "crossattention"):
+                layer.crossattention.output.dense.weight *= columns
+    return theirs
 
 
 def test_a_decoder_with_cross_attention_matches_the_reference():
@@ -266,6 +277,20 @@ def test_a_decoder_with_cross_attention_matches_the_reference():
     torch.testing.assert_close(asked.cross_attentions[2], expected.cross_attentions[2], **TOLERANCE)
     alone = model(**flat).last_hidden_state  # causal, without an encoder to attend to
     torch.testing.assert_close(alone, theirs(**inputs).last_hidden_state[mask], **TOLERANCE)
+    for form in (seen.sum(1), seen[:, None].expand(-1, 48, -1)):
+        ours = model(**inputs, **crossed | {"encoder_attention_mask": form}).last_hidden_state
+        torch.testing.assert_close(ours, expected.last_hidden_state, **TOLERANCE)
+    bare = model(**inputs, encoder_hidden_states=states).last_hidden_state
+    one = torch.ones(5, 48, 11)
+    one[0, 7, :10] = 0  # token 7 alone sees nothing but the last
+    seventh = model(**inputs, encoder_hidden_states=states, encoder_attention_mask=one).last_hidden_state
+    assert torch.equal(seventh[:, :7], bare[:, :7]) and not torch.equal(seventh[0, 7], bare[0, 7])
+    for form in (seen[:4], seen[:, :10], seen[0, :7], one[:, :3], one[:, None]):
+        with pytest.raises(ModelError, match=r"encoder_attention_mask: found shape .* \(5,\) lengths, \(5, 11\) or"):
+            model(**inputs, encoder_hidden_states=states, encoder_attention_mask=form)
+    for shape in ((5, 11), (4, 11, 32), (5, 11, 31)):
+        with pytest.raises(ModelError, match=r"encoder_hidden_states: found shape .* \(5, S', 32\)"):
+            model(**inputs, encoder_hidden_states=torch.zeros(shape))
     with pytest.raises(ModelError, match="padded"):
         model(**flat, **crossed)
     with pytest.raises(ModelError, match="add_cross_attention"):

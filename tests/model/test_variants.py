@@ -15,6 +15,7 @@ from model.bert import BertForPreTraining, BertModel
 from model.config import BertConfig, HeadConfig
 from model.embeddings import rotary_tables, rotate_packed, sinusoidal_table
 from model.hub import load_pretrained
+from model.initialization import init_weights
 from model.names import to_huggingface
 from model.tasks import ARCHITECTURES, BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
@@ -38,6 +39,7 @@ MODERN = dataclasses.replace(
 )
 VARIANTS = {
     "sinusoidal": dict(position_embedding="sinusoidal"),
+    "scaled sinusoidal": dict(position_embedding="scaled_sinusoidal"),
     "rotary": dict(position_embedding="rotary"),
     "alibi": dict(position_embedding="alibi"),
     "no positions": dict(position_embedding="none"),
@@ -113,6 +115,26 @@ def test_sinusoids_and_slopes_are_those_of_their_papers():
     assert alibi_slopes(12)[8:].tolist() == pytest.approx([2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
 
 
+def test_scaled_sinusoids_have_one_learned_factor_that_starts_small_and_is_saved(tmp_path):
+    config = dataclasses.replace(TINY, position_embedding="scaled_sinusoidal", embedding_norm=False, type_vocab_size=0)
+    model = BertModel(config).eval()
+    factor = model.embeddings.position_scale
+    with torch.no_grad():
+        factor.fill_(3.0)
+    init_weights(model, 0)
+    assert factor.shape == (1,) and factor.item() == pytest.approx(32**-0.5)
+    with torch.no_grad():
+        factor.fill_(0.3)
+    ids = torch.randint(5, 200, (2, 7))
+    embedded = model.embeddings(ids, None, torch.arange(7))
+    table = sinusoidal_table(7, 32)
+    torch.testing.assert_close(embedded, model.embeddings.word.weight[ids] + 0.3 * table)
+    embedded.sum().backward()
+    torch.testing.assert_close(factor.grad, 2 * table.sum()[None])
+    model.save(tmp_path)
+    assert torch.equal(BertModel.from_folder(tmp_path).embeddings.position_scale, factor)
+
+
 def test_rotation_keeps_lengths_and_makes_products_relative():
     generator = torch.Generator().manual_seed(0)
     packed = torch.randn(1, 3 * 8, generator=generator).expand(40, -1)
@@ -162,8 +184,6 @@ def test_embedding_dropout_can_be_turned_off_alone():
 
 def test_the_padding_segment_is_zero_and_stays_so():
     config = dataclasses.replace(TINY, type_vocab_size=3, segment_padding_index=0, embedding_norm=False)
-    from model.bert import init_weights
-
     model = BertForPreTraining(config)
     init_weights(model, 0)
     weight = model.bert.embeddings.segment.weight
