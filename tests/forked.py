@@ -5,7 +5,6 @@ For tests that start a run dozens of times. All that a command does after its im
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -19,9 +18,8 @@ import torch._dynamo  # noqa: F401  which torch's optimizers import at their fir
 from launch import checkpoint, cli, config, evaluation, examples, metrics, pretrain, probing, trainer  # noqa: F401
 from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE
 from pipeline import batches, shards  # noqa: F401
+from tests.forkserver import FORKSERVER
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
 # A process that goes on when another has failed is asked to end, and made to after so long, as srun does.
 GRACE_SECONDS = 10
 
@@ -37,9 +35,9 @@ class ForkedRun:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._printed, theirs = _CONTEXT.Pipe(duplex=False)
+        self._printed, theirs = FORKSERVER.Pipe(duplex=False)
         self._text = b""
-        self._process = _CONTEXT.Process(target=_launch, args=(command, processes, port, theirs))
+        self._process = FORKSERVER.Process(target=_launch, args=(command, processes, port, theirs))
         self._process.start()
         theirs.close()
         self.pid = self._process.pid

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from launch.checkpoint import CHECKSUMS, damage
 from tests.forked import ForkedRun
-from tests.launching import children, kill_all, pretrain_arguments, pretrain_command, start, step_of
+from tests.launching import children, kill_all, pretrain_arguments, pretrain_command, saved, start, step_of
 
 # Nobody waits longer for a process that has been killed, or whose peer has: it hangs.
 HANG_SECONDS = 90
@@ -120,16 +120,12 @@ def collect(process: Run) -> str:
 
 def good_checkpoints(run: Path) -> list[Path]:
     """Published folders that verify, oldest first."""
-    return [path for path in published(run) if damage(path) is None]
+    return [path for path in saved(run) if damage(path) is None]
 
 
 def damaged_checkpoints(run: Path) -> set[Path]:
     """Published folders that do not verify."""
-    return {path for path in published(run) if damage(path) is not None}
-
-
-def published(run: Path) -> list[Path]:
-    return sorted((run / "checkpoints").glob("step-*[0-9]"))
+    return {path for path in saved(run) if damage(path) is not None}
 
 
 def damage_newest(run: Path, rng: random.Random) -> str | None:

@@ -15,6 +15,7 @@ from tests.launching import (
     finish,
     kill_when,
     pretrain_command,
+    saved,
     start,
     step_of,
     train,
@@ -82,7 +83,7 @@ def test_a_killed_second_phase_resumes_and_does_not_look_back(short, long, first
                  str(source), "--init_optimizer", "true", "--train.learning_rate", "1e-3")
     whole, cut = (pretrain_command(long, tmp_path / name, *arguments, processes=2) for name in ("whole", "cut"))
     assert table(finish(start(whole)))["moments"] == "taken, of 12 steps"
-    kill_when(start(cut), lambda: step_of(tmp_path / "cut") >= 12)
+    kill_when(start(cut), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
     shutil.rmtree(source)
     output = finish(start(cut))
     assert "resumed from step" in output and "init_from:" not in output

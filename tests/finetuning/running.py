@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.finetuning.small import QUICK
+from tests.forkserver import FORKSERVER
 from tests.launching import finish, start
-
-_FRESH = multiprocessing.get_context("forkserver")
-_FRESH.set_forkserver_preload(["launch.finetune", "launch.finetuning.kinds", "launch.finetuning.scoring",
-                               "launch.finetuning.models", "launch.checkpoint", "launch.trainer",
-                               "launch.finetuning.reporting"])
 
 
 def command(task, model, train, validation, output, *overrides, processes: int = 1) -> list[str]:
@@ -37,7 +32,7 @@ def finetune(task, model, train, validation, output, *overrides, processes: int 
 def in_fresh_process(words: list[str], status: int = 0, before: Callable[[], None] | None = None) -> str:
     """Run a command of one process, in which `before` is called first; returns what was printed."""
     with tempfile.NamedTemporaryFile("r", suffix=".log") as log:
-        child = _FRESH.Process(target=_run, args=(words[words.index("finetune"):], log.name, before))
+        child = FORKSERVER.Process(target=_run, args=(words[words.index("finetune"):], log.name, before))
         child.start()
         child.join(300)
         said = Path(log.name).read_text()
