@@ -77,8 +77,13 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     assert "dropout" in error and "seed-42" in error
 
 
-def scripted(folder: Path, name: str, script: str) -> Run:
-    return Run(name, folder / name, {}, [sys.executable, "-c", script])
+def scripted(folder: Path, name: str, awaited: Path | None = None) -> Run:
+    return Run(name, folder / name, {}, [sys.executable, "-c", completing(folder / name, awaited)])
+
+
+def completing(folder: Path, awaited: Path | None = None) -> str:
+    """A script that completes a run once there is a file; without one, after a moment."""
+    return COMPLETE.format(folder=str(folder), awaited=str(awaited or folder))
 
 
 COMPLETE = """
@@ -86,7 +91,11 @@ import json, os, pathlib, time
 here = pathlib.Path({folder!r})
 here.mkdir(parents=True, exist_ok=True)
 began = time.time()
-time.sleep(0.7)
+(here / "began").touch()
+time.sleep(0.2)
+while not os.path.exists({awaited!r}):
+    assert time.time() < began + 120
+    time.sleep(0.01)
 (here / "when").write_text(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), began, time.time()]))
 (here / "results.json").write_text('{{"metric": "accuracy", "validation": {{"accuracy": 0.5}}}}')
 (here / "status.json").write_text('{{"state": "complete"}}')
@@ -95,7 +104,8 @@ time.sleep(0.7)
 
 @pytest.mark.parametrize("devices", [["0", "1"], ["3"]])
 def test_one_run_at_a_time_on_each_device(tmp_path, devices):
-    planned = [scripted(tmp_path, name, COMPLETE.format(folder=str(tmp_path / name))) for name in "abcd"]
+    partners = dict(zip("abcd", "badc", strict=True)) if len(devices) > 1 else {}  # neither ends before both began
+    planned = [scripted(tmp_path, name, partners and tmp_path / partners[name] / "began") for name in "abcd"]
     assert not run_all(planned, devices, Console(False))
     times = [json.loads((run.folder / "when").read_text()) for run in planned]
     assert {device for device, _, _ in times} == set(devices)
@@ -107,17 +117,19 @@ def test_one_run_at_a_time_on_each_device(tmp_path, devices):
     assert (overlaps > 0) == (len(devices) > 1)
 
 
-def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path, capsys):
+def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path):
     """It holds its folder's lock and ends by itself: it is not started a second time, and no other beside it."""
-    planned = [scripted(tmp_path, name, COMPLETE.format(folder=str(tmp_path / name))) for name in "ab"]
+    planned, said = [scripted(tmp_path, name) for name in "ab"], []
+    console, waiting = Console(), tmp_path / "waiting"
+    console.say = lambda line: (said.append(line), waiting.touch())
     (tmp_path / "a").mkdir()
     holding = f"import fcntl, time\nfile = open({str(tmp_path / 'a' / runs.LOCK)!r}, 'w')\nfcntl.flock(file, 2)\n"
-    orphan = subprocess.Popen([sys.executable, "-c", holding + COMPLETE.format(folder=str(tmp_path / "a"))])
+    orphan = subprocess.Popen([sys.executable, "-c", holding + completing(tmp_path / "a", waiting)])
     while not runs.in_use(tmp_path / "a"):
         assert orphan.poll() is None
         time.sleep(0.01)
-    assert not run_all(planned, [""], Console())
-    assert orphan.wait() == 0 and "waiting for a, still at work" in capsys.readouterr().out
+    assert not run_all(planned, [""], console)
+    assert orphan.wait() == 0 and "waiting for a, still at work" in said[0]
     assert not planned[0].log.exists() and planned[1].results()
     ended = json.loads((tmp_path / "a" / "when").read_text())[2]
     assert json.loads((tmp_path / "b" / "when").read_text())[1] >= ended
