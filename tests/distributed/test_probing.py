@@ -1,6 +1,5 @@
 """`--train.micro_batch_size auto`: the search, memory as it is read, and real runs on two processes."""
 
-import multiprocessing
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from launch.environment import Environment
 from launch.memory import available_bytes, peak_bytes, resident_bytes
 from launch.probing import SPARE_SHARE, HostMemory, Probe, largest_that_fits
 from pipeline.errors import UserError
+from tests.forked import FORKSERVER
 from tests.launching import assert_same_weights, train, weights
 from tests.synthetic import make_shards
 
@@ -119,10 +119,9 @@ def test_ranks_of_unequal_memory_agree():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
+    results = FORKSERVER.Queue()
     limits = [10**6, round(135 / (1 - SPARE_SHARE))]
-    processes = [context.Process(target=_rank, args=(rank, limits, port, results)) for rank in range(2)]
+    processes = [FORKSERVER.Process(target=_rank, args=(rank, limits, port, results)) for rank in range(2)]
     for process in processes:
         process.start()
     found = sorted(results.get(timeout=120) for _ in processes)

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from tests.launching import curve, finish, kill_when, pretrain_command, start, train
+from tests.forked import ForkedRun
+from tests.launching import curve, finish, kill_when, pretrain_arguments, train
 from tests.synthetic import make_shards
 
 # Six seconds, in steps of some milliseconds.
@@ -43,12 +44,12 @@ def test_two_processes_end_together_with_the_rate_at_zero_and_a_checkpoint(data,
 
 def test_a_resume_goes_on_with_the_time_that_was_used(data, tmp_path):
     run = tmp_path / "run"
-    command = pretrain_command(data, run, *RUN, "--checkpoint.every_steps", "1")
-    kill_when(start(command), lambda: state_of(run)["seconds"] > 0.5)
+    command = pretrain_arguments(data, run, *RUN, "--checkpoint.every_steps", "1")
+    kill_when(ForkedRun(command), lambda: state_of(run)["seconds"] > 0.5)
     time.sleep(7)  # longer than the budget, and not counted: the clock stands while the run does not train
     step, used = (state_of(run)[name] for name in ("step", "seconds"))
     assert 0 < used < 6
-    assert f"resumed from step {step} " in finish(start(command))
+    assert f"resumed from step {step} " in finish(ForkedRun(command))
     rates = {line["step"]: line["train/learning_rate"] for line in curve(run) if "train/learning_rate" in line}
     share = used / 6
     expected = 0.25 + 0.75 * share / 0.5 if share < 0.5 else 2 - 2 * share

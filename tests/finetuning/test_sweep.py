@@ -1,6 +1,7 @@
 """Several seeds and settings: what is run, and where; what failed; what they make together."""
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from launch.cli import main
 from launch.console import Console
 from launch.finetuning.sweep import Run, combinations, run_all
 from pipeline.errors import UserError
-from tests.finetuning.running import command
-from tests.launching import finish, kill_when, start, step_of
+from tests.finetuning.running import arguments
+from tests.forked import ForkedRun
+from tests.launching import finish, kill_when, step_of
 
 
 def test_every_combination():
@@ -30,8 +32,7 @@ def test_every_combination():
 @pytest.mark.parametrize("grid, said", [("epoch=1,2", "did you mean epochs?"), ("learning_rate=1e-3,-1", "found -1"),
                                         ("learning_rate=1e-3,fast", "fast"), ("max_length=16,65", "at most 64")])
 def test_a_wrong_setting_is_refused_before_anything_runs(model, files, tmp_path, capsys, grid, said):
-    words = command("sst2", model, *files, tmp_path / "sweep", "--grid", grid)
-    assert main(words[words.index("finetune"):]) == 2
+    assert main(arguments("sst2", model, *files, tmp_path / "sweep", "--grid", grid)) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and len(error.splitlines()) == 1, error
     assert not (tmp_path / "sweep").exists()
@@ -48,12 +49,13 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     Finished runs are no results of a sweep with another dropout.
     """
     folder = tmp_path / "sweep"
-    words = command("sst2", model, *files, folder, "--seeds", 2, "--epochs", 3, "--grid", "learning_rate=3e-3,1e-12")
+    words = arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 3, "--grid",
+                      "learning_rate=3e-3,1e-12")
     names = [f"learning_rate={rate}/seed-{seed}" for rate in ("3e-3", "1e-12") for seed in (42, 43)]
-    kill_when(start(words, OMP_NUM_THREADS="1"),
+    kill_when(ForkedRun(words),
               lambda: (folder / names[0] / "results.json").exists() and step_of(folder / names[1]) >= 5)
     written = (folder / names[0] / "results.json").stat().st_mtime_ns
-    said = finish(start(words, OMP_NUM_THREADS="1"))
+    said = finish(ForkedRun(words))
     assert "1 of 4 runs are complete already" in said
     assert (folder / names[0] / "results.json").stat().st_mtime_ns == written
     summary = json.loads((folder / "results.json").read_text())
@@ -72,7 +74,7 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     assert summary["best"]["median"]["settings"] == {"train.learning_rate": "3e-3"}
     assert (folder / "spread.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / runs.STATUS).read_text())["state"] == "complete"
-    assert main([*words[words.index("finetune"):], "--dropout", "0.3"]) == 2
+    assert main([*words, "--dropout", "0.3"]) == 2
     error = capsys.readouterr().err
     assert "dropout" in error and "seed-42" in error
 
@@ -137,12 +139,11 @@ def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path):
 
 def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files, tmp_path):
     folder = tmp_path / "sweep"
-    words = command("sst2", model, *files, folder, "--seeds", 2, "--epochs", 200)
-    process = start(words, OMP_NUM_THREADS="1")
+    process = ForkedRun(arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 200))
     while step_of(folder / "seed-42") < 5:
         assert process.poll() is None
         time.sleep(0.01)
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     assert "seed-42: stopped" in finish(process, 75)
     assert json.loads((folder / "seed-42" / runs.STATUS).read_text())["state"] == "requeue"
     assert json.loads((folder / runs.STATUS).read_text())["state"] == "requeue"
@@ -153,6 +154,5 @@ def test_seeds_under_torchrun_are_refused(model, files, tmp_path, monkeypatch, c
     torchruns = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     for name, value in torchruns.items():
         monkeypatch.setenv(name, value)
-    words = command("sst2", model, *files, tmp_path / "sweep", "--seeds", 2)
-    assert main(words[words.index("finetune"):]) == 2
+    assert main(arguments("sst2", model, *files, tmp_path / "sweep", "--seeds", 2)) == 2
     assert "seeds, grid: found them in a run of 2 processes" in capsys.readouterr().err

@@ -16,7 +16,8 @@ from launch.doctor import doctor, merged
 from launch.environment import child_variables
 from launch.examinations import Finding
 from launch.metrics import read_metrics
-from tests.launching import ROOT, pretrain_command, train
+from tests.forked import ForkedRun
+from tests.launching import ROOT, finish, pretrain_arguments, train
 from tests.synthetic import make_shards
 
 
@@ -65,8 +66,8 @@ def test_all_is_well_and_a_run_then_knows_its_peak(data, tmp_path):
     assert not list((tmp_path / "out").iterdir()), "it leaves nothing behind"
     for folder, has_mfu in (("cache", True), ("no-cache", False)):
         run = tmp_path / f"run-{folder}"
-        subprocess.run(pretrain_command(data, run, "--train.max_steps", "2"), cwd=ROOT, check=True, capture_output=True,
-                       env=child_variables(XDG_CACHE_HOME=str(tmp_path / folder)))
+        finish(ForkedRun(pretrain_arguments(data, run, "--train.max_steps", "2"),
+                         XDG_CACHE_HOME=str(tmp_path / folder)))
         values = [line["speed/mfu"] for line in read_metrics(run) if "speed/mfu" in line]
         assert bool(values) == has_mfu and all(0 < value < 1 for value in values)
 
