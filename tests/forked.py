@@ -1,6 +1,6 @@
 """Runs whose processes are forked from one that has imported everything: they start in a second instead of many.
 
-For tests that start a run dozens of times. All that a command does after its imports happens anew in each process.
+All that a command does after its imports happens anew in each process.
 """
 
 from __future__ import annotations
@@ -12,16 +12,23 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 
-import torch._dynamo  # noqa: F401  which torch's optimizers import at their first use
-
-from launch import checkpoint, cli, config, evaluation, examples, metrics, pretrain, probing, trainer  # noqa: F401
+from launch import cli
+from launch.environment import child_variables
 from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE
-from pipeline import batches, shards  # noqa: F401
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload([  # one list for all tests: it is the process's, and the last one that is set counts
+    "tests.forked", "pytest",
+    "torch._dynamo",  # which torch's optimizers import at their first use
+    "launch.checkpoint", "launch.evaluation", "launch.examples", "launch.metrics", "launch.pretrain", "launch.probing",
+    "launch.trainer", "pipeline.batches", "pipeline.shards",
+    "launch.finetune", "launch.finetuning.kinds", "launch.finetuning.models", "launch.finetuning.reporting",
+    "launch.finetuning.scoring",
+])
 # A process that goes on when another has failed is asked to end, and made to after so long, as srun does.
 GRACE_SECONDS = 10
 
@@ -31,15 +38,19 @@ class ForkedRun:
 
     Args:
         command: what follows `cloze`.
+        main: what is called with it, as a test has changed it; a function of a module.
+        variables: further environment variables.
     """
 
-    def __init__(self, command: list[str], processes: int) -> None:
+    def __init__(self, command: list[str], processes: int = 1, main: Callable[[list[str]], int] = cli.main,
+                 **variables: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._printed, theirs = _CONTEXT.Pipe(duplex=False)
+        self._printed, theirs = FORKSERVER.Pipe(duplex=False)
         self._text = b""
-        self._process = _CONTEXT.Process(target=_launch, args=(command, processes, port, theirs))
+        self._process = FORKSERVER.Process(target=_launch, args=(
+            partial(main, command), processes, port, theirs, child_variables(**variables)))
         self._process.start()
         theirs.close()
         self.pid = self._process.pid
@@ -74,8 +85,10 @@ class ForkedRun:
         return self._text.decode(errors="replace"), None
 
 
-def _launch(command: list[str], processes: int, port: int, printed: Connection) -> None:
+def _launch(main: Callable[[], int], processes: int, port: int, printed: Connection, variables: dict[str, str]) -> None:
     """Fork the ranks and wait for them; exits with 0 or 75 if all did, with the first other status else."""
+    os.environ.clear()  # it has those of when the first run was started
+    os.environ.update(variables)
     for stream in (1, 2):
         os.dup2(printed.fileno(), stream)
     printed.close()
@@ -92,7 +105,7 @@ def _launch(command: list[str], processes: int, port: int, printed: Connection) 
         pid = os.fork()
         if not pid:
             _become(rank, processes, port)
-            sys.exit(cli.main(command))
+            sys.exit(main())
         ranks.append(pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     worst = EXIT_COMPLETE
@@ -114,5 +127,7 @@ def _become(rank: int, processes: int, port: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     sys.stdout.reconfigure(line_buffering=True)
+    if processes == 1:
+        return  # as by hand, without a launcher
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

@@ -18,9 +18,14 @@ import torch
 from launch.checkpoint import read_weights
 from launch.environment import child_variables
 from launch.metrics import FILE_NAME, read_metrics
+from tests.forked import ForkedRun
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# A run as its launcher sees it: torchrun or python itself, or what forks its processes.
+Process = subprocess.Popen | ForkedRun
+# What takes so long hangs, whatever else the machine does.
+PATIENCE_SECONDS = 300
 # A model that takes a few milliseconds a step, with all that a real one has.
 TINY = (
     "--model.hidden_size", "32", "--model.num_hidden_layers", "2", "--model.num_attention_heads", "2",
@@ -58,7 +63,7 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def kill_all(process: subprocess.Popen, number: int = signal.SIGKILL) -> None:
+def kill_all(process: Process, number: int = signal.SIGKILL) -> None:
     """Send a signal to a command and all that it has started: torchrun gives each rank a process group of its own."""
     found = [process.pid]
     for pid in found:
@@ -68,27 +73,30 @@ def kill_all(process: subprocess.Popen, number: int = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
-def finish(process: subprocess.Popen, status: int | None = 0) -> str:
+def finish(process: Process, status: int | None = 0) -> str:
     """Wait for the end, check the exit status and return what was printed."""
-    output, _ = process.communicate(timeout=300)
+    try:
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        kill_all(process)
+        raise
     assert status is None or process.returncode == status, f"status {process.returncode}:\n{output[-4000:]}"
     return output
 
 
 def train(data: Path, output: Path, *overrides: str, processes: int = 1, status: int | None = 0) -> str:
-    """Run to the end."""
-    return finish(start(pretrain_command(data, output, *overrides, processes=processes)), status)
+    """Run to the end, in processes that are forked."""
+    return finish(ForkedRun(pretrain_arguments(data, output, *overrides), processes), status)
 
 
-def kill_when(process: subprocess.Popen, reached: Callable[[], bool]) -> None:
+def kill_when(process: Process, reached: Callable[[], bool]) -> None:
     """SIGKILL every process of the run, at once, as soon as `reached`; the run must not have ended before."""
-    deadline = time.monotonic() + 120
-    while not reached():
-        assert process.poll() is None, f"ended before it was killed:\n{process.communicate()[0][-4000:]}"
-        assert time.monotonic() < deadline, "the moment to kill did not come in two minutes"
+    deadline, came = time.monotonic() + PATIENCE_SECONDS, False
+    while process.poll() is None and time.monotonic() < deadline and not (came := reached()):
         time.sleep(0.002)
     kill_all(process)
     output, _ = process.communicate()
+    assert came, f"the moment to kill did not come; status {process.returncode}:\n{output[-4000:]}"
     assert "complete at step" not in output, "outlived its death"
 
 
@@ -101,6 +109,11 @@ def step_of(output: Path) -> int:
     except FileNotFoundError:
         return -1
     return int(steps[-1]) if steps else -1
+
+
+def saved(output: Path) -> list[Path]:
+    """Checkpoints that are whole, oldest first: they are renamed to their names when all is written."""
+    return sorted((output / "checkpoints").glob("step-*[0-9]"))
 
 
 def curve(output: Path) -> list[dict]:

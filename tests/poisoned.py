@@ -1,12 +1,16 @@
-"""`python -m tests.poisoned RANK STEPS pretrain …`: cloze, with a NaN loss on one rank at some steps (0,1,2 or 3-9)."""
-
-import sys
+"""Cloze with a NaN loss on one rank at some steps."""
 
 from launch import trainer
 from launch.cli import main
 
 
-def poison(rank: int, steps: set[int]) -> None:
+def poisoned_main(rank: int, steps: range, command: list[str]) -> int:
+    """The command in a process whose loss is NaN."""
+    poison(rank, steps)
+    return main(command)
+
+
+def poison(rank: int, steps: range) -> None:
     """Multiply the loss by NaN: as an overflow in the middle of the model would."""
     accumulate = trainer.Trainer._accumulate
 
@@ -21,10 +25,3 @@ def poison(rank: int, steps: set[int]) -> None:
         return accumulate(self, micro_step, micro_batch, totals)
 
     trainer.Trainer._accumulate = poisoned
-
-
-if __name__ == "__main__":
-    rank, steps, *arguments = sys.argv[1:]
-    first, _, last = steps.partition("-")
-    poison(int(rank), set(range(int(first), int(last) + 1)) if last else set(map(int, steps.split(","))))
-    sys.exit(main(arguments))

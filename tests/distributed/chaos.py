@@ -16,7 +16,7 @@ from pathlib import Path
 
 from launch.checkpoint import CHECKSUMS, damage
 from tests.forked import ForkedRun
-from tests.launching import children, kill_all, pretrain_arguments, pretrain_command, start, step_of
+from tests.launching import Process, children, kill_all, pretrain_arguments, pretrain_command, saved, start, step_of
 
 # Nobody waits longer for a process that has been killed, or whose peer has: it hangs.
 HANG_SECONDS = 90
@@ -25,11 +25,8 @@ PROCESSES = 2
 # Of the starts: torchrun and its ranks import for seconds, in which a kill teaches nothing.
 TORCHRUN_SHARE = 0.15
 
-# A run as its launcher sees it.
-Run = subprocess.Popen | ForkedRun
 
-
-def begin(data: Path, run: Path, options: tuple[str, ...], rng: random.Random) -> Run:
+def begin(data: Path, run: Path, options: tuple[str, ...], rng: random.Random) -> Process:
     """Start or continue the run, saving asynchronously or in line, under torchrun or as srun starts processes."""
     options = (*options, "--checkpoint.asynchronous", rng.choice(("true", "true", "false")))
     if rng.random() < TORCHRUN_SHARE:
@@ -64,7 +61,7 @@ class Strike:
     def __str__(self) -> str:
         return f"{self.number.name} to {self.target}, moment: {self.moment} + {self.seconds:.3f} s, +{self.steps} steps"
 
-    def wait(self, process: Run, run: Path) -> None:
+    def wait(self, process: Process, run: Path) -> None:
         """Return when the moment has come, or the process has ended."""
         if self.moment != "start":
             wait_for_steps(process, run, self.steps)
@@ -72,7 +69,7 @@ class Strike:
                 time.sleep(0.0005)
         time.sleep(self.seconds)
 
-    def hit(self, process: Run, rng: random.Random) -> None:
+    def hit(self, process: Process, rng: random.Random) -> None:
         """Send the signal."""
         if self.target == "run":
             kill_all(process, self.number)
@@ -86,7 +83,7 @@ class Strike:
                 os.kill(pid, self.number)
 
 
-def wait_for_steps(process: Run, run: Path, steps: int) -> None:
+def wait_for_steps(process: Process, run: Path, steps: int) -> None:
     """Return when the run has logged so many steps beyond where it stood, or has ended."""
     before, began = step_of(run), None
     deadline = time.monotonic() + HANG_SECONDS
@@ -106,7 +103,7 @@ def saving(run: Path) -> bool:
     return any((run / "checkpoints").glob("step-*.tmp"))
 
 
-def collect(process: Run) -> str:
+def collect(process: Process) -> str:
     """What a struck run printed. It must end soon, with its ranks: they all hold the pipe that is read."""
     pids = [process.pid, *children(process.pid)]
     try:
@@ -120,16 +117,12 @@ def collect(process: Run) -> str:
 
 def good_checkpoints(run: Path) -> list[Path]:
     """Published folders that verify, oldest first."""
-    return [path for path in published(run) if damage(path) is None]
+    return [path for path in saved(run) if damage(path) is None]
 
 
 def damaged_checkpoints(run: Path) -> set[Path]:
     """Published folders that do not verify."""
-    return {path for path in published(run) if damage(path) is not None}
-
-
-def published(run: Path) -> list[Path]:
-    return sorted((run / "checkpoints").glob("step-*[0-9]"))
+    return {path for path in saved(run) if damage(path) is not None}
 
 
 def damage_newest(run: Path, rng: random.Random) -> str | None:
@@ -160,7 +153,7 @@ class Disk:
         self.folder, self.mounted = folder, mounted
         self._balloon = folder / "balloon"
 
-    def fill(self, process: Run, rng: random.Random) -> str:
+    def fill(self, process: Process, rng: random.Random) -> str:
         """Leave next to nothing: of the disk, or of what the run's processes may write into one file."""
         if self.mounted and rng.random() < 0.7:
             left = rng.choice((0, 16 << 10, 256 << 10, 1 << 20))
@@ -171,7 +164,7 @@ class Disk:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, limit))
         return f"no file may be larger than {limit} bytes"
 
-    def keep_full(self, process: Run) -> None:
+    def keep_full(self, process: Process) -> None:
         """Until the run has ended, take what it gives back, or it would go on in the space of its old checkpoints."""
         deadline = time.monotonic() + HANG_SECONDS
         while self._balloon.exists() and process.poll() is None and time.monotonic() < deadline:

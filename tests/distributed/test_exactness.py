@@ -17,8 +17,9 @@ NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropo
 ONE_STEP = (*NO_DROPOUT, "--train.max_steps", "1", "--schedule.warmup_steps", "0", "--checkpoint.every_steps", "0")
 # (processes, micro-batch): 16 = 2 x 8 accumulation x 1, 2 x 4 x 2, 8 x 1 x 2
 SPLITS = ((1, 2), (2, 2), (2, 8))
-# The Adam step is 3e-3 wide, whatever the gradient; fp32 sums in another order move it by a few 1e-7.
-TOLERANCE = 2e-6
+# Adam's first step is 3e-3 wide, whatever the gradient. fp32 sums in another order move it by a few 1e-7, and by more
+# where a gradient is as small as AdamW's eps of 1e-6; a wrong weight of a sample moves it by 1e-4 and more.
+TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,8 @@
 
 import pytest
 
-from tests.launching import (
-    assert_same_weights,
-    curve,
-    finish,
-    kill_when,
-    pretrain_command,
-    start,
-    step_of,
-    train,
-    weights,
-)
+from tests.forked import ForkedRun
+from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, step_of, train, weights
 from tests.synthetic import make_shards
 
 RUN = ("--train.max_steps", "30", "--checkpoint.every_steps", "4", "--train.initial_global_batch_size", "8",
@@ -50,12 +41,11 @@ def test_one_process_and_two_see_the_same_batches(data, tmp_path, stage):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def test_killed_while_the_batch_grows(data, tmp_path, stage):
-    whole, cut = (pretrain_command(data, tmp_path / name, *RUN, "--zero.stage", stage, processes=2)
-                  for name in ("whole", "cut"))
-    finish(start(whole))
+    whole, cut = (pretrain_arguments(data, tmp_path / name, *RUN, "--zero.stage", stage) for name in ("whole", "cut"))
+    finish(ForkedRun(whole, 2))
     grown = next(step for step, size in enumerate(samples(tmp_path / "whole")) if size == 32)
     assert grown > 12, "the kill comes before the batch has its full size"
-    kill_when(start(cut), lambda: step_of(tmp_path / "cut") >= 10)
-    assert "resumed from step" in finish(start(cut))
+    kill_when(ForkedRun(cut, 2), lambda: step_of(tmp_path / "cut") >= 10)
+    assert "resumed from step" in finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_command, start, step_of, weights
+from tests.forked import ForkedRun
+from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, saved, step_of, weights
 from tests.synthetic import make_shards
 
 RUN = ("--train.max_steps", "24", "--train.log_every_steps", "3", "--checkpoint.every_steps", "8")
@@ -31,10 +32,10 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize(("kind", "stage", "overrides"), CASES)
 def test_killed_and_resumed(data, tmp_path, kind, stage, overrides):
-    whole, cut = (pretrain_command(data, tmp_path / name, *RUN, "--zero.stage", stage, *overrides, processes=2)
+    whole, cut = (pretrain_arguments(data, tmp_path / name, *RUN, "--zero.stage", stage, *overrides)
                   for name in ("whole", "cut"))
-    assert f"{kind}, ZeRO stage {stage}" in finish(start(whole)), "the table names the live class"
-    kill_when(start(cut), lambda: step_of(tmp_path / "cut") >= 12)
-    assert "resumed from step" in finish(start(cut))
+    assert f"{kind}, ZeRO stage {stage}" in finish(ForkedRun(whole, 2)), "the table names the live class"
+    kill_when(ForkedRun(cut, 2), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
+    assert "resumed from step" in finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))

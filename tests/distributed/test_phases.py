@@ -1,21 +1,22 @@
 """A run that starts from another: other length, other rate, weights with or without moments; in real processes."""
 
+import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 import transformers
 
+from launch.checkpoint import CheckpointManager
+from launch.cli import main
+from tests.forked import ForkedRun
 from tests.launching import (
-    ROOT,
     assert_same_weights,
     curve,
     finish,
     kill_when,
-    pretrain_command,
-    start,
+    pretrain_arguments,
+    saved,
     step_of,
     train,
     weights,
@@ -80,37 +81,30 @@ def test_a_killed_second_phase_resumes_and_does_not_look_back(short, long, first
         train(short, source, "--train.max_steps", "12", "--zero.stage", stage, processes=2)
     arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", stage, "--init_from",
                  str(source), "--init_optimizer", "true", "--train.learning_rate", "1e-3")
-    whole, cut = (pretrain_command(long, tmp_path / name, *arguments, processes=2) for name in ("whole", "cut"))
-    assert table(finish(start(whole)))["moments"] == "taken, of 12 steps"
-    kill_when(start(cut), lambda: step_of(tmp_path / "cut") >= 12)
+    whole, cut = (pretrain_arguments(long, tmp_path / name, *arguments) for name in ("whole", "cut"))
+    assert table(finish(ForkedRun(whole, 2)))["moments"] == "taken, of 12 steps"
+    kill_when(ForkedRun(cut, 2), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
     shutil.rmtree(source)
-    output = finish(start(cut))
+    output = finish(ForkedRun(cut, 2))
     assert "resumed from step" in output and "init_from:" not in output
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
-RANK_0_LOOKS_EARLIER = """
-import os, sys
-from launch.checkpoint import CheckpointManager
-from launch.cli import main
-steps = CheckpointManager.steps
-if os.environ["RANK"] == "0":
-    CheckpointManager.steps = lambda self: [n for n in steps(self) if n < 4 or "source" not in str(self.folder)]
-sys.exit(main(sys.argv[1:]))
-"""
+def rank_0_looks_earlier(command: list[str]) -> int:
+    steps = CheckpointManager.steps
+    if os.environ["RANK"] == "0":
+        CheckpointManager.steps = lambda self: [n for n in steps(self) if n < 4 or "source" not in str(self.folder)]
+    return main(command)
 
 
 def test_all_ranks_take_the_same_step_of_a_source_that_is_still_training(short, long, tmp_path):
     """Its checkpoint of step 4 appears after rank 0 has looked and before rank 1 does."""
-    source, run, script = tmp_path / "source", tmp_path / "run", tmp_path / "late.py"
+    source, run = tmp_path / "source", tmp_path / "run"
     fixed = ("--zero.stage", "2")
     train(short, source, *fixed, "--train.max_steps", "4", "--checkpoint.every_steps", "2", processes=2)
-    script.write_text(RANK_0_LOOKS_EARLIER)
-    command = pretrain_command(long, run, *STILL, *fixed, "--init_from", str(source), "--init_optimizer", "true",
-                               processes=2)
-    at = command.index("launch")
-    output = finish(start([*command[:at - 1], str(script), *command[at + 1:]], PYTHONPATH=str(ROOT)))
+    command = pretrain_arguments(long, run, *STILL, *fixed, "--init_from", str(source), "--init_optimizer", "true")
+    output = finish(ForkedRun(command, 2, rank_0_looks_earlier))
     assert "step 2 of" in table(output)["weights"] and table(output)["moments"] == "taken, of 2 steps"
     assert_same_weights(weights(source, 2), weights(run))
 
@@ -160,9 +154,7 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
     assert set(rows["drawn anew"].split(", ")) == {
         "bert.pooler.dense.weight", "bert.pooler.dense.bias", "next_sentence.classifier.weight",
         "next_sentence.classifier.bias"}
-    result = subprocess.run([sys.executable, "-m", "launch", "export", str(tmp_path / "run"), "--output",
-                             str(tmp_path / "back")], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "back")]) == 0
     back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back").state_dict()
     for name, value in theirs.state_dict().items():
         assert torch.equal(back[name], value), name

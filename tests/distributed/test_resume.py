@@ -1,19 +1,27 @@
 """The interrupted run equals the uninterrupted one, bit for bit; interruptions are SIGKILLs, also during a save."""
 
+import contextlib
 import json
+import os
 import signal
+import time
+from functools import partial
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launch.checkpoint import CHECKSUMS
+from tests.forked import ForkedRun
 from tests.launching import (
     ROOT,
     assert_same_weights,
+    children,
     curve,
     finish,
     kill_when,
+    pretrain_arguments,
     pretrain_command,
+    saved,
     start,
     step_of,
     train,
@@ -50,12 +58,14 @@ def checkpoints(output):
     return sorted(path.name for path in (output / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("stage", ["0", "2"])
-def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage):
+@pytest.mark.parametrize(("stage", "launcher"), [("0", "forked"), ("2", "torchrun")])
+def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage, launcher):
     run = tmp_path / "run"
-    command = pretrain_command(data, run, *RUN, "--zero.stage", stage, processes=2)
-    kill_when(start(command), lambda: step_of(run) >= 27)
-    output = finish(start(command))
+    arguments = (data, run, *RUN, "--zero.stage", stage)
+    begin = (partial(start, pretrain_command(*arguments, processes=2)) if launcher == "torchrun"
+             else partial(ForkedRun, pretrain_arguments(*arguments), 2))
+    kill_when(begin(), lambda: step_of(run) >= 27)
+    output = finish(begin())
     assert "resumed from step" in output
     assert curve(run) == curve(undisturbed(stage))
     assert_same_weights(weights(run), weights(undisturbed(stage)))
@@ -73,9 +83,9 @@ def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage):
 def test_killed_before_the_first_checkpoint(data, tmp_path):
     """It starts again from step 0, and no curve overlaps."""
     run = tmp_path / "run"
-    command = pretrain_command(data, run, *RUN, "--train.max_steps", "30", "--checkpoint.every_steps", "0")
-    kill_when(start(command), lambda: step_of(run) >= 9)
-    assert "resumed" not in finish(start(command))
+    command = pretrain_arguments(data, run, *RUN, "--train.max_steps", "30", "--checkpoint.every_steps", "0")
+    kill_when(ForkedRun(command), lambda: step_of(run) >= 9)
+    assert "resumed" not in finish(ForkedRun(command))
     board = EventAccumulator(str(run))
     board.Reload()
     assert [event.step for event in board.Scalars("train/loss")] == list(range(3, 31, 3))
@@ -85,54 +95,60 @@ def test_killed_before_the_first_checkpoint(data, tmp_path):
 @pytest.mark.parametrize("stage", ["1", "3"])
 def test_killed_between_checkpoints_at_the_other_stages(data, undisturbed, tmp_path, stage):
     run = tmp_path / "run"
-    command = pretrain_command(data, run, *RUN, "--zero.stage", stage, processes=2)
-    kill_when(start(command), lambda: step_of(run) >= 27)
-    finish(start(command))
+    command = pretrain_arguments(data, run, *RUN, "--zero.stage", stage)
+    kill_when(ForkedRun(command, 2), lambda: step_of(run) >= 27)
+    finish(ForkedRun(command, 2))
     assert curve(run) == curve(undisturbed(stage))
     assert_same_weights(weights(run), weights(undisturbed(stage)))
 
 
+def in_a_save(output) -> bool:
+    """Whether a checkpoint is being written; what is being removed ends in .tmp too, but is older."""
+    newest = max((path.name for path in saved(output)), default="")
+    with contextlib.suppress(FileNotFoundError):  # published meanwhile
+        return any(path.parent.name > newest for path in (output / "checkpoints").glob("step-*.tmp/*.pt"))
+    return False
+
+
 def test_killed_in_the_middle_of_a_save(data, undisturbed, tmp_path):
     run = tmp_path / "run"
-    command = pretrain_command(data, run, *RUN, processes=2)
+    command = pretrain_arguments(data, run, *RUN)
     folder = run / "checkpoints"
-    kill_when(start(command), lambda: folder.exists() and any(folder.glob("step-*24.tmp/*.pt")))
+    kill_when(ForkedRun(command, 2), lambda: step_of(run) >= 20 and in_a_save(run))
     half_written = [path for path in folder.glob("*.tmp")]
     published = [path for path in folder.iterdir() if path not in half_written]
     assert all((path / CHECKSUMS).exists() for path in published)
-    finish(start(command))
+    finish(ForkedRun(command, 2))
     assert curve(run) == curve(undisturbed("0"))
     assert_same_weights(weights(run), weights(undisturbed("0")))
     assert checkpoints(run) == ["step-00000048", "step-00000056", "step-00000060"], "retention, no leftovers"
 
 
 def test_stopped_by_a_signal_to_one_rank_only(data, undisturbed, tmp_path):
-    """SIGTERM reaches the launcher, or USR1 a single worker: all ranks stop together, with a checkpoint."""
+    """SIGTERM reaches torchrun, or USR1 a single worker: all ranks stop together, with a checkpoint."""
     run = tmp_path / "run"
-    command = pretrain_command(data, run, *RUN, processes=2)
+    command = pretrain_arguments(data, run, *RUN)
     for moment, number in ((10, signal.SIGTERM), (30, signal.SIGUSR1)):
-        process = start(command)
+        torchrun = number == signal.SIGTERM
+        process = start(pretrain_command(data, run, *RUN, processes=2)) if torchrun else ForkedRun(command, 2)
         while step_of(run) < moment:
             assert process.poll() is None
-        if number == signal.SIGTERM:
-            process.send_signal(number)
-        else:
-            children = open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
-            __import__("os").kill(int(children[-1]), number)
-        output = finish(process, status=None)
-        assert process.returncode != 0
+            time.sleep(0.002)
+        os.kill(process.pid if torchrun else children(process.pid)[-1], number)
+        output = finish(process, status=1 if torchrun else 75)  # torchrun makes 1 of every status
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "requeue" and moment <= status["step"] < STEPS, output
         assert f"step-{status['step']:08d}" in checkpoints(run)
-    finish(start(command))
+    finish(ForkedRun(command, 2))
     assert curve(run) == curve(undisturbed("0"))
     assert_same_weights(weights(run), weights(undisturbed("0")))
 
 
 def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path):
-    process = start(pretrain_command(data, tmp_path / "run", *RUN, "--train.max_steps", "5000"))
+    process = ForkedRun(pretrain_arguments(data, tmp_path / "run", *RUN, "--train.max_steps", "5000"))
     while step_of(tmp_path / "run") < 3:
         assert process.poll() is None
+        time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
     assert "the same command continues" in finish(process, status=75)
 
@@ -167,12 +183,12 @@ def test_no_rank_leaves_before_the_status_is_written(data, tmp_path):
 def test_an_evaluation_that_ends_a_resumed_run_is_in_its_checkpoint(data, tmp_path):
     """Stopped at a step that is to be evaluated: the resume evaluates it first, and reaches the target."""
     run = tmp_path / "run"
-    command = pretrain_command(data, run, *RUN, "--evaluation.every_steps", "1", "--evaluation.keep_best", "true",
-                               "--schedule.warmup_steps", "0", "--evaluation.target", "100")
+    command = pretrain_arguments(data, run, *RUN, "--evaluation.every_steps", "1", "--evaluation.keep_best", "true",
+                                 "--schedule.warmup_steps", "0", "--evaluation.target", "100")
     at = command.index("--evaluation.target")
     stopping = [*command[:at], "--train.stop_before_seconds", "5"]
-    assert "checkpoint of step 1" in finish(start(stopping, SLURM_JOB_END_TIME="1"), status=75)
-    assert "complete at step 1" in finish(start(command))
+    assert "checkpoint of step 1" in finish(ForkedRun(stopping, SLURM_JOB_END_TIME="1"), status=75)
+    assert "complete at step 1" in finish(ForkedRun(command))
     state = json.loads((run / "checkpoints" / "step-00000001" / "state.json").read_text())
     assert (state["evaluated_step"], state["best_step"]) == (1, 1)
     assert checkpoints(run) == ["step-00000001"] and weights(run, "best")
@@ -181,9 +197,8 @@ def test_an_evaluation_that_ends_a_resumed_run_is_in_its_checkpoint(data, tmp_pa
 def test_damaged_checkpoints_are_passed_over_aloud(data, undisturbed, tmp_path):
     """The newest is truncated, the one before has one flipped bit: the third is taken, and the end is the same."""
     run = tmp_path / "run"
-    process = start(pretrain_command(data, run, *RUN, processes=2))
-    kill_when(process, lambda: step_of(run) >= 36)
-    *_, third, second, newest = sorted((run / "checkpoints").glob("step-*[0-9]"))
+    kill_when(ForkedRun(pretrain_arguments(data, run, *RUN), 2), lambda: step_of(run) >= 36)
+    *_, third, second, newest = saved(run)
     with open(newest / "mp_rank_00_model_states.pt", "r+b") as file:
         file.truncate(1000)
     path = second / "mp_rank_00_model_states.pt"
@@ -202,7 +217,7 @@ def test_zero_0_goes_on_with_another_number_of_processes(data, undisturbed, tmp_
     run = tmp_path / "run"
     dropout_free = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
     train(data, tmp_path / "whole", *RUN, *dropout_free, processes=2)
-    kill_when(start(pretrain_command(data, run, *RUN, *dropout_free, processes=2)), lambda: step_of(run) >= 27)
+    kill_when(ForkedRun(pretrain_arguments(data, run, *RUN, *dropout_free), 2), lambda: step_of(run) >= 27)
     output = train(data, run, *RUN, *dropout_free)
     assert "resumed from step" in output
     for left, right in zip(curve(run), curve(tmp_path / "whole"), strict=True):

@@ -1,6 +1,7 @@
 """A step whose gradient is infinite or NaN changes nothing, on any rank, at any ZeRO stage."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,18 @@ from model.config import BertConfig
 from model.initialization import init_weights
 from pipeline.batches import BatchStream
 from pipeline.shards import ShardReader
-from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_command, start, step_of, weights
+from tests.forked import ForkedRun
+from tests.launching import (
+    assert_same_weights,
+    curve,
+    finish,
+    kill_when,
+    pretrain_arguments,
+    step_of,
+    train,
+    weights,
+)
+from tests.poisoned import poisoned_main
 from tests.synthetic import make_shards
 
 RUN = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0", "--schedule.warmup_steps", "0",
@@ -27,11 +39,9 @@ def data(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("skipping"))
 
 
-def poisoned_command(data, run, rank: int, steps: str, *overrides: str) -> list[str]:
+def poisoned_run(data, run, rank: int, steps: range, *overrides: str) -> ForkedRun:
     """Two processes, of which one has a NaN loss at these steps."""
-    command = pretrain_command(data, run, *RUN, *overrides, processes=2)
-    at = command.index("launch")
-    return [*command[:at], "tests.poisoned", str(rank), steps, *command[at + 1:]]
+    return ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), 2, partial(poisoned_main, rank, steps))
 
 
 def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tensor]:
@@ -63,8 +73,8 @@ def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tenso
 @pytest.mark.parametrize("stage", ["0", "2", *(pytest.param(s, marks=pytest.mark.slow) for s in "13")])
 def test_the_others_steps_are_those_of_a_plain_loop(data, tmp_path, stage):
     run = tmp_path / "run"
-    output = finish(start(poisoned_command(data, run, 1, "2,3", "--zero.stage", stage, "--train.max_steps", "6",
-                                           "--train.log_every_steps", "2")))
+    output = finish(poisoned_run(data, run, 1, range(2, 4), "--zero.stage", stage, "--train.max_steps", "6",
+                                 "--train.log_every_steps", "2"))
     assert_same_weights(plain_loop(data, 6, {2, 3}), weights(run), TOLERANCE)
     assert "the gradient of step 3, on samples 32 to 47 of the stream (epoch 0) is infinite or NaN" in output
     lines = [line for line in curve(run) if "train/skipped_steps" in line]
@@ -80,11 +90,10 @@ def test_killed_between_skipped_steps_and_resumed(data, tmp_path):
     """Checkpoints fall due at skipped steps: what is saved is the last good step, and the skipped are met again."""
     overrides = ("--train.max_steps", "40", "--train.log_every_steps", "3", "--zero.stage", "2")
     whole = tmp_path / "whole"
-    finish(start(poisoned_command(data, whole, 0, "14-17", *overrides)))
+    finish(poisoned_run(data, whole, 0, range(14, 18), *overrides))
     run = tmp_path / "run"
-    command = poisoned_command(data, run, 0, "14-17", *overrides)
-    kill_when(start(command), lambda: step_of(run) >= 18)
-    assert "resumed from step" in finish(start(command))
+    kill_when(poisoned_run(data, run, 0, range(14, 18), *overrides), lambda: step_of(run) >= 18)
+    assert "resumed from step" in finish(poisoned_run(data, run, 0, range(14, 18), *overrides))
     assert curve(run) == curve(whole)
     assert_same_weights(weights(run), weights(whole))
 
@@ -93,16 +102,16 @@ def test_killed_between_skipped_steps_and_resumed(data, tmp_path):
 def test_too_many_in_a_row_end_the_run_with_the_last_good_state(data, tmp_path):
     run = tmp_path / "run"
     overrides = ("--train.max_steps", "30", "--train.max_skipped_steps", "5", "--checkpoint.keep_last", "1")
-    output = finish(start(poisoned_command(data, run, 1, "10-29", *overrides)), status=None)
+    output = finish(poisoned_run(data, run, 1, range(10, 30), *overrides), status=None)
     (line,) = {line for line in output.splitlines() if line.startswith("error:")}
     assert "found 5 steps in a row whose gradient is infinite or NaN, the last being step 15, on samples 224 to" in line
     assert json.loads((run / "status.json").read_text())["state"] == "failed"
     steps = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
     assert steps == [4, 8, 10], "the last good state, and none went since no later one had proven itself"
     # Without the poison the same run goes on from there, and loses nothing by what happened.
-    finish(start(pretrain_command(data, run, *RUN, *overrides, processes=2)))
+    train(data, run, *RUN, *overrides, processes=2)
     healthy = tmp_path / "healthy"
-    finish(start(pretrain_command(data, healthy, *RUN, *overrides, processes=2)))
+    train(data, healthy, *RUN, *overrides, processes=2)
     assert_same_weights(weights(run), weights(healthy))
     assert curve(run) == curve(healthy)
 
@@ -113,11 +122,11 @@ def test_a_good_step_that_ran_before_the_skipped_one_was_looked_at_is_saved(data
     run = tmp_path / "run"
     overrides = ("--train.max_steps", "13", "--train.max_skipped_steps", "1", "--monitor.inspect_every_steps", "0",
                  "--train.log_every_steps", "20")
-    output = finish(start(poisoned_command(data, run, 1, "9", *overrides)), status=None)
+    output = finish(poisoned_run(data, run, 1, range(9, 10), *overrides), status=None)
     assert "found 1 steps in a row" in output and "the last being step 10," in output
     steps = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
     assert steps == [4, 8, 11]
-    assert "resumed from step 11" in finish(start(pretrain_command(data, run, *RUN, *overrides, processes=2)))
+    assert "resumed from step 11" in train(data, run, *RUN, *overrides, processes=2)
     assert_same_weights(plain_loop(data, 13, {9}), weights(run), TOLERANCE)
 
 
@@ -126,6 +135,6 @@ def test_a_good_step_that_ran_before_the_skipped_one_was_looked_at_is_saved(data
 def test_optimizers_that_cannot_skip_on_the_device_skip_too(data, tmp_path, name):
     """Two good steps, and then two whose gradient is NaN: the weights are those of two steps."""
     overrides = ("--optimizer.name", name)
-    finish(start(pretrain_command(data, tmp_path / "two", *RUN, *overrides, "--train.max_steps", "2", processes=2)))
-    finish(start(poisoned_command(data, tmp_path / "four", 1, "2-3", *overrides, "--train.max_steps", "4")))
+    train(data, tmp_path / "two", *RUN, *overrides, "--train.max_steps", "2", processes=2)
+    finish(poisoned_run(data, tmp_path / "four", 1, range(2, 4), *overrides, "--train.max_steps", "4"))
     assert_same_weights(weights(tmp_path / "two"), weights(tmp_path / "four"))

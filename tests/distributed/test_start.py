@@ -16,7 +16,7 @@ sys.exit(status)
 """
 
 
-@pytest.mark.parametrize("stage", ["0", "2", "3"])
+@pytest.mark.parametrize("stage", ["3", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "02")])
 def test_a_start_does_not_import_the_compiler(tmp_path, stage):
     data = make_shards(tmp_path / "data")
     arguments = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "1", "--zero.stage", stage)

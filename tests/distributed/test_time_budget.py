@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from tests.launching import curve, finish, kill_when, pretrain_command, start, train
+from tests.forked import ForkedRun
+from tests.launching import curve, finish, kill_when, pretrain_arguments, train
 from tests.synthetic import make_shards
 
-# Six seconds, in steps of some milliseconds.
-RUN = ("--train.max_steps", "1000000", "--train.time_budget_hours", str(6 / 3600), "--schedule.warmup_share", "0.5",
-       "--checkpoint.every_steps", "25", "--schedule.initial_share", "0.25")
+SECONDS = 4  # in steps of some milliseconds
+RUN = ("--train.max_steps", "1000000", "--train.time_budget_hours", str(SECONDS / 3600),
+       "--schedule.warmup_share", "0.5", "--checkpoint.every_steps", "25", "--schedule.initial_share", "0.25")
 
 
 @pytest.fixture(scope="module")
@@ -28,29 +29,29 @@ def state_of(run) -> dict:
 def test_two_processes_end_together_with_the_rate_at_zero_and_a_checkpoint(data, tmp_path):
     run = tmp_path / "run"
     output = train(data, run, *RUN, processes=2)
-    assert "the time budget of 0.00166667 hours is used up" in output
-    assert "linear over 0.00166667 hours, 50.0% of the time of warmup" in output
+    assert "the time budget of 0.00111111 hours is used up" in output
+    assert "linear over 0.00111111 hours, 50.0% of the time of warmup" in output
     rates = [line["train/learning_rate"] for line in curve(run) if "train/learning_rate" in line]
     peak = rates.index(max(rates))
     assert rates[0] == pytest.approx(0.25 * 3e-3) and max(rates) <= 3e-3
     assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
     assert rates[-1] == 0, "the last step has seen the budget used up"
     state = state_of(run)
-    assert state["step"] == len(rates) and state["seconds"] >= 6
+    assert state["step"] == len(rates) and state["seconds"] >= SECONDS
     assert json.loads((run / "status.json").read_text()) == {"state": "complete", "step": state["step"]}
     assert train(data, run, *RUN, processes=2).count("complete at step") == 1, "nothing is left to do"
 
 
 def test_a_resume_goes_on_with_the_time_that_was_used(data, tmp_path):
     run = tmp_path / "run"
-    command = pretrain_command(data, run, *RUN, "--checkpoint.every_steps", "1")
-    kill_when(start(command), lambda: state_of(run)["seconds"] > 0.5)
-    time.sleep(7)  # longer than the budget, and not counted: the clock stands while the run does not train
+    command = pretrain_arguments(data, run, *RUN, "--checkpoint.every_steps", "1")
+    kill_when(ForkedRun(command), lambda: state_of(run)["seconds"] > 0.5)
+    time.sleep(SECONDS + 1)  # longer than the budget, and not counted: the clock stands while the run does not train
     step, used = (state_of(run)[name] for name in ("step", "seconds"))
-    assert 0 < used < 6
-    assert f"resumed from step {step} " in finish(start(command))
+    assert 0 < used < SECONDS
+    assert f"resumed from step {step} " in finish(ForkedRun(command))
     rates = {line["step"]: line["train/learning_rate"] for line in curve(run) if "train/learning_rate" in line}
-    share = used / 6
+    share = used / SECONDS
     expected = 0.25 + 0.75 * share / 0.5 if share < 0.5 else 2 - 2 * share
     assert rates[step + 1] == pytest.approx(3e-3 * expected), "the rate of the time that the checkpoint holds"
-    assert rates[max(rates)] == 0 and state_of(run)["seconds"] >= 6
+    assert rates[max(rates)] == 0 and state_of(run)["seconds"] >= SECONDS

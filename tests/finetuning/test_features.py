@@ -21,12 +21,13 @@ from launch.finetuning.tasks import find_task
 from launch.metrics import read_metrics
 from launch.predict import Predictor
 from pipeline.errors import UserError
-from tests.finetuning.running import command, finetune, lines
+from tests.finetuning.running import arguments, finetune, lines
 from tests.finetuning.small import make_model
 from tests.finetuning.test_answers import squad
 from tests.finetuning.test_texts import _order
 from tests.finetuning.test_words_choices import conll
-from tests.launching import assert_same_weights, curve, finish, kill_when, start, step_of, weights
+from tests.forked import ForkedRun
+from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +154,11 @@ def test_features_of_several_layers_over_processes_and_kills(model, files, tmp_p
                "--checkpoint.every_steps", 7)
     results, _ = finetune("sst2", model, *files, tmp_path / "one", *options)
     assert results["validation"]["accuracy"] > 0.5
-    again = command("sst2", model, *files, tmp_path / "killed", *options)
-    kill_when(start(again, OMP_NUM_THREADS="1"), lambda: step_of(tmp_path / "killed") >= 30)
+    again = arguments("sst2", model, *files, tmp_path / "killed", *options)
+    kill_when(ForkedRun(again), lambda: step_of(tmp_path / "killed") >= 30)
     changed = {name: 1.5 * tensor for name, tensor in load_file(model / "model.safetensors").items()}
     save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
-    assert "resumed from step" in finish(start(again, OMP_NUM_THREADS="1"))
+    assert "resumed from step" in finish(ForkedRun(again))
     assert curve(tmp_path / "killed") == curve(tmp_path / "one")
     assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "one"))
     assert (weights(tmp_path / "one")["mix.weights"] != 0).all()
@@ -198,9 +199,9 @@ def test_a_run_unfreezes_and_goes_on_so_after_a_kill(model, files, tmp_path):
     moved = [not torch.equal(after[f"bert.encoder.layers.{n}.attention.output.weight"],
                              before[f"encoder.layer.{n}.attention.output.dense.weight"]) for n in range(4)]
     assert moved == [False, False, True, True]
-    again = command("sst2", model, *files, tmp_path / "killed", *options)
-    kill_when(start(again, OMP_NUM_THREADS="1"), lambda: step_of(tmp_path / "killed") >= 25)
-    assert "resumed from step" in finish(start(again, OMP_NUM_THREADS="1"))
+    again = arguments("sst2", model, *files, tmp_path / "killed", *options)
+    kill_when(ForkedRun(again), lambda: step_of(tmp_path / "killed") >= 25)
+    assert "resumed from step" in finish(ForkedRun(again))
     assert_same_weights(weights(tmp_path / "killed"), after)
 
 

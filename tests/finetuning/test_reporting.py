@@ -15,10 +15,11 @@ from launch.cli import main, parse
 from launch.finetuning import reporting
 from launch.finetuning.glue import submission, submission_names
 from launch.finetuning.mistakes import binary_scores, tables
-from tests.finetuning.running import command, finetune, in_fresh_process, lines
+from tests.finetuning.running import arguments, finetune, lines
 from tests.finetuning.small import sst2, write_tsv
 from tests.finetuning.test_texts import GLUE, read
-from tests.launching import weights
+from tests.forked import ForkedRun
+from tests.launching import finish, weights
 
 
 def cells(table: str) -> list[list[str]]:
@@ -38,7 +39,7 @@ def run(model, tmp_path_factory):
     return folder / "run", [line.split("\t")[0] for line in files[1].read_text().splitlines()[1:]], said
 
 
-def stop_at_the_report():
+def stopped_at_the_report(command: list[str]) -> int:
     save = reporting.save_model
 
     def stopping(*arguments):
@@ -46,27 +47,29 @@ def stop_at_the_report():
         save(*arguments)
 
     reporting.save_model = stopping
+    return main(command)
 
 
-def fail_in_the_report():
+def fails_in_the_report(command: list[str]) -> int:
     def failing(*_):
         raise MemoryError("nothing left")
 
     reporting.save_model = failing
+    return main(command)
 
 
 def test_a_run_is_complete_once_its_results_are_written(model, files, tmp_path):
     """A stop or an error between the last step and results.json is told by the status; the next start makes up."""
-    words = command("sst2", model, *files, tmp_path / "run", "--epochs", 1, "--freeze", "encoder")
-    said = in_fresh_process(words, 1, fail_in_the_report)
+    words = arguments("sst2", model, *files, tmp_path / "run", "--epochs", 1, "--freeze", "encoder")
+    said = finish(ForkedRun(words, main=fails_in_the_report), 1)
     assert json.loads((tmp_path / "run" / runs.STATUS).read_text()) == {"state": "failed", "step": 15}
     whole = sum(tensor.numel() for tensor in weights(tmp_path / "run").values())
     assert f"{whole:,}, of which {32 * 33 + 2 * 33:,} learn" in said, "the pooler and the classifier"
-    said = in_fresh_process(words, 75, stop_at_the_report)
+    said = finish(ForkedRun(words, main=stopped_at_the_report), 75)
     assert json.loads((tmp_path / "run" / runs.STATUS).read_text()) == {"state": "requeue", "step": 15}
     assert "stopped with a checkpoint of step 15; the same command" in said
     assert not (tmp_path / "run" / "results.json").exists()
-    assert "complete at step 15" in in_fresh_process(words)
+    assert "complete at step 15" in finish(ForkedRun(words))
     assert json.loads((tmp_path / "run" / runs.STATUS).read_text()) == {"state": "complete", "step": 15}
     assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 15
 

@@ -1,6 +1,7 @@
 """Several seeds and settings: what is run, and where; what failed; what they make together."""
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from launch.cli import main
 from launch.console import Console
 from launch.finetuning.sweep import Run, combinations, run_all
 from pipeline.errors import UserError
-from tests.finetuning.running import command
-from tests.launching import finish, kill_when, start, step_of
+from tests.finetuning.running import arguments
+from tests.forked import ForkedRun
+from tests.launching import finish, kill_when, step_of
 
 
 def test_every_combination():
@@ -30,8 +32,7 @@ def test_every_combination():
 @pytest.mark.parametrize("grid, said", [("epoch=1,2", "did you mean epochs?"), ("learning_rate=1e-3,-1", "found -1"),
                                         ("learning_rate=1e-3,fast", "fast"), ("max_length=16,65", "at most 64")])
 def test_a_wrong_setting_is_refused_before_anything_runs(model, files, tmp_path, capsys, grid, said):
-    words = command("sst2", model, *files, tmp_path / "sweep", "--grid", grid)
-    assert main(words[words.index("finetune"):]) == 2
+    assert main(arguments("sst2", model, *files, tmp_path / "sweep", "--grid", grid)) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and len(error.splitlines()) == 1, error
     assert not (tmp_path / "sweep").exists()
@@ -48,12 +49,13 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     Finished runs are no results of a sweep with another dropout.
     """
     folder = tmp_path / "sweep"
-    words = command("sst2", model, *files, folder, "--seeds", 2, "--epochs", 3, "--grid", "learning_rate=3e-3,1e-12")
+    words = arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 3, "--grid",
+                      "learning_rate=3e-3,1e-12")
     names = [f"learning_rate={rate}/seed-{seed}" for rate in ("3e-3", "1e-12") for seed in (42, 43)]
-    kill_when(start(words, OMP_NUM_THREADS="1"),
+    kill_when(ForkedRun(words),
               lambda: (folder / names[0] / "results.json").exists() and step_of(folder / names[1]) >= 5)
     written = (folder / names[0] / "results.json").stat().st_mtime_ns
-    said = finish(start(words, OMP_NUM_THREADS="1"))
+    said = finish(ForkedRun(words))
     assert "1 of 4 runs are complete already" in said
     assert (folder / names[0] / "results.json").stat().st_mtime_ns == written
     summary = json.loads((folder / "results.json").read_text())
@@ -72,13 +74,18 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     assert summary["best"]["median"]["settings"] == {"train.learning_rate": "3e-3"}
     assert (folder / "spread.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / runs.STATUS).read_text())["state"] == "complete"
-    assert main([*words[words.index("finetune"):], "--dropout", "0.3"]) == 2
+    assert main([*words, "--dropout", "0.3"]) == 2
     error = capsys.readouterr().err
     assert "dropout" in error and "seed-42" in error
 
 
-def scripted(folder: Path, name: str, script: str) -> Run:
-    return Run(name, folder / name, {}, [sys.executable, "-c", script])
+def scripted(folder: Path, name: str, awaited: Path | None = None) -> Run:
+    return Run(name, folder / name, {}, [sys.executable, "-c", completing(folder / name, awaited)])
+
+
+def completing(folder: Path, awaited: Path | None = None) -> str:
+    """A script that completes a run once there is a file; without one, after a moment."""
+    return COMPLETE.format(folder=str(folder), awaited=str(awaited or folder))
 
 
 COMPLETE = """
@@ -86,7 +93,11 @@ import json, os, pathlib, time
 here = pathlib.Path({folder!r})
 here.mkdir(parents=True, exist_ok=True)
 began = time.time()
-time.sleep(0.7)
+(here / "began").touch()
+time.sleep(0.2)
+while not os.path.exists({awaited!r}):
+    assert time.time() < began + 120
+    time.sleep(0.01)
 (here / "when").write_text(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), began, time.time()]))
 (here / "results.json").write_text('{{"metric": "accuracy", "validation": {{"accuracy": 0.5}}}}')
 (here / "status.json").write_text('{{"state": "complete"}}')
@@ -95,7 +106,8 @@ time.sleep(0.7)
 
 @pytest.mark.parametrize("devices", [["0", "1"], ["3"]])
 def test_one_run_at_a_time_on_each_device(tmp_path, devices):
-    planned = [scripted(tmp_path, name, COMPLETE.format(folder=str(tmp_path / name))) for name in "abcd"]
+    partners = dict(zip("abcd", "badc", strict=True)) if len(devices) > 1 else {}  # neither ends before both began
+    planned = [scripted(tmp_path, name, partners and tmp_path / partners[name] / "began") for name in "abcd"]
     assert not run_all(planned, devices, Console(False))
     times = [json.loads((run.folder / "when").read_text()) for run in planned]
     assert {device for device, _, _ in times} == set(devices)
@@ -107,17 +119,19 @@ def test_one_run_at_a_time_on_each_device(tmp_path, devices):
     assert (overlaps > 0) == (len(devices) > 1)
 
 
-def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path, capsys):
+def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path):
     """It holds its folder's lock and ends by itself: it is not started a second time, and no other beside it."""
-    planned = [scripted(tmp_path, name, COMPLETE.format(folder=str(tmp_path / name))) for name in "ab"]
+    planned, said = [scripted(tmp_path, name) for name in "ab"], []
+    console, waiting = Console(), tmp_path / "waiting"
+    console.say = lambda line: (said.append(line), waiting.touch())
     (tmp_path / "a").mkdir()
     holding = f"import fcntl, time\nfile = open({str(tmp_path / 'a' / runs.LOCK)!r}, 'w')\nfcntl.flock(file, 2)\n"
-    orphan = subprocess.Popen([sys.executable, "-c", holding + COMPLETE.format(folder=str(tmp_path / "a"))])
+    orphan = subprocess.Popen([sys.executable, "-c", holding + completing(tmp_path / "a", waiting)])
     while not runs.in_use(tmp_path / "a"):
         assert orphan.poll() is None
         time.sleep(0.01)
-    assert not run_all(planned, [""], Console())
-    assert orphan.wait() == 0 and "waiting for a, still at work" in capsys.readouterr().out
+    assert not run_all(planned, [""], console)
+    assert orphan.wait() == 0 and "waiting for a, still at work" in said[0]
     assert not planned[0].log.exists() and planned[1].results()
     ended = json.loads((tmp_path / "a" / "when").read_text())[2]
     assert json.loads((tmp_path / "b" / "when").read_text())[1] >= ended
@@ -125,12 +139,11 @@ def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path, caps
 
 def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files, tmp_path):
     folder = tmp_path / "sweep"
-    words = command("sst2", model, *files, folder, "--seeds", 2, "--epochs", 200)
-    process = start(words, OMP_NUM_THREADS="1")
+    process = ForkedRun(arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 200))
     while step_of(folder / "seed-42") < 5:
         assert process.poll() is None
         time.sleep(0.01)
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     assert "seed-42: stopped" in finish(process, 75)
     assert json.loads((folder / "seed-42" / runs.STATUS).read_text())["state"] == "requeue"
     assert json.loads((folder / runs.STATUS).read_text())["state"] == "requeue"
@@ -141,6 +154,5 @@ def test_seeds_under_torchrun_are_refused(model, files, tmp_path, monkeypatch, c
     torchruns = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     for name, value in torchruns.items():
         monkeypatch.setenv(name, value)
-    words = command("sst2", model, *files, tmp_path / "sweep", "--seeds", 2)
-    assert main(words[words.index("finetune"):]) == 2
+    assert main(arguments("sst2", model, *files, tmp_path / "sweep", "--seeds", 2)) == 2
     assert "seeds, grid: found them in a run of 2 processes" in capsys.readouterr().err

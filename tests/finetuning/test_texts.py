@@ -25,9 +25,10 @@ from pipeline.encoding import Encoder, Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
-from tests.finetuning.running import command, finetune, lines
+from tests.finetuning.running import arguments, finetune, lines
 from tests.finetuning.small import BAD, GOOD, make_model, sentence, sentiment, write_tsv
-from tests.launching import assert_same_weights, curve, finish, kill_when, start, step_of, weights
+from tests.forked import ForkedRun
+from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,8 @@ def test_losses_are_those_of_a_plain_loop_over_transformers_own_class(files, tmp
     finetune("sst2", model, *files, tmp_path / "run", *overrides)
     ours = [line["train/loss"] for line in read_metrics(tmp_path / "run") if "train/loss" in line]
 
-    arguments = command("sst2", model, *files, tmp_path / "run", *overrides)[4:]
-    config = parse("finetune", arguments).for_task(find_task("sst2"), 64)
+    words = arguments("sst2", model, *files, tmp_path / "run", *overrides)[1:]
+    config = parse("finetune", words).for_task(find_task("sst2"), 64)
     source = find_source(config)
     architecture, head, train, *_ = read_examples(config, find_task("sst2"), source.tokenizer)
     start_model(architecture, source, head, config)[0].save(tmp_path / "start", model)
@@ -120,9 +121,9 @@ def test_processes_share_each_row_once_and_end_alike(model, files, tmp_path):
 def test_killed_and_started_again_it_ends_with_the_same_bits(model, files, tmp_path):
     options = ("--epochs", 6, "--checkpoint.every_steps", 7)
     finetune("sst2", model, *files, tmp_path / "undisturbed", *options)
-    again = command("sst2", model, *files, tmp_path / "run", *options)
-    kill_when(start(again, OMP_NUM_THREADS="1"), lambda: step_of(tmp_path / "run") >= 18)
-    assert "resumed from step" in finish(start(again, OMP_NUM_THREADS="1"))
+    again = arguments("sst2", model, *files, tmp_path / "run", *options)
+    kill_when(ForkedRun(again), lambda: step_of(tmp_path / "run") >= 18)
+    assert "resumed from step" in finish(ForkedRun(again))
     assert curve(tmp_path / "run") == curve(tmp_path / "undisturbed")
     assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "undisturbed"))
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == json.loads(

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,8 @@ from launch.config import PretrainConfig
 from launch.engine import build_engine, deepspeed_config
 from launch.environment import Environment
 from pipeline.errors import UserError
-from tests.launching import ROOT, TINY, curve, finish, pretrain_command, start, step_of, train, weights
+from tests.forked import ForkedRun
+from tests.launching import TINY, curve, finish, pretrain_arguments, pretrain_command, start, step_of, train, weights
 from tests.synthetic import make_shards
 
 
@@ -123,7 +125,7 @@ def test_a_shard_damaged_inside_stops_the_run(data, tmp_path):
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 4
     shard.write_bytes(bytes(content))
-    output = finish(start(pretrain_command(broken, tmp_path / "run", "--train.max_steps", "30")), status=2)
+    output = train(broken, tmp_path / "run", "--train.max_steps", "30", status=2)
     assert "Traceback" not in output and "shard-00001.arrow" in output.splitlines()[-1]
 
 
@@ -167,16 +169,14 @@ def test_all_checkpoints_damaged_is_no_silent_restart(data, finished, tmp_path):
 
 
 def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-m", "launch", "pretrain", "--config", str(finished / "config.yaml"), "--output",
-         str(tmp_path / "again"), "--checkpoint.resume", "auto"], cwd=ROOT, capture_output=True, text=True,
-    )
-    assert result.returncode == 0, result.stderr
+    finish(ForkedRun(["pretrain", "--config", str(finished / "config.yaml"), "--output", str(tmp_path / "again"),
+                      "--checkpoint.resume", "auto"]))
     assert curve(tmp_path / "again") == curve(finished)
 
 
 def test_what_all_processes_find_is_said_once(data, tmp_path):
-    output = train(data, tmp_path / "run", "--train.global_batch_size", "15", processes=2, status=1)
+    command = pretrain_command(data, tmp_path / "run", "--train.global_batch_size", "15", processes=2)
+    output = finish(start(command), status=1)  # torchrun makes 1 of every status
     said = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and "found 15, expected a multiple of the 2 processes; set it to 14 or 16" in said[0]
 
@@ -196,12 +196,13 @@ def test_a_rank_that_ends_does_not_cut_off_what_another_says(monkeypatch, capsys
 
 
 def test_two_jobs_do_not_share_a_run(data, tmp_path):
-    first = start(pretrain_command(data, tmp_path / "run", "--train.max_steps", "100000"))
+    first = ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "100000"))
     while step_of(tmp_path / "run") < 1:
         assert first.poll() is None
+        time.sleep(0.01)
     output = train(data, tmp_path / "run", "--train.max_steps", "100000", status=2)
     assert "in use by another job" in output.splitlines()[-1]
-    first.terminate()
+    first.send_signal(signal.SIGTERM)
     finish(first, status=75)
 
 
@@ -304,7 +305,7 @@ class Malice:
 
 
 @pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "rank-00000.pt", "zero"])
-def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, name):
+def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name):
     """With matching checksums, as an attacker would leave it: resume and export refuse it and run nothing."""
     run, trap = tmp_path / "run", tmp_path / "trap"
     fixed = ("--train.max_steps", "2", "--zero.stage", "2" if name == "zero" else "0")
@@ -320,9 +321,7 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, name):
     output = train(data, run, *fixed, status=2)
     assert "other than tensors" in output.splitlines()[-1]
     if not name.startswith("rank"):
-        result = subprocess.run([sys.executable, "-m", "launch", "export", str(run)], cwd=ROOT, capture_output=True,
-                                text=True)
-        assert result.returncode == 2 and "other than tensors" in result.stderr.splitlines()[-1]
+        assert "other than tensors" in error_of(capsys, "export", run)
     assert not trap.exists()
 
 

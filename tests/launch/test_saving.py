@@ -113,7 +113,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file(tmp_path, limit):
 
 
 FAILS_ON_RANK_1 = """
-import sys
+import os, sys, time
 from launch import saving
 from launch.cli import main
 write = saving.write_verified
@@ -122,7 +122,10 @@ def fail(content, path):
         raise OSError(28, "No space left on device", str(path))
     return write(content, path)
 saving.write_verified = fail
-sys.exit(main(sys.argv[1:]))
+status = main(sys.argv[1:])
+if os.environ["RANK"] == "1":
+    time.sleep(3)  # torchrun ends the other as soon as one has ended
+sys.exit(status)
 """
 
 

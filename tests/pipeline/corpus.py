@@ -1,8 +1,11 @@
 """Text made on the spot: documents of sentences over a small vocabulary, the same for the same seed."""
 
+import fnmatch
 import gzip
 import json
+import os
 import random
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.backends import wordpiece_backend
@@ -76,6 +79,13 @@ def config(folder: Path, inputs: list[Path], **changes) -> PrepareConfig:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, by name: what two equal runs must share."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def count(folder: Path, pattern: str = "*") -> int:
+    """Number of files in a folder that may come and go meanwhile."""
+    with suppress(FileNotFoundError):
+        return len(fnmatch.filter(os.listdir(folder), pattern))
+    return 0
 
 
 def rows(samples) -> list[list[int]]:

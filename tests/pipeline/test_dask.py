@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,14 +83,13 @@ def test_the_same_bytes_though_a_worker_is_killed_after_it_completed_tasks(sched
             job = threading.Thread(target=run)
             job.start()
             work = tmp_path / "dask/.work"
-            deadline = time.monotonic() + 60
-            while len(list(work.glob("task-*.json"))) < 3 and time.monotonic() < deadline:
+            deadline = time.monotonic() + 300
+            while (done := corpus.count(work, "task-*.json")) < 3 and time.monotonic() < deadline:
                 time.sleep(0.002)
-            done_before = len(list(work.glob("*.json")))
             alive = job.is_alive()
             kill(workers[0])
-            job.join(timeout=120)
-        assert alive and done_before >= 3 and not job.is_alive()
+            job.join(timeout=300)
+        assert alive and done >= 3 and not job.is_alive()
         assert not failure
         assert corpus.contents(tmp_path / "dask") == corpus.contents(tmp_path / "local")
     finally:
@@ -98,24 +98,32 @@ def test_the_same_bytes_though_a_worker_is_killed_after_it_completed_tasks(sched
 
 
 def test_a_scheduler_that_does_not_answer_or_has_no_workers(scheduler, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.executors._CONNECT_SECONDS", 1)
     path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(5))
     settings = {"executor": "dask", "output": str(tmp_path / "out")}
     with pytest.raises(UserError, match="has no workers"):
         prepare(corpus.config(tmp_path, [path], scheduler=scheduler, **settings))
+    monkeypatch.setattr("pipeline.executors._CONNECT_SECONDS", 1)
     with pytest.raises(UserError, match="no Dask scheduler answers"):
         prepare(corpus.config(tmp_path, [path], scheduler="tcp://127.0.0.1:9", **settings))
 
 
-def sleep(task) -> None:
-    time.sleep(60)
+def begin_and_sleep(began: Path, task) -> None:
+    began.touch()
+    time.sleep(300)
 
 
 def test_a_scheduler_that_dies_ends_the_job_with_one_line(scheduler_process, scheduler, tmp_path, monkeypatch):
-    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(5))
-    monkeypatch.setattr("pipeline.prepare.tokenize", sleep)
+    path, began = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(5)), tmp_path / "began"
+    monkeypatch.setattr("pipeline.prepare.tokenize", partial(begin_and_sleep, began))
     process = worker(scheduler)
-    killer = threading.Timer(2, kill, [scheduler_process])
+
+    def kill_in_the_middle() -> None:
+        deadline = time.monotonic() + 120
+        while not began.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        kill(scheduler_process)
+
+    killer = threading.Thread(target=kill_in_the_middle)
     try:
         from distributed import Client
 
@@ -124,6 +132,7 @@ def test_a_scheduler_that_dies_ends_the_job_with_one_line(scheduler_process, sch
         killer.start()
         with pytest.raises(UserError, match=f"scheduler: lost the one at {scheduler}.*run the same command again"):
             prepare(corpus.config(tmp_path, [path], executor="dask", scheduler=scheduler))
-    finally:
         killer.join()
+        assert began.exists()
+    finally:
         kill(process)

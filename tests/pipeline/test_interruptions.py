@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +44,13 @@ def start(folder, name: str, workers: int) -> subprocess.Popen:
     )
 
 
+def wait_for_a_task(process: subprocess.Popen, work: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not corpus.count(work, "task-*.json"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_kill_at_any_moment_and_run_again(folder, undisturbed, workers):
     """Killed when so and so many files exist, again and again, until it is through: the bytes are the same."""
@@ -52,8 +60,7 @@ def test_kill_at_any_moment_and_run_again(folder, undisturbed, workers):
     for wanted in (3, 8, 14, 20):
         process = start(folder, name, workers)
         while process.poll() is None:
-            files = len(list(work.glob("*"))) if work.is_dir() else 0
-            if files >= wanted:
+            if corpus.count(work) >= wanted:
                 os.killpg(process.pid, signal.SIGKILL)
                 break
             time.sleep(0.001)
@@ -68,8 +75,7 @@ def test_kill_at_any_moment_and_run_again(folder, undisturbed, workers):
 def test_workers_end_with_a_killed_parent(folder, undisturbed):
     """Only the parent is killed: nothing tells the others but its absence."""
     process = start(folder, "parent", 3)
-    while not list((folder / "parent").glob(".work/task-*.json")):
-        time.sleep(0.001)
+    wait_for_a_task(process, folder / "parent/.work")
     process.kill()
     process.wait()
     deadline = time.monotonic() + 60
@@ -125,8 +131,7 @@ def test_a_complete_run_is_not_repeated_and_another_is_refused(folder, undisturb
 
 def test_an_interrupted_run_of_another_command_is_refused(folder, monkeypatch):
     process = start(folder, "mixed", 1)
-    while not list((folder / "mixed").glob(".work/task-*.json")):
-        time.sleep(0.001)
+    wait_for_a_task(process, folder / "mixed/.work")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     with pytest.raises(UserError, match="interrupted run with another preparation.seed"):

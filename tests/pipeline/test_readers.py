@@ -52,7 +52,7 @@ def test_formats_and_compressions(tmp_path, suffix):
     assert texts([tmp_path]) == expected * 2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     parts=st.lists(
         st.sampled_from(["ab", "c d", "é中", "\n", "\n\n", "\r\n\r\n", " ", "\n \n", "x" * 40]), max_size=40

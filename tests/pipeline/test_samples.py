@@ -45,7 +45,7 @@ def segments(samples) -> list[tuple[list[int], list[int], int]]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("crossing", [True, False])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, max_length=st.integers(8, 64), seed=st.integers(0, 1000))
 def test_every_token_is_in_one_sample_besides_borrowed_ones(objective, crossing, lengths, max_length, seed):
     documents = make(lengths)
@@ -61,7 +61,7 @@ def test_every_token_is_in_one_sample_besides_borrowed_ones(objective, crossing,
     assert counts["tokens_out"] == sum(len(a) + len(b) - (a + b).count(3) for a, b, _ in segments(samples))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS.filter(lambda lengths: len(lengths) > 1), seed=st.integers(0, 1000))
 def test_random_b_is_of_another_document_and_real_b_follows(lengths, seed):
     documents = make(lengths)

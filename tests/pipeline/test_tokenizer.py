@@ -41,7 +41,7 @@ def assert_same_ids(tokenizer: Tokenizer, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=8))
 def test_ids_are_the_plain_tokenizers(kind, texts):
     assert_same_ids(TOKENIZERS[kind], texts)
