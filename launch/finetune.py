@@ -130,6 +130,8 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
     checkpoints = CheckpointManager(output / runs.CHECKPOINTS, environment, device,
                                     keep_last=config.checkpoint.keep_last, warn=console.warn)
     step = find_resume(config, checkpoints)
+    if step is not None:  # the newest checkpoint that it started from may be another one by now
+        job = replace(job, source=replace(job.source, step=checkpoints.state(step).get("model_step")))
     elastic = step is not None and checkpoints.is_elastic(step)
     if elastic:
         console.say(f"step {step} was saved by another number of processes: converting it")
@@ -147,7 +149,7 @@ def prepare_trainer(job: Job, environment: Environment, device, console: Console
         evaluate=Evaluation(job, engine, environment, device), flops=partial(_flops, model.config),
         checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
         profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
-        facts={"zero_stage": config.zero.stage},
+        facts={"zero_stage": config.zero.stage, "model_step": job.source.step},
     )
     if step is not None:
         trainer.resume(step)

@@ -219,9 +219,13 @@ class CheckpointManager:
             except OSError as error:  # a file that is open over NFS, say; the next save tries again
                 self.warn(f"{doomed}: an old checkpoint could not be removed ({error.strerror})")
 
+    def state(self, step: int) -> dict:
+        """What state.json of a checkpoint holds, the facts of `save` among it."""
+        return read_state(self._path(step))
+
     def is_elastic(self, step: int) -> bool:
         """Whether a checkpoint was partitioned over another number of processes, so that it must be converted."""
-        state = read_state(self._path(step))
+        state = self.state(step)
         return state["zero_stage"] > 0 and state["world_size"] != self.environment.world_size
 
     def _universal(self, step: int) -> Path:

@@ -35,6 +35,8 @@ class FinetuneConfig:
     """Further files, measured (where they have labels) and predicted with the best checkpoint."""
     tokenizer: str | None = None
     """Folder of a tokenizer; null: the model's own."""
+    model_step: int | None = None
+    """Step of a pretraining's checkpoint; null: the newest good one, in a sweep the same for all of its runs."""
     revision: str | None = None
     """Branch, tag or commit of a hub name; null: its main branch."""
     cache_dir: str | None = None

@@ -28,8 +28,8 @@ FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json
 
 @dataclass(frozen=True)
 class Source:
-    """A shape, its weights under our names (empty: random ones), the labels of its head if it has one, and the name of
-    the class that it is of, where a model folder says it.
+    """A shape, its weights under our names (empty: random ones), the labels of its head if it has one, the name of the
+    class that it is of, where a model folder says it, and the step of its checkpoint, if it is a run of pretraining.
     """
 
     config: BertConfig
@@ -37,6 +37,7 @@ class Source:
     head: HeadConfig | None
     tokenizer: Tokenizer
     architecture: str | None = None
+    step: int | None = None
 
 
 def find_source(config: FinetuneConfig) -> Source:
@@ -45,13 +46,17 @@ def find_source(config: FinetuneConfig) -> Source:
     Raises:
         UserError: there is no such model, or the tokenizer is not the one that it was trained with.
     """
-    path, architecture = Path(config.model), None
+    path, architecture, step = Path(config.model), None, None
+    if config.model_step is not None and not runs.is_pretraining(path):
+        raise UserError(f"model_step: found {config.model_step} with {config.model}, expected null: it is for a run of "
+                        "pretraining")
     if path.suffix in (".yaml", ".yml"):
         return _from_shape(config, path)
     if runs.is_pretraining(path):
         from launch.checkpoint import read_weights
 
-        shape, weights, head = runs.model_config(path), read_weights(path)[1], None
+        shape, head = runs.model_config(path), None
+        step, weights = read_weights(path, config.model_step)
         own_tokenizer, expected = path / runs.TOKENIZER, json.loads((path / runs.DATA).read_text())[FINGERPRINT]
     else:
         path = runs.model_folder(path) if path.is_dir() else _from_hub(config)
@@ -67,7 +72,7 @@ def find_source(config: FinetuneConfig) -> Source:
         raise UserError(f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
                         f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out")
     _check_vocabulary(tokenizer, shape, path)
-    return Source(shape, weights, head, tokenizer, architecture)
+    return Source(shape, weights, head, tokenizer, architecture, step)
 
 
 def _from_shape(config: FinetuneConfig, path: Path) -> Source:
@@ -139,7 +144,8 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
             if same or not name.startswith(("classifier.", "mix."))}
     model = cls.from_weights(shape, kept, config.model, new_head_seed=config.seed, **options)
     drawn = list(model.new_parameters) + reinitialize(model, config.reinitialize_layers, config.seed)
-    return model.train(), config.model + (f"; drawn anew: {', '.join(drawn)}" if drawn else "")
+    origin = config.model + (f", step {source.step}" if source.step is not None else "")
+    return model.train(), origin + (f"; drawn anew: {', '.join(drawn)}" if drawn else "")
 
 
 def reinitialize(model: BertPreTrained, num_layers: int, seed: int) -> list[str]:

@@ -76,8 +76,9 @@ def report(job, trainer, stop: StopRequest) -> bool:
     torch.cuda.empty_cache()
     if environment.is_main:
         save_model(job, model, output)
-    results = {"task": config.task, "model": config.model, "seed": config.seed, "best_step": step,
-               "steps": trainer.state.step, "metric": config.evaluation.metric, "majority": job.validation.majority()}
+    results = {"task": config.task, "model": config.model, "model_step": trainer.facts["model_step"],
+               "seed": config.seed, "best_step": step, "steps": trainer.state.step,
+               "metric": config.evaluation.metric, "majority": job.validation.majority()}
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
         if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=trainer.device)) > 0:
             return False

@@ -119,21 +119,26 @@ def _plan(config: FinetuneConfig) -> list[Run]:
 
     folder, base = Path(config.output), asdict(replace(config, seeds=1, grid=[]))
     planned, written = [], {}
+    steps: dict[str, int | None] = {}  # of each model the checkpoint, which may be the newest one only for now
     for settings in combinations(config.grid):
         part = ",".join(f"{name.rsplit('.', 1)[-1]}={value}" for name, value in settings.items())
         part = re.sub(r"[^\w.=,+-]", "_", part)
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         chosen = parse("finetune", [config.task, "--config", yaml.safe_dump(base), *words])
+        if chosen.model_step is None:
+            chosen = replace(chosen, model_step=steps.get(chosen.model))
         job = read_job(chosen)
+        step = steps[chosen.model] = job.source.step
         for seed in range(config.seed, config.seed + config.seeds):
             name = f"{part}/seed-{seed}" if part else f"seed-{seed}"
             output = folder / name
             if output in {run.folder for run in planned}:
                 raise UserError(f"grid: found two settings whose runs would both be {output}, expected names that "
                                 "differ; let one of them be a sweep of its own")
-            runs.check_folder(replace(job.config, seed=seed, output=str(output)), job.facts)
+            own = {"seed": seed, "output": str(output), "model_step": step}
+            runs.check_folder(replace(job.config, **own), job.facts)
             path = output.with_name(output.name + ".yaml")
-            written[path] = yaml.safe_dump(asdict(replace(chosen, seed=seed, output=str(output))), sort_keys=False)
+            written[path] = yaml.safe_dump(asdict(replace(chosen, **own)), sort_keys=False)
             command = [sys.executable, "-m", "launch", "finetune", config.task, "--config", str(path)]
             planned.append(Run(name, output, settings, command))
     for path, text in written.items():

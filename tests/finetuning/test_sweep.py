@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from launch import runs
-from launch.cli import main
+from launch.cli import main, parse
 from launch.console import Console
-from launch.finetuning.sweep import Run, combinations, run_all
+from launch.finetuning.models import find_source
+from launch.finetuning.sweep import Run, _plan, combinations, run_all
 from pipeline.errors import UserError
 from tests.finetuning.running import arguments
 from tests.forked import ForkedRun
-from tests.launching import finish, kill_when, step_of
+from tests.launching import finish, kill_when, step_of, train
+from tests.synthetic import make_shards
 
 
 def test_every_combination():
@@ -135,6 +137,23 @@ def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path):
     assert not planned[0].log.exists() and planned[1].results()
     ended = json.loads((tmp_path / "a" / "when").read_text())[2]
     assert json.loads((tmp_path / "b" / "when").read_text())[1] >= ended
+
+
+def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files, tmp_path):
+    """The newest at their start, also where a newer one is saved before a run begins or goes on."""
+    train(make_shards(tmp_path / "data"), tmp_path / "old", "--train.max_steps", "4", "--checkpoint.every_steps", "2")
+    newest, hidden = (tmp_path / "old" / "checkpoints" / name for name in ("step-00000004", "hidden"))
+    single, words = (arguments("sst2", tmp_path / "old", *files, tmp_path / name, "--epochs", 0.1, "--seeds", seeds)
+                     for name, seeds in (("single", 1), ("sweep", 2)))
+    newest.rename(hidden)
+    finish(ForkedRun(single))
+    planned = _plan(parse("finetune", words[1:]))
+    hidden.rename(newest)
+    said = finish(ForkedRun(single))
+    assert f"{tmp_path / 'old'}, step 2; drawn anew" in " ".join(said.replace("│", " ").split())
+    assert json.loads((tmp_path / "single" / "results.json").read_text())["model_step"] == 2
+    for run in planned:
+        assert find_source(parse("finetune", run.command[run.command.index("finetune") + 1 :])).step == 2
 
 
 def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files, tmp_path):

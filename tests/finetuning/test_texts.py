@@ -297,6 +297,7 @@ ERRORS = {
     "memory": ("sst2", HEADER, [("w1", "0")], ("--train.memory_limit_gib", "1"), ("memory_limit_gib: found 1.0",
                                                                                    "it is for pretraining")),
     "projector": ("sst2", HEADER, [("w1", "0")], ("--monitor.embeddings", "true"), ("monitor.embeddings: found True",)),
+    "no step": ("sst2", HEADER, [("w1", "0")], ("--model_step", "4"), ("model_step: found 4", "a run of pretraining")),
     "metric": ("sst2", HEADER, [("w1", "0")], ("--epochs", "0"), ("epochs", "more than 0")),
 }
 
