@@ -126,24 +126,39 @@ def _plan(config: FinetuneConfig) -> list[Run]:
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         chosen = parse("finetune", [config.task, "--config", yaml.safe_dump(base), *words])
         if chosen.model_step is None:
-            chosen = replace(chosen, model_step=steps.get(chosen.model))
+            begun = _file(folder / _name(part, config.seed))
+            chosen = replace(chosen, model_step=steps.get(chosen.model, _begun_from(begun)))
         job = read_job(chosen)
         step = steps[chosen.model] = job.source.step
         for seed in range(config.seed, config.seed + config.seeds):
-            name = f"{part}/seed-{seed}" if part else f"seed-{seed}"
+            name = _name(part, seed)
             output = folder / name
             if output in {run.folder for run in planned}:
                 raise UserError(f"grid: found two settings whose runs would both be {output}, expected names that "
                                 "differ; let one of them be a sweep of its own")
             own = {"seed": seed, "output": str(output), "model_step": step}
             runs.check_folder(replace(job.config, **own), job.facts)
-            path = output.with_name(output.name + ".yaml")
+            path = _file(output)
             written[path] = yaml.safe_dump(asdict(replace(chosen, **own)), sort_keys=False)
             command = [sys.executable, "-m", "launch", "finetune", config.task, "--config", str(path)]
             planned.append(Run(name, output, settings, command))
     for path, text in written.items():
         publish_text(path, text)
     return planned
+
+
+def _name(settings: str, seed: int) -> str:
+    return f"{settings}/seed-{seed}" if settings else f"seed-{seed}"
+
+
+def _file(output: Path) -> Path:
+    """A run's configuration, beside its folder."""
+    return output.with_name(output.name + ".yaml")
+
+
+def _begun_from(path: Path) -> int | None:
+    """The checkpoint from which a sweep that was stopped began: by now there may be a newer one."""
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("model_step") if path.is_file() else None
 
 
 def run_all(planned: list[Run], devices: list[str], console: Console) -> bool:

@@ -152,7 +152,7 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
     said = finish(ForkedRun(single))
     assert f"{tmp_path / 'old'}, step 2; drawn anew" in " ".join(said.replace("│", " ").split())
     assert json.loads((tmp_path / "single" / "results.json").read_text())["model_step"] == 2
-    for run in planned:
+    for run in [*planned, *_plan(parse("finetune", words[1:]))]:  # of the sweep, and of the same one started again
         assert find_source(parse("finetune", run.command[run.command.index("finetune") + 1 :])).step == 2
 
 
