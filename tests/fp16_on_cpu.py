@@ -1,11 +1,11 @@
-"""`python -m tests.fp16_on_cpu pretrain …`: cloze in fp16 on a CPU, which computes it as a GPU does, only slowly."""
-
-import sys
+"""Cloze in fp16 on a CPU, which computes it as a GPU does, only slowly."""
 
 from launch.cli import main
 from launch.environment import prepare_deepspeed, read_environment
 
-if __name__ == "__main__":
+
+def fp16_main(command: list[str]) -> int:
+    """The command in a process whose CPU counts as a device that trains in fp16."""
     prepare_deepspeed(read_environment())
     from deepspeed.accelerator import get_accelerator
 
@@ -13,4 +13,4 @@ if __name__ == "__main__":
 
     engine._check_fp16 = lambda config, device: None
     get_accelerator().is_fp16_supported = lambda: True
-    sys.exit(main())
+    return main(command)

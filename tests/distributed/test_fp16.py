@@ -3,19 +3,20 @@
 import pytest
 
 from launch.checkpoint import load_pickled
-from tests.launching import assert_same_weights, curve, finish, pretrain_command, start, weights
+from tests.forked import ForkedRun
+from tests.fp16_on_cpu import fp16_main
+from tests.launching import assert_same_weights, curve, finish, pretrain_arguments, weights
 from tests.synthetic import make_shards
 
 # Between gradients that differ by a power of two in fp16, what is lost below its smallest number.
 TOLERANCE = 1e-4
 
 
-def fp16(data, run, stage: str, *overrides: str):
+def fp16(data, run, stage: str, *overrides: str) -> ForkedRun:
     """Ten steps, of which the scale grows at every third, if at all."""
-    command = pretrain_command(data, run, "--train.precision", "fp16", "--zero.stage", stage, "--train.max_steps", "10",
-                               "--checkpoint.every_steps", "4", "--checkpoint.keep_last", "3", *overrides)
-    command[command.index("launch")] = "tests.fp16_on_cpu"
-    return start(command)
+    command = pretrain_arguments(data, run, "--train.precision", "fp16", "--zero.stage", stage, "--train.max_steps",
+                                 "10", "--checkpoint.every_steps", "4", "--checkpoint.keep_last", "3", *overrides)
+    return ForkedRun(command, main=fp16_main)
 
 
 def scales(run) -> list[float]:
