@@ -102,7 +102,8 @@ while not os.path.exists({awaited!r}):
     time.sleep(0.01)
 (here / "when").write_text(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), began, time.time()]))
 (here / "results.json").write_text('{{"metric": "accuracy", "validation": {{"accuracy": 0.5}}}}')
-(here / "status.json").write_text('{{"state": "complete"}}')
+(here / "aside").write_text('{{"state": "complete"}}')
+os.replace(here / "aside", here / "status.json")  # as a run does: a sweep may read it at any moment
 """
 
 
