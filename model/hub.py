@@ -220,7 +220,7 @@ def save_pretrained(
     values = config_to_huggingface(config, architecture, dtype, head) | (notes or {})
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer_folder is not None:
-        _copy_tokenizer(Path(tokenizer_folder), folder, segments=config.type_vocab_size > 0)
+        _copy_tokenizer(Path(tokenizer_folder), folder, segments=config.type_vocab_size > 1)
     aside = folder / "model.safetensors.tmp"
     save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
     os.replace(aside, folder / "model.safetensors")

@@ -91,20 +91,34 @@ def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> 
 def put_around_texts(backend: tokenizers.Tokenizer, names: dict[str, str]) -> None:
     """Let a library user's texts come as `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, the latter part as segment 1."""
     first, last = names["classification"], names["separator"]
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{first}:0 $A:0 {last}:0",
-        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
-        special_tokens=[(name, backend.token_to_id(name)) for name in (first, last)],
-    )
+    a = [_special(first, 0), {"Sequence": {"id": "A", "type_id": 0}}, _special(last, 0)]
+    b = [{"Sequence": {"id": "B", "type_id": 1}}, _special(last, 1)]
+    ids = {name: {"id": name, "ids": [backend.token_to_id(name)], "tokens": [name]} for name in (first, last)}
+    processor = {"type": "TemplateProcessing", "single": a, "pair": a + b, "special_tokens": ids}
+    if space_begins_word(backend):  # offsets are those of words without the spaces before them
+        added = backend.pre_tokenizer.pre_tokenize_str("a")[0][0] != "a"
+        trim = {"type": "ByteLevel", "add_prefix_space": added, "trim_offsets": True, "use_regex": True}
+        processor = {"type": "Sequence", "processors": [trim, processor]}
+    # From JSON: the library's own constructor reads names with a colon or a dollar as something else.
+    empty = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    read = tokenizers.Tokenizer.from_str(json.dumps(empty | {"post_processor": processor}))
+    backend.post_processor = read.post_processor
+
+
+def _special(name: str, segment: int) -> dict:
+    return {"SpecialToken": {"id": name, "type_id": segment}}
 
 
 def stand_around_texts(backend: tokenizers.Tokenizer, names: dict[str, str]) -> bool:
     """Whether they come so already."""
     first, last = (backend.token_to_id(names[role]) for role in ("classification", "separator"))
-    a, b = (backend.encode(text, add_special_tokens=False).ids for text in "ab")
-    pair = backend.encode("a", "b")
+    try:
+        a, b = (backend.encode(text, add_special_tokens=False) for text in "ab")
+    except Exception:  # a bare one: the model knows neither the word nor a token for what it doesn't know
+        return False
+    one, pair = backend.post_process(a), backend.post_process(a, b)
     return (
-        backend.encode("a").ids == [first, *a, last]
-        and pair.ids == [first, *a, last, *b, last]
+        one.ids == [first, *a.ids, last]
+        and pair.ids == [first, *a.ids, last, *b.ids, last]
         and pair.type_ids == [0] * (len(a) + 2) + [1] * (len(b) + 1)
     )

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -83,12 +83,13 @@ def _run(
         for remark in remarks:
             progress.note(remark)
         built = _build(config, tokenizer, executor, report, splits, work, progress)
-        executor.shutdown(wait=False)  # its processes end while this one publishes
-        manifests = [
-            _publish(config, tokenizer, files, hashes, report, built[length], length) for length in config.lengths
-        ]
-        for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
-            manifest.save(manifest.folder)
+        with ThreadPoolExecutor(1) as meanwhile:
+            meanwhile.submit(executor.shutdown)  # its processes end while this one publishes
+            manifests = [
+                _publish(config, tokenizer, files, hashes, report, built[length], length) for length in config.lengths
+            ]
+            for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
+                manifest.save(manifest.folder)
 
 
 def length_folder(config: PrepareConfig, length: int) -> Path:

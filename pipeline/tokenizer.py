@@ -36,6 +36,9 @@ from pipeline.words import WordSplitter, word_of
 _TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB with their strings
 _TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
 _WORD_MODELS = {"WordPiece", "WordLevel"}
+_TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers: that which takes tokenizer.json as it is
+# BERT tells segments apart: without this transformers leaves token_type_ids out.
+_MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 
 
 class LocatedTokens(NamedTuple):
@@ -127,12 +130,11 @@ class Tokenizer:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
         folder = Path(folder)
         config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
+            "tokenizer_class": _TOKENIZER_CLASS,
             "do_lower_case": self.lowercase,
             "model_max_length": 1_000_000,
             "clean_up_tokenization_spaces": False,
-            # BERT tells segments apart: without this the library leaves token_type_ids out.
-            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            "model_input_names": _MODEL_INPUT_NAMES,
             **{HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
         }
         if not stand_around_texts(self.backend, self.names):
@@ -337,17 +339,18 @@ def _sentences(data: bytes, bounds: list[int]) -> list[str]:
 
 
 def copy_tokenizer(source: Tokenizer, folder: Path) -> None:
-    """Put a tokenizer into a prepared folder, with the configuration that describes it there as it is; with our own if
-    texts come in another form there than samples do: its class would make that form again."""
-    as_samples = stand_around_texts(source.backend, source.names)
+    """Put a tokenizer into a prepared folder, with the configuration that describes it as it is; but for the class if
+    texts come in another form there than samples do: it would make that form again."""
+    changed = {} if stand_around_texts(source.backend, source.names) else {
+        "tokenizer_class": _TOKENIZER_CLASS, "model_input_names": _MODEL_INPUT_NAMES
+    }
     source.save(folder)
-    if as_samples and source.folder is not None and (source.folder / "tokenizer_config.json").is_file():
-        described = source.folder / "tokenizer_config.json"
+    if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
         config = json.loads(described.read_text(encoding="utf-8"))
         found = special_names(source.backend.get_vocab(), config)
         # Names that stood in special_tokens_map.json, which isn't copied.
-        unnamed = {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
+        changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
         with publishing(folder / "tokenizer_config.json") as aside:
             shutil.copyfile(described, aside)
-            if unnamed:
-                aside.write_text(json.dumps(config | unnamed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            if changed:
+                aside.write_text(json.dumps(config | changed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

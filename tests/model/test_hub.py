@@ -203,7 +203,9 @@ def test_a_model_is_given_segments_if_it_has_them_whatever_its_tokenizer_says(tm
         (tmp_path / "tokenizer/tokenizer_config.json").write_text(
             json.dumps({"tokenizer_class": "BertTokenizer", "model_input_names": described})
         )
+    one = dataclasses.replace(TINY, type_vocab_size=1)  # tells none apart, and has no vector for a second
     for each, expected in ((TINY, {"input_ids", "token_type_ids", "attention_mask"}),
+                           (one, {"input_ids", "attention_mask"}),
                            (config, {"input_ids", "attention_mask"})):
         save_pretrained(tmp_path / "export", each, BertModel(each).state_dict(), tmp_path / "tokenizer")
         assert set(transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("word1 word2")) == expected

@@ -16,7 +16,8 @@ from tests.synthetic import NAMES
 ROBERTA = processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2))
 OTHERS = {  # what stands around texts, and how the folder describes itself
     "nothing": (None, {}),
-    "RoBERTa's": (ROBERTA, {"tokenizer_class": "RobertaTokenizer", "model_input_names": ["input_ids"]}),
+    "RoBERTa's": (ROBERTA, {"tokenizer_class": "RobertaTokenizer", "model_input_names": ["input_ids"],
+                            "model_max_length": 6}),
     "byte pieces alone": (processors.ByteLevel(), {"tokenizer_class": "GPT2Tokenizer"}),
 }
 
@@ -39,6 +40,26 @@ def test_transformers_makes_the_sequences_of_samples_whatever_stood_around_texts
     for pair in (texts[:1], texts):
         expected, found = Encoder(copied, 64).encode(*pair), loaded(*pair)
         assert found["input_ids"] == expected.ids and found["token_type_ids"] == expected.segments
+    places = loaded(texts[0], return_offsets_mapping=True)["offset_mapping"]
+    assert places == Encoder(copied, 64).encode(texts[0]).offsets, "the spaces before words are no part of them"
+    assert len(loaded(texts[0], truncation=True)["input_ids"]) == min(len(places), config.get("model_max_length", 99))
+
+
+@pytest.mark.parametrize("name", ["<cls:1>", "[CLS] x", "$A"])
+def test_special_tokens_may_have_any_name(tmp_path, name):
+    names = NAMES | {"classification": name}
+    backend = Backend(models.WordLevel({each: number for number, each in enumerate([*names.values(), "a"])}, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    Tokenizer(backend, names).save(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("a", "a")["input_ids"] == [2, 5, 3, 5, 3]
+
+
+def test_a_model_that_knows_neither_a_word_nor_a_token_for_it(tmp_path):
+    """The library's WordLevel has <unk> for unknown words by default, also where the vocabulary has none."""
+    backend = Backend(models.WordLevel({each: number for number, each in enumerate([*NAMES.values(), "ka"])}))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    copy_tokenizer(Tokenizer(backend, NAMES), tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("ka")["input_ids"] == [2, 5, 3]
 
 
 def test_a_folder_in_the_form_of_samples_keeps_its_description(tmp_path):
