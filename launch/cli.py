@@ -94,10 +94,8 @@ def build_parser(name: str) -> jsonargparse.ArgumentParser:
     parser.add_argument("--config", action="config", help="YAML file of the fields below; options override it.")
     # data and output of a run are flags; what a command looks at stands without one: `cloze inspect FOLDER`.
     positional = name not in {"pretrain", "finetune", "deepspeed-config", "vocab", "prepare"}
-    kinds = get_type_hints(config)
-    takes_texts = command.words is not None and kinds[command.words] == list[str]
-    # Texts are what was typed: as an optional field, "#1" and "null" would be YAML's nothing.
-    texts = [name for name, kind in kinds.items() if kind == str | None] if takes_texts else []
+    takes_texts = command.words is not None and get_type_hints(config)[command.words] == list[str]
+    texts = [each.name for each in fields(config) if each.metadata.get("typed_text")]
     parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True, skip={command.words, *texts})
     if command.words:
         # A field's sentence stands in the class that declares it.
@@ -125,6 +123,8 @@ def parse(name: str, arguments: list[str]):
         arguments = _words_first(arguments)
     try:
         namespace = parser.instantiate(parser.parse_args(_files_first(_join_lists(arguments, lists), sections)))
+    except BrokenPipeError:  # of --help and --print_config
+        raise
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
         raise UserError(f"cloze {name}: {_one_line(str(error), parser)}; see cloze {name} --help") from error
     return config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
@@ -231,11 +231,27 @@ def _waits(said: bool) -> bool:
     return not met and not environment.is_main
 
 
-def _nobody_reads(pipe: int) -> bool:
+def _nobody_reads(output) -> bool:
     """Whether the other end of a pipe is closed, as that of standard output behind `| head`."""
     ends = select.poll()
-    ends.register(pipe, 0)  # errors are told without asking for them
+    try:
+        ends.register(output, 0)  # errors are told without asking for them
+    except (TypeError, ValueError):  # no file of the system's: a notebook's, or none at all
+        return False
     return bool(ends.poll(0))
+
+
+def _run(arguments: list[str]) -> int:
+    group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
+    if arguments[bool(group) :] in ([], ["-h"], ["--help"]):
+        print(usage(group))
+        return 0
+    if arguments[0] == "--version":
+        print(f"cloze {__version__}")
+        return 0
+    name, rest = split_command(arguments)
+    config = parse(name, rest)  # before the command's module, which may import for seconds
+    return _load(COMMANDS[name].function)(config) or 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -244,24 +260,15 @@ def main(arguments: list[str] | None = None) -> int:
     """
     protect_process()
     arguments = sys.argv[1:] if arguments is None else arguments
-    group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
-    if arguments[bool(group) :] in ([], ["-h"], ["--help"]):
-        print(usage(group))
-        return 0
-    if arguments[0] == "--version":
-        print(f"cloze {__version__}")
-        return 0
     try:
-        name, rest = split_command(arguments)
-        config = parse(name, rest)  # before the command's module, which may import for seconds
-        status = _load(COMMANDS[name].function)(config) or 0
-        sys.stdout.flush()  # what the exit would write could not be caught here
+        status = _run(arguments)
+        if sys.stdout:
+            sys.stdout.flush()  # what the exit would write could not be caught here
         return status
     except BrokenPipeError:
-        output = sys.stdout.fileno()
-        if not _nobody_reads(output):
+        if not _nobody_reads(sys.stdout):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # what is left of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
         return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
     except (UserError, ModelError) as error:
         if _waits(said=False):

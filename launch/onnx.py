@@ -98,7 +98,10 @@ def write_onnx(folder: Path) -> None:
         "outputs": {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()},
         "max_length": longest, "architecture": cls.__name__,
     }
-    if truncation := load_note(folder, TRUNCATION):
+    truncation = load_note(folder, TRUNCATION)
+    if truncation and cls.__name__ == "BertForTokenClassification":  # which cuts nothing: it splits between words
+        described["max_length"] = truncation["max_length"]
+    elif truncation:
         described["truncation"] = truncation
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 

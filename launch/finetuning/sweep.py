@@ -118,18 +118,22 @@ def _plan(config: FinetuneConfig) -> list[Run]:
     from launch.finetune import read_job
 
     folder, base = Path(config.output), asdict(replace(config, seeds=1, grid=[]))
-    planned, written = [], {}
+    planned, written, settled = [], {}, []
     steps: dict[str, int | None] = {}  # of each model the checkpoint, which may be the newest one only for now
     for settings in combinations(config.grid):
         part = ",".join(f"{name.rsplit('.', 1)[-1]}={value}" for name, value in settings.items())
         part = re.sub(r"[^\w.=,+-]", "_", part)
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         chosen = parse("finetune", [config.task, "--config", yaml.safe_dump(base), *words])
+        settled.append((settings, part, chosen))
         if chosen.model_step is None:
-            begun = _file(folder / _name(part, config.seed))
-            chosen = replace(chosen, model_step=steps.get(chosen.model, _begun_from(begun)))
-        job = read_job(chosen)
-        step = steps[chosen.model] = job.source.step
+            steps.update(_begun_from(_file(folder / _name(part, config.seed)), chosen.model))
+    for settings, part, chosen in settled:
+        newest = chosen.model_step is None
+        job = read_job(replace(chosen, model_step=steps.get(chosen.model)) if newest else chosen)
+        step = job.source.step
+        if newest:
+            steps[chosen.model] = step
         for seed in range(config.seed, config.seed + config.seeds):
             name = _name(part, seed)
             output = folder / name
@@ -156,9 +160,10 @@ def _file(output: Path) -> Path:
     return output.with_name(output.name + ".yaml")
 
 
-def _begun_from(path: Path) -> int | None:
-    """The checkpoint from which a sweep that was stopped began: by now there may be a newer one."""
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("model_step") if path.is_file() else None
+def _begun_from(path: Path, model: str) -> dict[str, int]:
+    """The checkpoint of a model from which a run of a sweep that was stopped began: by now there may be a newer one."""
+    begun = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {model: begun["model_step"]} if begun.get("model") == model and begun.get("model_step") is not None else {}
 
 
 def run_all(planned: list[Run], devices: list[str], console: Console) -> bool:

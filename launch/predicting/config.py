@@ -12,6 +12,11 @@ from launch.predicting.vectors import Compare, Embed, Features
 from pipeline.errors import UserError
 
 
+def typed_text():
+    """A field of text as it is typed: as an optional field of another kind, "#1" and "null" would be YAML's nothing."""
+    return field(default=None, metadata={"typed_text": True})
+
+
 @dataclass(frozen=True)
 class Input:
     """Which model, which texts, and in which form the results are printed."""
@@ -36,7 +41,7 @@ class Input:
 class PairInput(Input):
     """Texts that may be pairs."""
 
-    pair: str | None = None
+    pair: str | None = typed_text()
     """Second text for each text on the command line."""
 
 
@@ -64,7 +69,7 @@ class TagConfig(TagWords, Input):
 class AnswerConfig(AnswerQuestion, Input):
     """Answer questions from a text; the texts on the command line are the questions."""
 
-    context: str | None = None
+    context: str | None = typed_text()
     """Text in which the questions on the command line are answered."""
 
 
@@ -95,7 +100,7 @@ class EmbedConfig(Embed, PairInput):
 class FeaturesConfig(Features, PairInput):
     """A vector for each token, or for one word wherever it stands."""
 
-    word: str | None = None
+    word: str | None = typed_text()
     """Only the vectors of this word, each with its cosine to the word's static vector and to the other ones."""
     attention: str | None = None
     """Picture file (*.png, *.pdf, *.svg) for the attention heads of the one text that is given."""

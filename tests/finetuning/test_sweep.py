@@ -1,6 +1,7 @@
 """Several seeds and settings: what is run, and where; what failed; what they make together."""
 
 import json
+import shutil
 import signal
 import statistics
 import subprocess
@@ -153,8 +154,18 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
     said = finish(ForkedRun(single))
     assert f"{tmp_path / 'old'}, step 2; drawn anew" in " ".join(said.replace("│", " ").split())
     assert json.loads((tmp_path / "single" / "results.json").read_text())["model_step"] == 2
-    for run in [*planned, *_plan(parse("finetune", words[1:]))]:  # of the sweep, and of the same one started again
-        assert find_source(parse("finetune", run.command[run.command.index("finetune") + 1 :])).step == 2
+
+    def steps(planned):
+        return [find_source(parse("finetune", run.command[run.command.index("finetune") + 1 :])).step
+                for run in planned]
+
+    assert steps(planned) == [2, 2]
+    assert steps(_plan(parse("finetune", words[1:]))) == [2, 2], "of the same one started again"
+    grid = [*words[1:], "--grid", "model_step=2,null"]
+    assert steps(_plan(parse("finetune", grid))) == [2, 2, 4, 4], "a step that is asked for is that setting's own"
+    shutil.copytree(tmp_path / "old", tmp_path / "other")
+    other = [word.replace(str(tmp_path / "old"), str(tmp_path / "other")) for word in words[1:]]
+    assert steps(_plan(parse("finetune", other))) == [4, 4], "nor does another model begin where that one did"
 
 
 def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files, tmp_path):

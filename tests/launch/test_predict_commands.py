@@ -3,6 +3,7 @@
 import codecs
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from launch import cli
 from launch.cli import main, parse
 from launch.environment import child_variables
 from launch.predict import Predictor
@@ -87,6 +89,9 @@ def test_a_text_is_what_was_typed_not_yaml(text, tmp_path):
     assert parse("tokenize", ["m", text, "--pair", text]).pair == text
     (tmp_path / "fields.yaml").write_text("pair: null\n")  # as --print_config writes it
     assert parse("tokenize", ["m", "a", "--config", str(tmp_path / "fields.yaml")]).pair is None
+    (tmp_path / "output.yaml").write_text("output: vectors.npy\n")  # a path is no text: null is none, as --help says
+    words = ["m", "a", "--config", str(tmp_path / "output.yaml"), "--output", "null"]
+    assert parse("predict embed", words).output is None
 
 
 def test_texts_from_files_and_from_standard_input(folders, capsys, tmp_path, monkeypatch):
@@ -239,6 +244,26 @@ def test_who_reads_no_further_ends_it_quietly(folders, command, tmp_path):
     process.stdout.close()
     assert process.wait(60) == 141 and "Error" not in process.stderr.read()
     process.stderr.close()
+
+
+@pytest.mark.parametrize("words", ["--help", "predict embed m a --print_config"])
+def test_help_that_nobody_reads_ends_quietly(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run([sys.executable, "-m", "launch", *words.split()], cwd=ROOT, text=True, stdout=writing,
+                            stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_a_broken_pipe_elsewhere_is_told(monkeypatch):
+    def broken(name, arguments):
+        raise BrokenPipeError("of a worker")
+
+    monkeypatch.setattr(cli, "parse", broken)
+    with monkeypatch.context() as without, pytest.raises(BrokenPipeError, match="of a worker"):
+        without.setattr(sys, "stdout", io.StringIO())  # as a notebook's, it is no file of the system's
+        main(["tokenize", "m", "a"])
 
 
 def test_a_pipe_of_commands_as_in_a_shell(folders):
