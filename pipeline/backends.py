@@ -20,6 +20,7 @@ _USUAL_NAMES = {  # tried in turn where no configuration names the token
 
 
 def read_tokenizer_config(folder: Path) -> dict:
+    """How a folder describes its tokenizer; empty if it does not. Raises UserError for what isn't JSON."""
     config = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
@@ -42,6 +43,10 @@ def special_names(vocabulary: dict[str, int], config: dict) -> dict[str, str]:
 
 
 def from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
+    """BERT's tokenizer around a vocab.txt, cased if `config` says so, or else if it has a token with a capital letter.
+
+    Raises UserError for a token that stands there twice.
+    """
     tokens = path.read_text(encoding="utf-8").split("\n")
     if tokens and not tokens[-1]:
         tokens.pop()
@@ -72,6 +77,7 @@ def wordpiece_backend(
 
 
 def space_begins_word(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the space before a word is a part of it, as in byte-level BPE."""
     rules = backend.pre_tokenizer
     return rules is not None and rules.pre_tokenize_str("a a")[-1][1] == (1, 3)
 
