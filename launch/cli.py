@@ -273,7 +273,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (UserError, ModelError) as error:
         if _waits(said=False):
             time.sleep(SAID_SECONDS)
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.
+        print(f"error: {error}\n", end="", file=sys.stderr, flush=True)
         if _waits(said=True):
             time.sleep(SAID_SECONDS)
         return EXIT_USER_ERROR

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
+import threading
 from collections import deque
 from pathlib import Path
 
 import numpy as np
 import torch
+from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -39,6 +41,7 @@ class MetricsWriter:
         self._folder = folder
         lines = read_metrics(folder) if path.exists() else []
         self._losses = deque((line["train/loss"] for line in lines if "train/loss" in line), maxlen=_SPIKE_WINDOW)
+        threading.excepthook = _report_thread
         with readable_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", encoding="utf-8")
@@ -107,6 +110,12 @@ class MetricsWriter:
         with readable_errors(self._folder):
             self._file.close()
             self._board.close()
+
+
+def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    """Python's own report of a thread that has failed, but for TensorBoard's: its writer raises the error again."""
+    if type(failed.thread).__module__ != event_file_writer.__name__:
+        threading.__excepthook__(failed)
 
 
 def _spike(loss: float, before: deque[float]) -> float | None:

@@ -102,7 +102,8 @@ def starve(begin, run, disk, rng, kills, say) -> None:
         output = chaos.collect(process)
     finally:
         disk.free()
-    line = re.search(r"^error: .*(disk is full|bytes free|File too large).*$", output, re.MULTILINE)
+    # Not at the start of a line: the processes share a pipe, and another may be in the middle of a warning's.
+    line = re.search(r"error: .*(disk is full|bytes free|File too large).*$", output, re.MULTILINE)
     say(f"    {what}: {line and line[0]}")
     assert line and process.returncode != 0, output[-6000:]
     if good:

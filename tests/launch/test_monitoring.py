@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -150,6 +152,32 @@ def test_a_loss_far_above_its_running_median_is_marked(tmp_path):
     writer = MetricsWriter(tmp_path, 60)
     assert "train/loss_spike" in writer.write(61, {"train/loss": 9.0})
     writer.close()
+
+
+FULL_DISK = """
+import resource, signal, sys, threading
+from pathlib import Path
+from launch import cli
+from launch.metrics import MetricsWriter
+def write(arguments):
+    writer = MetricsWriter(Path(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    another = threading.Thread(target=lambda: 1 / 0, name="another")
+    another.start()
+    another.join()
+    for step in range(9):
+        writer.text("sentences", step, 1000 * "word ")
+cli._run = write
+sys.exit(cli.main())
+"""
+
+
+def test_events_that_no_longer_fit_on_the_disk_are_one_line(tmp_path):
+    """TensorBoard writes them in a thread of its own, whose traceback says nothing that the line does not."""
+    result = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, text=True, capture_output=True)
+    assert result.returncode == 2, result.stderr
+    assert re.findall("Exception in thread .*:", result.stderr) == ["Exception in thread another:"]
+    assert re.search(r"ZeroDivisionError: .*\nerror: .*File too large; .*\n$", result.stderr), result.stderr
 
 
 @pytest.mark.slow
