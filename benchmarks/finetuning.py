@@ -129,19 +129,9 @@ class Turns:
 
 def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
     """The trainer of `cloze finetune`, between whose steps `turns` stands."""
-    from launch.environment import (
-        bound_primitive_caches,
-        device_type,
-        keep_freed_pages,
-        prepare_deepspeed,
-        read_environment,
-    )
+    from launch.running import Process, prepare_process
 
-    environment = read_environment()
-    prepare_deepspeed(environment)
-    if device_type() == "cpu":
-        keep_freed_pages()
-        bound_primitive_caches()
+    environment = prepare_process()
     from launch import distributed
     from launch.config import CheckpointConfig, EvaluationConfig, FinetuneConfig, TrainConfig
     from launch.console import Console
@@ -157,9 +147,9 @@ def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
         epochs=None, evaluate_every_epochs=None, train=train, checkpoint=CheckpointConfig(every_steps=0),
         evaluation=EvaluationConfig(every_steps=0),
     ))
-    device, console = distributed.initialize(environment), Console(False)
+    device = distributed.initialize(environment)
     with Heartbeat(Path(job.config.output), environment, job.config.monitor) as heartbeat:
-        trainer, learned = prepare_trainer(job, environment, device, console, heartbeat)
+        trainer, learned = prepare_trainer(job, Process(environment, device, Console(False), heartbeat))
         stream = iter(ExampleStream(learned.train, BATCH, BATCH, 0, 1, 0, 0))
 
         def batches():

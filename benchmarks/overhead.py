@@ -73,14 +73,11 @@ class Turns:
 
 def worker(name: str, data: Path, output: Path, threads: int) -> None:
     """Train as this contender does, in turns."""
-    from launch import environment as processes
+    from launch.environment import protect_process
+    from launch.running import prepare_process
 
-    processes.protect_process()
-    environment = processes.read_environment()
-    processes.prepare_deepspeed(environment)
-    if processes.device_type() == "cpu":
-        processes.keep_freed_pages()
-        processes.bound_primitive_caches()
+    protect_process()
+    environment = prepare_process()
     import torch
 
     from launch import distributed
@@ -133,11 +130,12 @@ def our_loop(config, manifest, environment, device, turns) -> None:
     from launch.console import Console
     from launch.heartbeat import Heartbeat
     from launch.preemption import StopRequest
-    from launch.pretrain import prepare_trainer, run
+    from launch.pretrain import prepare_trainer
+    from launch.running import Process, run
 
-    console = Console(is_main=False)
     with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
-        trainer = prepare_trainer(config, manifest, environment, device, console, heartbeat)
+        process = Process(environment, device, Console(is_main=False), heartbeat)
+        trainer = prepare_trainer(config, manifest, process)
         trainer.evaluate = None  # the one before the first step
         run(config, trainer, turns, StopRequest())
 

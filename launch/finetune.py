@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launch import runs
-from launch.config import BatchArithmetic, FinetuneConfig
+from launch import running, runs
+from launch.config import FinetuneConfig
 from launch.console import Console
-from launch.environment import (
-    Environment,
-    bound_primitive_caches,
-    device_type,
-    job_end_time,
-    keep_freed_pages,
-    prepare_deepspeed,
-    read_environment,
-)
-from launch.heartbeat import Heartbeat
+from launch.environment import read_environment
 from launch.preemption import StopRequest
-from launch.pretrain import find_resume, live_kernel, run, say_end
+from launch.running import Process
 from pipeline.errors import UserError
 from pipeline.storage import sha256_of
 
@@ -76,92 +66,67 @@ def read_job(config: FinetuneConfig) -> Job:
 
 def finetune(config: FinetuneConfig) -> int:
     """Run or continue a fine-tuning; returns the exit status. Called by every process of the run."""
-    environment = read_environment()
     if config.seeds > 1 or config.grid:
         from launch.finetuning.sweep import sweep
 
-        if environment.world_size > 1:
-            raise UserError(f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
-                            "process, which starts a run on each GPU; leave torchrun out")
+        if (world_size := read_environment().world_size) > 1:
+            raise UserError(f"seeds, grid: found them in a run of {world_size} processes, expected one process, which "
+                            "starts a run on each GPU; leave torchrun out")
         return sweep(config)
-    prepare_deepspeed(environment)
-    if device_type() == "cpu":
-        keep_freed_pages()
-        bound_primitive_caches()
-    # Imported here and below: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
-    from launch import distributed
+    environment = running.prepare_process()
     from launch.engine import deepspeed_config
     from launch.finetuning import scoring
     from launch.finetuning.reporting import report
 
     scoring.check_installed()
-    console = Console(environment.is_main)
     job = read_job(config)
     deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    config = replace(job.config, train=job.config.train.on(environment.world_size))
-    job = replace(job, config=config)
-    runs.check_folder(config, job.facts)
-    deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
-    with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
-        device = distributed.initialize(environment)
-        with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
-            trainer, learned = prepare_trainer(job, environment, device, console, heartbeat)
-            complete = train(learned, trainer, StopRequest(deadline), partial(report, job, trainer))
-        distributed.shutdown()
-    return say_end(trainer, complete)
+    job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
+
+    def work(process: Process, stop: StopRequest):
+        trainer, learned = prepare_trainer(job, process)
+        return trainer, train(learned, trainer, stop, partial(report, job, trainer))
+
+    return running.carry_out(job.config, job.facts, environment, Console(environment.is_main), work)
 
 
-def prepare_trainer(job: Job, environment: Environment, device, console: Console, heartbeat: Heartbeat):
+def prepare_trainer(job: Job, process: Process):
     """The trainer, at the step of the newest checkpoint if there is one, and the job with what it is trained on; then
     the folder is described."""
     import torch
 
-    from launch.checkpoint import CheckpointManager
     from launch.engine import build_engine, deepspeed_config
     from launch.finetuning.models import freeze, start_model
     from launch.finetuning.objective import FinetuningObjective
     from launch.finetuning.reporting import Evaluation
-    from launch.profiling import StepProfiler
-    from launch.trainer import Trainer
     from model.flops import num_parameters
     from pipeline.tokenizer import copy_tokenizer
 
-    config, output = job.config, Path(job.config.output)
-    checkpoints = CheckpointManager(output / runs.CHECKPOINTS, environment, device,
-                                    keep_last=config.checkpoint.keep_last, warn=console.warn)
-    step = find_resume(config, checkpoints)
+    config, environment = job.config, process.environment
+    checkpoints, step, elastic = running.open_checkpoints(config, process)
     if step is not None:  # the newest checkpoint that it started from may be another one by now
         job = replace(job, source=replace(job.source, step=checkpoints.state(step).get("model_step")))
-    elastic = step is not None and checkpoints.is_elastic(step)
-    if elastic:
-        console.say(f"step {step} was saved by another number of processes: converting it")
-        checkpoints.convert(step)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     model, origin = start_model(job.architecture, job.source, job.head, config)
     parameters = num_parameters(model)
     freeze(model, config.freeze)
     parameters = f"{parameters:,}, of which {num_parameters(model):,} learn"
     made = deepspeed_config(config, environment.world_size, load_universal=elastic)
-    engine = build_engine(model, config, made, device)
-    print_facts(job, engine, device, console, environment.world_size, [("parameters", parameters), ("weights", origin)])
-    trainer = Trainer(
-        config, engine=engine, objective=FinetuningObjective(),
-        evaluate=Evaluation(job, engine, environment, device), flops=partial(_flops, model.config),
-        checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
-        profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
-        facts={"zero_stage": config.zero.stage, "model_step": job.source.step},
+    engine = build_engine(model, config, made, process.device)
+    _print_facts(job, process, engine, [("parameters", parameters), ("weights", origin)])
+    trainer = running.make_trainer(
+        config, process, engine, checkpoints, facts={"model_step": job.source.step}, objective=FinetuningObjective(),
+        evaluate=Evaluation(job, engine, environment, process.device), flops=partial(_flops, model.config),
     )
-    if step is not None:
-        trainer.resume(step)
-        console.say(f"resumed from step {step} of {config.train.max_steps}")
-    learned = _with_features(job, engine, environment, device, console, heartbeat)  # by the encoder that was resumed
-    trainer.evaluate = Evaluation(learned, engine, environment, device)
+    running.resume(trainer, step)
+    learned = _with_features(job, engine, process)  # by the encoder that was resumed
+    trainer.evaluate = Evaluation(learned, engine, environment, process.device)
     if environment.is_main:
         runs.describe(config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
     return trainer, learned
 
 
-def _with_features(job: Job, engine, environment: Environment, device, console: Console, heartbeat: Heartbeat) -> Job:
+def _with_features(job: Job, engine, process: Process) -> Job:
     """The job, whose training and validation examples an encoder that does not learn has run over once. Collective."""
     import torch
 
@@ -170,16 +135,17 @@ def _with_features(job: Job, engine, environment: Environment, device, console: 
 
     if job.config.freeze != "encoder":
         return job
+    device, beat = process.device, partial(process.heartbeat.beat, 0, "compute")
     began = time.perf_counter()
     engine.module.eval()
     with torch.autocast(device.type, compute_dtype(engine), enabled=engine.torch_autocast_enabled()):
         train, validation = (
-            encode_once(engine.module.features, examples, job.config.train.micro_batch_size, environment, device,
-                        partial(heartbeat.beat, 0, "compute"))
+            encode_once(engine.module.features, examples, job.config.train.micro_batch_size, process.environment,
+                        device, beat)
             for examples in (job.train, job.validation))
     engine.module.train()
-    console.say(f"the encoder has run over {len(job.train) + len(job.validation):,} examples once, in "
-                f"{time.perf_counter() - began:.1f} s; only the head is trained from here on")
+    process.console.say(f"the encoder has run over {len(job.train) + len(job.validation):,} examples once, in "
+                        f"{time.perf_counter() - began:.1f} s; only the head is trained from here on")
     return replace(job, train=train, validation=validation)
 
 
@@ -193,27 +159,16 @@ def _flops(shape, micro_batch: dict) -> float:
     return training_flops(shape, (int(lengths.sum()), int((lengths * lengths).sum())), 0, summed=True)
 
 
-def print_facts(job: Job, engine, device, console: Console, world_size: int, rows: list[tuple[str, str]]) -> None:
-    """The table of derived facts at the start."""
-    from launch.devices import device_name
-    from launch.engine import base_optimizer, live_precision
-    from launch.schedules import describe
-
+def _print_facts(job: Job, process: Process, engine, rows: list[tuple[str, str]]) -> None:
     config = job.config
     names = job.head.labels if job.head else ()
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    console.facts(f"cloze finetune {config.task} -> {config.output}", [
+    epochs = f"{config.train.max_steps * config.train.global_batch_size / len(job.train):.2f} epochs"
+    process.console.facts(f"cloze finetune {config.task} -> {config.output}", [
         *rows,
         *([("labels", f"{len(names)}: {shown}")] if names else []),
         *((f"{examples.name}", examples.facts) for examples in (job.train, job.validation, *job.test)),
-        ("batch", str(BatchArithmetic.of(config.train, world_size))),
-        ("steps", f"{config.train.max_steps:,} = "
-                  f"{config.train.max_steps * config.train.global_batch_size / len(job.train):.2f} epochs"),
-        ("precision", live_precision(engine)),
-        ("optimizer", f"{type(base_optimizer(engine)).__name__}, ZeRO stage {engine.zero_optimization_stage()}"),
-        ("learning rate", f"{config.train.learning_rate:g} peak, {describe(config.schedule, config.train)}"),
-        ("attention kernel", live_kernel(engine, device)),
-        ("device", f"{world_size} x {device_name(device)}"),
+        *running.training_facts(config, process, engine, epochs),
     ])
 
 
@@ -231,4 +186,4 @@ def train(job: Job, trainer, stop: StopRequest, report) -> bool:
     if config.unfreeze_every_epochs is not None:
         each = max(1, round(config.unfreeze_every_epochs * len(job.train) / config.train.global_batch_size))
         batches = unfreezing(batches, trainer.engine.module, trainer.state.step, each)
-    return run(config, trainer, batches, stop, trainer.evaluate.showing, report)
+    return running.run(config, trainer, batches, stop, trainer.evaluate.showing, report)

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from launch import runs
-from launch.config import BatchArithmetic, DeepSpeedConfig, PretrainConfig
+from launch import running, runs
+from launch.config import DeepSpeedConfig, PretrainConfig
 from launch.console import Console
-from launch.environment import (
-    Environment,
-    bound_primitive_caches,
-    device_type,
-    job_end_time,
-    keep_freed_pages,
-    prepare_deepspeed,
-    read_environment,
-)
-from launch.heartbeat import Heartbeat
+from launch.environment import Environment, prepare_deepspeed, read_environment
 from launch.preemption import StopRequest
+from launch.running import Process
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
 
-EXIT_COMPLETE = 0
-EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
+
+def pretrain(config: PretrainConfig) -> int:
+    """Run or continue a pretraining; returns the exit status. Called by every process of the run."""
+    environment = running.prepare_process()
+    from launch.engine import deepspeed_config
+
+    deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
+    manifest, model = check_data(Path(config.data), config.model)
+    config = replace(config, model=model, train=config.train.on(environment.world_size))
+
+    def work(process: Process, stop: StopRequest):
+        from launch.probing import resolve
+
+        resolved = resolve(config, manifest, environment, process.device, process.console)
+        trainer = prepare_trainer(resolved, manifest, process)
+        return trainer, train(resolved, trainer, stop)
+
+    return running.carry_out(config, runs.data_facts(manifest), environment, Console(environment.is_main), work)
 
 
 def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
@@ -53,85 +60,6 @@ def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
     return manifest, replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
 
 
-def print_facts(config: PretrainConfig, manifest: Manifest, engine, device, console: Console, world_size: int,
-                parameters: int) -> None:
-    """The table of derived facts at the start: what follows from the configuration, read off live objects."""
-    from launch.devices import device_name, peak_flops
-    from launch.engine import base_optimizer, compute_dtype, live_precision
-    from launch.schedules import describe
-    from model.flops import training_flops
-
-    counts = manifest.splits["train"].counts
-    tokens, samples = counts["tokens"], counts["samples"] // manifest.pair_sets  # an epoch goes over one set of pairs
-    histogram = manifest.splits["train"].length_histogram
-    squares = sum(length * length * number for length, number in enumerate(histogram))
-    per_token = training_flops(config.model, (tokens, squares), manifest.masked_share * tokens, summed=True) / tokens
-    steps_per_epoch = samples / config.train.global_batch_size
-    at_most = "" if config.train.time_budget_hours is None else "at most "
-    peak = peak_flops(device, compute_dtype(engine))
-    console.facts(f"cloze pretrain -> {config.output}", [
-        ("parameters", f"{parameters:,}"),
-        ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
-        ("batch", str(BatchArithmetic.of(config.train, world_size))),
-        ("steps", f"{at_most}{config.train.max_steps:,} = {config.train.max_steps / steps_per_epoch:.2f} epochs of "
-                  f"{steps_per_epoch:,.1f} steps ({samples:,} samples, {tokens:,} tokens)"),
-        ("precision", live_precision(engine)),
-        ("optimizer", f"{type(base_optimizer(engine)).__name__}, "
-                      f"ZeRO stage {engine.zero_optimization_stage()}"),
-        ("learning rate", f"{config.train.learning_rate:g} peak, {describe(config.schedule, config.train)}"),
-        ("attention kernel", live_kernel(engine, device)),
-        ("device", f"{world_size} x {device_name(device)}" + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else "")),
-        ("MLM loss to beat", f"{manifest.unigram_entropy:.3f}, the unigram entropy of the training tokens"),
-    ])
-
-
-def live_kernel(engine, device) -> str:
-    """Name of the attention kernel that training with this engine on this device uses."""
-    import torch
-
-    from launch.engine import compute_dtype
-    from model.attention import select_kernel
-
-    bert = engine.module.bert
-    tokens = torch.empty(0, bert.config.hidden_size, dtype=compute_dtype(engine), device=device)
-    return select_kernel(bert.attention_kernel, bert.config, tokens, True, False)
-
-
-def pretrain(config: PretrainConfig) -> int:
-    """Run or continue a pretraining; returns the exit status. Called by every process of the run."""
-    environment = read_environment()
-    prepare_deepspeed(environment)
-    if device_type() == "cpu":
-        keep_freed_pages()
-        bound_primitive_caches()
-    # Imported here and below: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
-    from launch import distributed
-    from launch.engine import deepspeed_config
-    from launch.probing import resolve
-
-    console = Console(environment.is_main)
-    deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    manifest, model = check_data(Path(config.data), config.model)
-    config = replace(config, model=model, train=config.train.on(environment.world_size))
-    runs.check_folder(config, runs.data_facts(manifest))
-    deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
-    with runs.locked(Path(config.output)) if environment.is_main else nullcontext():
-        device = distributed.initialize(environment)
-        with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
-            config = resolve(config, manifest, environment, device, console)
-            trainer = prepare_trainer(config, manifest, environment, device, console, heartbeat)
-            complete = train(config, trainer, StopRequest(deadline))
-        distributed.shutdown()
-    return say_end(trainer, complete)
-
-
-def say_end(trainer, complete: bool) -> int:
-    """Say how a run has ended; returns its exit status."""
-    trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
-                        f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
-    return EXIT_COMPLETE if complete else EXIT_REQUEUE
-
-
 def print_deepspeed_config(config: DeepSpeedConfig) -> None:
     """Print, as JSON, what a run of so many processes would give to DeepSpeed; nothing is started."""
     prepare_deepspeed(read_environment())
@@ -153,54 +81,58 @@ def build_model(config: PretrainConfig):
     return model
 
 
-def prepare_trainer(config: PretrainConfig, manifest: Manifest, environment: Environment, device, console: Console,
-                    heartbeat: Heartbeat):
+def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process):
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     import torch
 
-    from launch.checkpoint import CheckpointManager
     from launch.engine import build_engine, deepspeed_config
     from launch.evaluation import evaluate
     from launch.objectives import PretrainingObjective
     from launch.phases import Start
-    from launch.profiling import StepProfiler
-    from launch.trainer import Trainer
     from model.flops import num_parameters
 
-    checkpoints = CheckpointManager(Path(config.output) / runs.CHECKPOINTS, environment, device,
-                                    keep_last=config.checkpoint.keep_last, warn=console.warn)
-    step = find_resume(config, checkpoints)
-    elastic = step is not None and checkpoints.is_elastic(step)
-    if elastic:
-        console.say(f"step {step} was saved by another number of processes: converting it")
-        checkpoints.convert(step)
+    environment, console = process.environment, process.console
+    checkpoints, step, elastic = running.open_checkpoints(config, process)
     model = build_model(config)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     start = Start(config, manifest, model, checkpoints, console) if step is None and config.init_from else None
     parameters = num_parameters(model)  # before ZeRO-3 empties them
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
-    engine = build_engine(model, config, made, device)
-    print_facts(config, manifest, engine, device, console, environment.world_size, parameters)
-    output = Path(config.output)
+    engine = build_engine(model, config, made, process.device)
+    _print_facts(config, manifest, process, engine, parameters)
     objective = PretrainingObjective(config.train.loss_reduction)
     batches = validation(config, manifest, environment, console)
-    trainer = Trainer(
-        config, engine=engine, objective=objective,
-        evaluate=None if batches is None else partial(evaluate, engine, objective, batches, device),
-        flops=partial(micro_batch_flops, config.model),
-        checkpoints=checkpoints, console=console, environment=environment, device=device, heartbeat=heartbeat,
-        profiler=StepProfiler(output, config.monitor.profile_steps, environment.rank, device),
-        facts={"zero_stage": config.zero.stage},
+    trainer = running.make_trainer(
+        config, process, engine, checkpoints, facts={}, objective=objective,
+        evaluate=None if batches is None else partial(evaluate, engine, objective, batches, process.device),
+        flops=partial(_micro_batch_flops, config.model),
     )
     if start:
         start.finish(trainer, console)
-    if step is not None:
-        trainer.resume(step)
-        console.say(f"resumed from step {step} of {config.train.max_steps}")
+    running.resume(trainer, step)
     if environment.is_main:
         save_tokenizer = partial(shutil.copytree, manifest.folder / runs.TOKENIZER)
         runs.describe(config, runs.data_facts(manifest), save_tokenizer, made)
     return trainer
+
+
+def _print_facts(config: PretrainConfig, manifest: Manifest, process: Process, engine, parameters: int) -> None:
+    from model.flops import training_flops
+
+    counts = manifest.splits["train"].counts
+    tokens, samples = counts["tokens"], counts["samples"] // manifest.pair_sets  # an epoch goes over one set of pairs
+    histogram = manifest.splits["train"].length_histogram
+    squares = sum(length * length * number for length, number in enumerate(histogram))
+    per_token = training_flops(config.model, (tokens, squares), manifest.masked_share * tokens, summed=True) / tokens
+    steps_per_epoch = samples / config.train.global_batch_size
+    epochs = (f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
+              f"({samples:,} samples, {tokens:,} tokens)")
+    process.console.facts(f"cloze pretrain -> {config.output}", [
+        ("parameters", f"{parameters:,}"),
+        ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
+        *running.training_facts(config, process, engine, epochs),
+        ("MLM loss to beat", f"{manifest.unigram_entropy:.3f}, the unigram entropy of the training tokens"),
+    ])
 
 
 def validation(config: PretrainConfig, manifest: Manifest, environment: Environment, console: Console):
@@ -239,47 +171,10 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
     )
     try:
-        return run(config, trainer, stream, stop, partial(showing, config, trainer) if trainer.evaluate else None)
+        shown = partial(showing, config, trainer) if trainer.evaluate else None
+        return running.run(config, trainer, stream, stop, shown)
     finally:
         stream.close()
-
-
-def run(config, trainer, stream, stop: StopRequest, showing=None, report=None) -> bool:
-    """Train until complete (True) or asked to stop (False), with the run's metrics, its status and its description.
-
-    Args:
-        showing: makes what each evaluation shows (Trainer.run) of rank 0's metrics writer (None elsewhere).
-        report: what is done once no step is left, without which the run is not complete: given `stop`, whether it got
-            to its end.
-    """
-    from launch import distributed
-    from launch.metrics import MetricsWriter
-
-    output = Path(config.output)
-    main = trainer.environment.is_main
-    metrics = MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step) if main else None
-    try:
-        with stop:
-            if metrics:
-                runs.set_status(output, "running", trainer.state.step)
-                metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
-                                 runs.flatten(asdict(config)))
-            complete = trainer.run(stream, metrics, stop, showing and showing(metrics))
-            complete = complete and (report is None or report(stop))
-            if metrics:
-                runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
-            # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
-            # the status of a stop, and the templates go by what rank 0 has written.
-            distributed.barrier()
-    except BaseException:
-        if metrics:
-            with suppress(UserError):  # the disk may be full, which is then the error on its way
-                runs.set_status(output, "failed", trainer.state.step)
-        raise
-    finally:
-        if metrics:
-            metrics.close()
-    return complete
 
 
 def showing(config: PretrainConfig, trainer, metrics):
@@ -306,30 +201,7 @@ def showing(config: PretrainConfig, trainer, metrics):
     return show
 
 
-def find_resume(config, checkpoints) -> int | None:
-    """Step to go on from, agreed by all ranks, or None to start.
-
-    Raises:
-        UserError: checkpoint.resume demands or forbids one.
-    """
-    step = checkpoints.agree_on_latest()
-    policy = config.checkpoint.resume
-    if policy == "required" and step is None:
-        raise UserError(f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
-                        "is `required`; use `auto` to start from scratch")
-    if policy == "never" and checkpoints.steps():
-        raise UserError(f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
-                        "`never`; choose another --output or use `auto`")
-    if step is None and checkpoints.steps():
-        raise UserError(f"{checkpoints.folder}: every checkpoint there is damaged, expected a good one; restore one, "
-                        "or choose another --output to start from scratch")
-    if step is not None and step > config.train.max_steps:
-        raise UserError(f"train.max_steps: found {config.train.max_steps}, expected at least {step}, the step of the "
-                        f"newest checkpoint in {checkpoints.folder}")
-    return step
-
-
-def micro_batch_flops(config: BertConfig, micro_batch: dict) -> float:
+def _micro_batch_flops(config: BertConfig, micro_batch: dict) -> float:
     """Model FLOPs of a micro-batch, from its real lengths."""
     from model.flops import training_flops
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 
 from launch import cli
 from launch.environment import child_variables
-from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE
+from launch.running import EXIT_COMPLETE, EXIT_REQUEUE
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload([  # one list for all tests: it is the process's, and the last one that is set counts

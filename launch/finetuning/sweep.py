@@ -18,7 +18,7 @@ from launch.config import FinetuneConfig, TrainConfig
 from launch.console import Console
 from launch.environment import child_variables, visible_gpus
 from launch.preemption import StopRequest
-from launch.pretrain import EXIT_COMPLETE, EXIT_REQUEUE
+from launch.running import EXIT_COMPLETE, EXIT_REQUEUE
 from pipeline.errors import UserError
 from pipeline.storage import publish_text
 

@@ -1,0 +1,218 @@
+"""What every run of training goes through: launch/pretrain.py and launch/finetune.py fill it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch import runs
+from launch.config import BatchArithmetic
+from launch.console import Console
+from launch.environment import (
+    Environment,
+    bound_primitive_caches,
+    device_type,
+    job_end_time,
+    keep_freed_pages,
+    prepare_deepspeed,
+    read_environment,
+)
+from launch.heartbeat import Heartbeat
+from launch.preemption import StopRequest
+from pipeline.errors import UserError
+
+# Imported inside the functions: `cloze --help` must not wait for torch, and DeepSpeed wants a prepared environment.
+if TYPE_CHECKING:
+    import torch
+
+    from launch.checkpoint import CheckpointManager
+    from launch.metrics import MetricsWriter
+    from launch.trainer import Trainer
+
+EXIT_COMPLETE = 0
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process of a run: which one it is, what it computes on, and how it shows that it lives."""
+
+    environment: Environment
+    device: torch.device
+    console: Console
+    heartbeat: Heartbeat
+
+
+def prepare_process() -> Environment:
+    """What comes before torch and DeepSpeed are imported; returns where this process stands among all."""
+    environment = read_environment()
+    prepare_deepspeed(environment)
+    if device_type() == "cpu":
+        keep_freed_pages()
+        bound_primitive_caches()
+    return environment
+
+
+def carry_out(config, facts: dict[str, str], environment: Environment, console: Console,
+              work: Callable[[Process, StopRequest], tuple[Trainer, bool]]) -> int:
+    """Hold the run's folder, join the other processes and do the work; returns the exit status.
+
+    Args:
+        config: of the run, for this number of processes.
+        facts: what the run may not go on with another of (runs.check_folder).
+        work: returns the trainer, and whether the run is complete (True) or was asked to stop (False).
+    """
+    from launch import distributed
+
+    output = Path(config.output)
+    runs.check_folder(config, facts)
+    deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
+    with runs.locked(output) if environment.is_main else nullcontext():
+        device = distributed.initialize(environment)
+        with Heartbeat(output, environment, config.monitor) as heartbeat:
+            trainer, complete = work(Process(environment, device, console, heartbeat), StopRequest(deadline))
+        distributed.shutdown()
+    console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
+                f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
+    return EXIT_COMPLETE if complete else EXIT_REQUEUE
+
+
+def open_checkpoints(config, process: Process) -> tuple[CheckpointManager, int | None, bool]:
+    """The run's checkpoints, the step to go on from (None: start), and whether another number of processes saved it.
+
+    Raises:
+        UserError: checkpoint.resume demands or forbids a checkpoint, or there are only damaged ones.
+    """
+    from launch.checkpoint import CheckpointManager
+
+    checkpoints = CheckpointManager(Path(config.output) / runs.CHECKPOINTS, process.environment, process.device,
+                                    keep_last=config.checkpoint.keep_last, warn=process.console.warn)
+    step = _find_resume(config, checkpoints)
+    elastic = step is not None and checkpoints.is_elastic(step)
+    if elastic:
+        process.console.say(f"step {step} was saved by another number of processes: converting it")
+        checkpoints.convert(step)
+    return checkpoints, step, elastic
+
+
+def _find_resume(config, checkpoints: CheckpointManager) -> int | None:
+    """Step to go on from, agreed by all ranks, or None to start."""
+    step = checkpoints.agree_on_latest()
+    policy = config.checkpoint.resume
+    if policy == "required" and step is None:
+        raise UserError(f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
+                        "is `required`; use `auto` to start from scratch")
+    if policy == "never" and checkpoints.steps():
+        raise UserError(f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
+                        "`never`; choose another --output or use `auto`")
+    if step is None and checkpoints.steps():
+        raise UserError(f"{checkpoints.folder}: every checkpoint there is damaged, expected a good one; restore one, "
+                        "or choose another --output to start from scratch")
+    if step is not None and step > config.train.max_steps:
+        raise UserError(f"train.max_steps: found {config.train.max_steps}, expected at least {step}, the step of the "
+                        f"newest checkpoint in {checkpoints.folder}")
+    return step
+
+
+def make_trainer(config, process: Process, engine, checkpoints: CheckpointManager, *, facts: dict, **parts) -> Trainer:
+    """A trainer at step 0.
+
+    Args:
+        facts: plain values kept in every checkpoint, beside the ZeRO stage.
+        parts: objective, evaluate and flops of Trainer.
+    """
+    from launch.profiling import StepProfiler
+    from launch.trainer import Trainer
+
+    environment, device = process.environment, process.device
+    profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
+    return Trainer(config, engine=engine, checkpoints=checkpoints, console=process.console, environment=environment,
+                   device=device, heartbeat=process.heartbeat, profiler=profiler,
+                   facts={"zero_stage": config.zero.stage, **facts}, **parts)
+
+
+def resume(trainer: Trainer, step: int | None) -> None:
+    """Put the trainer where the checkpoint of that step was saved, if there is one."""
+    if step is not None:
+        trainer.resume(step)
+        trainer.console.say(f"resumed from step {step} of {trainer.train.max_steps}")
+
+
+def training_facts(config, process: Process, engine, epochs: str) -> list[tuple[str, str]]:
+    """Rows of the table at the start: what follows from the configuration, read off live objects.
+
+    Args:
+        epochs: what the run's steps amount to.
+    """
+    from launch.devices import device_name, peak_flops
+    from launch.engine import base_optimizer, compute_dtype, live_precision
+    from launch.schedules import describe
+
+    train, world_size = config.train, process.environment.world_size
+    at_most = "" if train.time_budget_hours is None else "at most "
+    peak = peak_flops(process.device, compute_dtype(engine))
+    return [
+        ("batch", str(BatchArithmetic.of(train, world_size))),
+        ("steps", f"{at_most}{train.max_steps:,} = {epochs}"),
+        ("precision", live_precision(engine)),
+        ("optimizer", f"{type(base_optimizer(engine)).__name__}, ZeRO stage {engine.zero_optimization_stage()}"),
+        ("learning rate", f"{train.learning_rate:g} peak, {describe(config.schedule, train)}"),
+        ("attention kernel", _live_kernel(engine, process.device)),
+        ("device", f"{world_size} x {device_name(process.device)}"
+                   + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else "")),
+    ]
+
+
+def _live_kernel(engine, device) -> str:
+    """Name of the attention kernel that training with this engine on this device uses."""
+    import torch
+
+    from launch.engine import compute_dtype
+    from model.attention import select_kernel
+
+    bert = engine.module.bert
+    tokens = torch.empty(0, bert.config.hidden_size, dtype=compute_dtype(engine), device=device)
+    return select_kernel(bert.attention_kernel, bert.config, tokens, True, False)
+
+
+def run(config, trainer: Trainer, stream: Iterator, stop: StopRequest,
+        showing: Callable[[MetricsWriter | None], Callable[[int], None]] | None = None,
+        report: Callable[[StopRequest], bool] | None = None) -> bool:
+    """Train until complete (True) or asked to stop (False), with the run's metrics, its status and its description.
+
+    Args:
+        showing: makes what each evaluation shows (Trainer.run) of rank 0's metrics writer (None elsewhere).
+        report: what is done once no step is left, without which the run is not complete: given `stop`, whether it got
+            to its end.
+    """
+    from launch import distributed
+    from launch.metrics import MetricsWriter
+
+    output = Path(config.output)
+    main = trainer.environment.is_main
+    metrics = MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step) if main else None
+    try:
+        with stop:
+            if metrics:
+                runs.set_status(output, "running", trainer.state.step)
+                metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
+                                 runs.flatten(asdict(config)))
+            complete = trainer.run(stream, metrics, stop, showing and showing(metrics))
+            complete = complete and (report is None or report(stop))
+            if metrics:
+                runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
+            # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
+            # the status of a stop, and the templates go by what rank 0 has written.
+            distributed.barrier()
+    except BaseException:
+        if metrics:
+            with suppress(UserError):  # the disk may be full, which is then the error on its way
+                runs.set_status(output, "failed", trainer.state.step)
+        raise
+    finally:
+        if metrics:
+            metrics.close()
+    return complete
