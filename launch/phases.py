@@ -23,7 +23,7 @@ from pipeline.manifest import Manifest
 from pipeline.tokenizer import Tokenizer
 
 # Fields of a model that may differ between phases: no weight and no output in evaluation hangs on them.
-FREE_FIELDS = {
+FREE_MODEL_FIELDS = {
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "initializer_range",
     "embedding_initializer_range", "position_initializer_range", "max_position_embeddings",
 }
@@ -80,7 +80,7 @@ def read_source(config: PretrainConfig, manifest: Manifest, checkpoints: Checkpo
 def _check_shape(config: PretrainConfig, source: Source) -> None:
     for field in fields(BertConfig):
         wanted, found = getattr(config.model, field.name), getattr(source.config, field.name)
-        if wanted != found and field.name not in FREE_FIELDS:
+        if wanted != found and field.name not in FREE_MODEL_FIELDS:
             raise UserError(f"model.{field.name}: found {wanted!r}, expected {found!r}, that of init_from = "
                             f"{source.path}; set it to that")
     wanted, found = config.model.max_position_embeddings, source.config.max_position_embeddings

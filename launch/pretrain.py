@@ -180,18 +180,18 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
 def showing(config: PretrainConfig, trainer, metrics):
     """What each evaluation shows beside its numbers: blanks and guesses, word embeddings."""
     from launch.engine import full_parameter
-    from launch.examples import Examples
+    from launch.guesses import Guesses
     from pipeline.shards import ShardReader
     from pipeline.tokenizer import Tokenizer
 
     reader = ShardReader(config.data, "validation")
     tokenizer = Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)
-    examples = count and Examples(trainer.engine, trainer.device, reader, tokenizer, count, metrics)
+    guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, metrics)
 
     def show(step: int) -> None:
-        if examples:
-            examples(step)
+        if guesses:
+            guesses(step)
         if config.monitor.embeddings:
             table = full_parameter(trainer.engine, trainer.engine.module.bert.embeddings.word.weight)
             if metrics:

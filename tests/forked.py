@@ -24,7 +24,7 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload([  # one list for all tests: it is the process's, and the last one that is set counts
     "tests.forked", "pytest",
     "torch._dynamo",  # which torch's optimizers import at their first use
-    "launch.checkpoint", "launch.evaluation", "launch.examples", "launch.metrics", "launch.pretrain", "launch.probing",
+    "launch.checkpoint", "launch.evaluation", "launch.guesses", "launch.metrics", "launch.pretrain", "launch.probing",
     "launch.trainer", "pipeline.batches", "pipeline.shards",
     "launch.finetune", "launch.finetuning.kinds", "launch.finetuning.models", "launch.finetuning.reporting",
     "launch.finetuning.scoring",

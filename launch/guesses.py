@@ -14,7 +14,7 @@ _GUESSES = 3
 _SHOWN_BLANKS = 8  # of each sample; a long one has dozens
 
 
-class Examples:
+class Guesses:
     """Shows the first validation samples in TensorBoard's text panel.
 
     Args:
