@@ -56,7 +56,7 @@ def test_the_page_explains_every_curve_and_no_other(run):
     scalars = {name for line in read_metrics(run) for name in line} - {"step"}
     assert scalars == set(board.Tags()["scalars"])
     written = {re.sub(r"layer_\d\d", "layer_NN", name) for name in scalars | texts}
-    sources = ("trainer", "metrics", "throughput", "inspection", "examples", "console")
+    sources = ("trainer", "metrics", "throughput", "inspection", "guesses", "console")
     named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', (ROOT / f"launch/{source}.py").read_text(encoding="utf-8"))
                           for source in sources))
     tasks = {f"validation/{name}" for name in (*METRICS, "accuracy_mean", "precision", "recall")}
