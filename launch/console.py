@@ -37,15 +37,23 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
+class Output(RichConsole):
+    """Standard output, with tables and colours."""
+
+    def __init__(self) -> None:
+        super().__init__(width=None if sys.stdout.isatty() else 140, highlight=False)  # no guessed width in a file
+
+    def on_broken_pipe(self) -> None:
+        raise  # to launch/cli.py, which knows what it means; rich would end the process
+
+
 class Console:
     """Tables, lines of progress and warnings of one process; silent on every rank but 0."""
 
     def __init__(self, is_main: bool = True) -> None:
         self.is_main = is_main
         self._began: tuple[float, int] | None = None  # when, and at which step, the first line was printed
-        # No colours, no wrapping to a guessed width, where the output is a file.
-        width = None if sys.stdout.isatty() else 120
-        self._rich = RichConsole(width=width, highlight=False)
+        self._rich = Output()
 
     def say(self, line: str) -> None:
         if self.is_main:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from launch.console import Output
 from pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
 from pipeline.errors import UserError
 from pipeline.inspecting import DecodedSample, Inspection, facts
@@ -72,11 +73,6 @@ class Bars:
             self._began = 0.0
 
 
-def _console() -> Console:
-    # No guessed width where the output is a file.
-    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-
-
 def vocab(config: PrepareConfig) -> None:
     """Train a vocabulary and say what it is."""
     began = time.monotonic()
@@ -99,13 +95,13 @@ def prepare(config: PrepareConfig) -> None:
         table.add_row(f"stage {name}", f"{took:.1f} s, {rates}")
     tokens = manifest.counts["tokens"]
     table.add_row("in all", f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
-    _console().print(table)
+    Output().print(table)
 
 
 def inspect(config: InspectConfig) -> None:
     """Show a prepared folder: facts, lengths, samples with their masks in colour."""
     inspection = inspect_data(config)
-    console = _console()
+    console = Output()
     console.print(_facts_table(config.data, inspection.manifest))
     console.print(_histogram_table(inspection, config.split))
     for sample in inspection.samples:

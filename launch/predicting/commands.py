@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console as RichConsole
 from rich.markup import escape
 from rich.table import Table
 
 from launch import runs
-from launch.console import Console
+from launch.console import Console, Output
 from launch.predicting.config import EmbedConfig, FeaturesConfig, Input, ScoreConfig, TokenizeConfig
 from launch.predicting.operation import Operation, Row
 from launch.predicting.output import as_json, draw_attention, plain, table_rows, write_vectors
@@ -87,8 +86,7 @@ def _print_table(lines: Iterable[dict[str, str]]) -> None:
                 shown[name] = ""
         table.add_row(*(escape(value) for value in shown.values()))
         before = line
-    # No wrapping to a guessed width where the output is a file.
-    RichConsole(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
+    Output().print(table)
 
 
 def _look_inside(predictor: Any, config: FeaturesConfig) -> int:

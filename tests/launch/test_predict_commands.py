@@ -246,8 +246,9 @@ def test_who_reads_no_further_ends_it_quietly(folders, command, tmp_path):
     process.stderr.close()
 
 
-@pytest.mark.parametrize("words", ["--help", "predict embed m a --print_config"])
-def test_help_that_nobody_reads_ends_quietly(words):
+@pytest.mark.parametrize("words", ["--help", "predict embed m a --print_config", "tokenize {model} cat --format table"])
+def test_what_nobody_reads_ends_quietly(folders, words):
+    words = words.format(model=folders / "pretrained")
     reading, writing = os.pipe()
     os.close(reading)
     result = subprocess.run([sys.executable, "-m", "launch", *words.split()], cwd=ROOT, text=True, stdout=writing,
