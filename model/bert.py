@@ -21,7 +21,7 @@ from model.embeddings import Embeddings, check_length, rotary_tables
 from model.encoder import Context, Encoder
 from model.folders import InFolders
 from model.heads import (
-    IGNORED,
+    NO_LABEL,
     MaskedLanguageModelHead,
     NextSentenceHead,
     Pooler,
@@ -278,14 +278,14 @@ class BertForPreTraining(BertPreTrained):
             output = output._replace(prediction_logits=predicted)
         else:
             output = output._replace(
-                mlm_losses=predicted[0], mlm_correct=predicted[1], num_masked=(labels != IGNORED).sum()
+                mlm_losses=predicted[0], mlm_correct=predicted[1], num_masked=(labels != NO_LABEL).sum()
             )
         if next_sentence_label is not None:
             losses, correct = class_losses(pair_scores, next_sentence_label)
             output = output._replace(
                 next_sentence_losses=losses,
                 next_sentence_correct=correct,
-                num_pairs=(next_sentence_label != IGNORED).sum(),
+                num_pairs=(next_sentence_label != NO_LABEL).sum(),
             )
         return output
 

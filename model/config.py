@@ -82,6 +82,8 @@ class BertConfig:
     """Whether the activation gates a second projection (with gelu: GeGLU, with silu: SwiGLU)."""
     linear_bias: bool = True
     """Whether the linear maps of encoder and masked-LM transform have biases."""
+    gate_bias: bool = True
+    """Whether the first map of a gated feed-forward network (both halves of it) has a bias too."""
     norm_bias: bool = True
     """Whether layer_norm has a bias (rms_norm never has)."""
     decoder_bias: bool = True
@@ -147,6 +149,8 @@ class BertConfig:
                 self.add_cross_attention and not self.is_decoder,
             "first_attention_norm: false needs norm_position: pre":
                 not self.first_attention_norm and self.norm_position != "pre",
+            "gate_bias: false needs gated_feed_forward: true and linear_bias: true":
+                not self.gate_bias and not (self.gated_feed_forward and self.linear_bias),
             "local_attention_window: an odd window has no middle, give an even one":
                 self.local_attention_window % 2,
             "position_initializer_range: only learned positions have weights to draw":

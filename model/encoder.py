@@ -132,7 +132,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gated = config.gated_feed_forward
         width = config.intermediate_size * (2 if self.gated else 1)
-        self.up = nn.Linear(config.hidden_size, width, bias=config.linear_bias)
+        self.up = nn.Linear(config.hidden_size, width, bias=config.linear_bias and config.gate_bias)
         self.activation = ACTIVATIONS[config.hidden_act]
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.linear_bias)
 

@@ -9,7 +9,7 @@ from model.config import BertConfig, ModelError
 from model.embeddings import compute_dtype, encoder_norm
 from model.encoder import ACTIVATIONS
 
-IGNORED = -100  # label without a loss, as everywhere in torch
+NO_LABEL = -100  # label without a loss, as everywhere in torch
 
 # fp32 scores alive at once in the loss: on CPU what fits into its caches (4 MiB), on CUDA what fills the
 # device.
@@ -79,7 +79,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(labels), size):
             rows = slice(start, start + size)
             chunk, target = logits[rows], labels[rows, None]
-            counted = target != IGNORED
+            counted = target != NO_LABEL
             target = target.where(counted, 0)
             chunk[:, vocab_size:] = -torch.inf
             shares = torch.softmax(chunk, -1, dtype=precise)
@@ -98,7 +98,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient: Tensor, _) -> tuple[Tensor | None, ...]:
         hidden, weight, score_gradient, labels = ctx.saved_tensors
-        gradient = gradient.where(labels != IGNORED, 0.0)
+        gradient = gradient.where(labels != NO_LABEL, 0.0)
         # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16
         # bits.
         largest = gradient.abs().amax() if gradient.numel() else gradient.new_ones(())
@@ -184,7 +184,7 @@ def class_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     (...).
     """
     flat = torch.nn.functional.cross_entropy(
-        scores.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+        scores.flatten(0, -2).float(), labels.flatten(), ignore_index=NO_LABEL, reduction="none"
     )
     return flat.view(labels.shape), scores.argmax(-1) == labels
 

@@ -69,8 +69,8 @@ _BERT_DEFAULTS = (  # fields that must be as published
 )
 _MODERN_VALUES = {
     "position_embedding": "rotary", "type_vocab_size": 0, "embedding_norm": True, "normalization": "layer_norm",
-    "norm_position": "pre", "first_attention_norm": False, "gated_feed_forward": True, "pooler": False,
-    "mlm_head": "bert", "is_decoder": False,
+    "norm_position": "pre", "first_attention_norm": False, "gated_feed_forward": True, "gate_bias": True,
+    "pooler": False, "mlm_head": "bert", "is_decoder": False,
 }
 
 

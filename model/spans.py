@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model.classifiers import WithTransform, with_states
 from model.config import BertConfig
-from model.heads import IGNORED, class_losses, exponentials_by_group
+from model.heads import NO_LABEL, class_losses, exponentials_by_group
 
 
 class SpanOutput(NamedTuple):
@@ -85,8 +85,8 @@ class BertForQuestionAnswering(WithTransform):
 def _span_losses(scores: Tensor, positions: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
     """Losses (B,) and their number, of (B, S) scores, or of (T,) with the offsets of their sequences."""
     if offsets is None:
-        labels = positions.masked_fill((positions < 0) | (positions >= scores.shape[1]), IGNORED)
-        return class_losses(scores, labels)[0], (labels != IGNORED).sum()
+        labels = positions.masked_fill((positions < 0) | (positions >= scores.shape[1]), NO_LABEL)
+        return class_losses(scores, labels)[0], (labels != NO_LABEL).sum()
     scores, offsets = scores.float(), offsets.long()
     lengths = offsets.diff()
     sequence = torch.arange(len(lengths), device=lengths.device)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from model.bert import BertForPreTraining, BertModel, BertPreTrained, PreTrainingOutput, encode_masked, pooled
 from model.classifiers import Classifier, TaskOutput, with_states
 from model.config import BertConfig, HeadConfig, ModelError
-from model.heads import IGNORED, MaskedLanguageModelHead, NextSentenceHead, class_losses, exponentials_by_group, pool
+from model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHead, class_losses, exponentials_by_group, pool
 from model.hub import load_architecture
 from model.spans import BertForQuestionAnswering
 
@@ -38,7 +38,7 @@ class BertForMaskedLM(BertPreTrained):
         output = PreTrainingOutput(hidden_states=encoded.hidden_states, attentions=encoded.attentions)
         if labels is None:
             return output._replace(prediction_logits=predicted)
-        return output._replace(mlm_losses=predicted[0], mlm_correct=predicted[1], num_masked=(labels != IGNORED).sum())
+        return output._replace(mlm_losses=predicted[0], mlm_correct=predicted[1], num_masked=(labels != NO_LABEL).sum())
 
 
 class BertForNextSentencePrediction(BertPreTrained):
@@ -63,7 +63,7 @@ class BertForNextSentencePrediction(BertPreTrained):
         return output._replace(
             next_sentence_losses=losses,
             next_sentence_correct=correct,
-            num_pairs=(next_sentence_label != IGNORED).sum(),
+            num_pairs=(next_sentence_label != NO_LABEL).sum(),
         )
 
 
@@ -120,11 +120,11 @@ class BertForSequenceClassification(Classifier):
     def _losses(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         problem = self.head.problem
         if problem == "single_label":
-            return class_losses(scores, labels)[0], (labels != IGNORED).sum()
+            return class_losses(scores, labels)[0], (labels != NO_LABEL).sum()
         if problem == "columns":
             parts = scores.split([len(classes) for _, classes in self.head.columns], dim=-1)
             losses = [class_losses(part, labels[:, column])[0] for column, part in enumerate(parts)]
-            return torch.stack(losses, dim=1), (labels != IGNORED).sum(0)
+            return torch.stack(losses, dim=1), (labels != NO_LABEL).sum(0)
         targets = labels.view(scores.shape).float()
         if problem == "multi_label":
             losses = nn.functional.binary_cross_entropy_with_logits(scores.float(), targets, reduction="none")
@@ -151,7 +151,7 @@ class BertForTokenClassification(Classifier):
         if labels is None:
             return output
         losses, _ = class_losses(scores, labels)
-        return output._replace(losses=losses.flatten(), num_labelled=(labels != IGNORED).sum())
+        return output._replace(losses=losses.flatten(), num_labelled=(labels != NO_LABEL).sum())
 
 
 class BertForMultipleChoice(Classifier):
@@ -183,7 +183,7 @@ class BertForMultipleChoice(Classifier):
         if labels is None:
             return output
         losses, _ = class_losses(scores, labels)
-        return output._replace(losses=losses, num_labelled=(labels != IGNORED).sum())
+        return output._replace(losses=losses, num_labelled=(labels != NO_LABEL).sum())
 
 
 ARCHITECTURES: dict[str, type[nn.Module]] = {

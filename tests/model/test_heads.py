@@ -8,9 +8,14 @@ import torch
 import model.heads as heads
 from model.attention import concatenated_layout
 from model.heads import VocabularyProjection, _ProjectedCrossEntropy
+from pipeline import records
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
 LABELS = torch.tensor([3, -100, 0, 12, 5, 12])
+
+
+def test_labels_that_the_pipeline_leaves_out_have_no_loss():
+    assert heads.NO_LABEL == records.NO_LABEL == torch.nn.CrossEntropyLoss().ignore_index
 
 
 @pytest.mark.parametrize("bias", [True, False])

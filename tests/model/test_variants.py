@@ -48,6 +48,7 @@ VARIANTS = {
     "ReLU": dict(hidden_act="relu"),
     "GeGLU": dict(gated_feed_forward=True),
     "SwiGLU": dict(gated_feed_forward=True, hidden_act="silu"),
+    "GeGLU without gate bias": dict(gated_feed_forward=True, gate_bias=False),
     "no biases": dict(linear_bias=False, norm_bias=False, decoder_bias=False),
     "three segments": dict(type_vocab_size=3, segment_padding_index=0),
     "no segments": dict(type_vocab_size=0),
@@ -83,7 +84,8 @@ def test_layouts_and_kernels_agree_for_every_variant(name):
             torch.testing.assert_close(parameter.grad, grads[key], **TOLERANCE)
 
 
-OWN_TESTS = {"segment_padding_index", "global_attention_every", "embedding_dropout"}  # mean nothing by themselves
+# Mean nothing by themselves.
+OWN_TESTS = {"segment_padding_index", "global_attention_every", "embedding_dropout", "gate_bias"}
 FIELDS = sorted(
     {
         item
