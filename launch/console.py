@@ -57,11 +57,11 @@ class Console:
 
     def say(self, line: str) -> None:
         if self.is_main:
-            print(line, flush=True)
+            print(f"{line}\n", end="", flush=True)  # in one piece: other processes write to the same terminal
 
     def warn(self, line: str) -> None:
         if self.is_main:
-            print(f"warning: {line}", file=sys.stderr, flush=True)
+            print(f"warning: {line}\n", end="", file=sys.stderr, flush=True)
 
     def facts(self, title: str, rows: list[tuple[str, str]]) -> None:
         """A table of names and values."""

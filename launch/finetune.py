@@ -83,9 +83,9 @@ def finetune(config: FinetuneConfig) -> int:
     deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
 
-    def work(process: Process, stop: StopRequest):
+    def work(process: Process, stop: StopRequest) -> bool:
         trainer, learned = prepare_trainer(job, process)
-        return trainer, train(learned, trainer, stop, partial(report, job, trainer))
+        return train(learned, trainer, stop, partial(report, job, trainer))
 
     return running.carry_out(job.config, job.facts, environment, Console(environment.is_main), work)
 

@@ -17,6 +17,9 @@ ONE_REQUEST_SECONDS = 2.0
 class StopRequest:
     """Context manager that notes stop signals instead of dying of them; a second one ends the process at once.
 
+    Once one has come this stays so until the process has ended, which it is about to do: a late copy of the signal, for
+    the rank that was the quickest to stop, must not take its exit status.
+
     Args:
         deadline: time.time() from which on a stop is wanted as well; None: never.
     """
@@ -39,6 +42,8 @@ class StopRequest:
         return self
 
     def __exit__(self, *exception) -> None:
+        if self.received is not None:
+            return
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous_pipe)

@@ -28,12 +28,11 @@ def pretrain(config: PretrainConfig) -> int:
     manifest, model = check_data(Path(config.data), config.model)
     config = replace(config, model=model, train=config.train.on(environment.world_size))
 
-    def work(process: Process, stop: StopRequest):
+    def work(process: Process, stop: StopRequest) -> bool:
         from launch.probing import resolve
 
         resolved = resolve(config, manifest, environment, process.device, process.console)
-        trainer = prepare_trainer(resolved, manifest, process)
-        return trainer, train(resolved, trainer, stop)
+        return train(resolved, prepare_trainer(resolved, manifest, process), stop)
 
     return running.carry_out(config, runs.data_facts(manifest), environment, Console(environment.is_main), work)
 

@@ -57,13 +57,13 @@ def prepare_process() -> Environment:
 
 
 def carry_out(config, facts: dict[str, str], environment: Environment, console: Console,
-              work: Callable[[Process, StopRequest], tuple[Trainer, bool]]) -> int:
+              work: Callable[[Process, StopRequest], bool]) -> int:
     """Hold the run's folder, join the other processes and do the work; returns the exit status.
 
     Args:
         config: of the run, for this number of processes.
         facts: what the run may not go on with another of (runs.check_folder).
-        work: returns the trainer, and whether the run is complete (True) or was asked to stop (False).
+        work: returns whether the run is complete (True) or was asked to stop (False).
     """
     from launch import distributed
 
@@ -73,10 +73,8 @@ def carry_out(config, facts: dict[str, str], environment: Environment, console: 
     with runs.locked(output) if environment.is_main else nullcontext():
         device = distributed.initialize(environment)
         with Heartbeat(output, environment, config.monitor) as heartbeat:
-            trainer, complete = work(Process(environment, device, console, heartbeat), StopRequest(deadline))
+            complete = work(Process(environment, device, console, heartbeat), StopRequest(deadline))
         distributed.shutdown()
-    console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
-                f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
@@ -204,8 +202,10 @@ def run(config, trainer: Trainer, stream: Iterator, stop: StopRequest,
             complete = complete and (report is None or report(stop))
             if metrics:
                 runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
+            trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
+                                f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
             # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
-            # the status of a stop, and the templates go by what rank 0 has written.
+            # the status of a stop, and the templates go by what rank 0 has written and people by what it has said.
             distributed.barrier()
     except BaseException:
         if metrics:

@@ -14,7 +14,7 @@ import yaml
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
-from pipeline.storage import holding, publish_text, readable_errors
+from pipeline.storage import ASIDE, holding, publish_text, readable_errors
 
 CONFIG = "config.yaml"
 DATA = "data.json"
@@ -138,7 +138,7 @@ def check_folder(config, facts: dict[str, str]) -> None:
         UserError: names the first field that differs, with both values.
     """
     folder = Path(config.output)
-    if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS}):
+    if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS, DATA}):
         return  # a start that was cut short leaves no more
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
@@ -158,16 +158,17 @@ def check_folder(config, facts: dict[str, str]) -> None:
 
 
 def _entries(folder: Path) -> set[str]:
-    """Names in a folder, without that of the checkpoints if there is none but a conversion that was cut short."""
+    """Names in a folder, without those of writes that were cut short, of files and of a conversion of checkpoints."""
     empty = all(path.suffix == ".tmp" for path in (folder / CHECKPOINTS).glob("*"))
-    return {path.name for path in folder.iterdir()} - ({CHECKPOINTS} if empty else set())
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(ASIDE)}
+    return names - ({CHECKPOINTS} if empty else set())
 
 
 def describe(config, facts: dict[str, str], save_tokenizer: Callable[[Path], object], deepspeed: dict) -> None:
     """Write what is needed to understand, repeat and export the run: its configurations and its tokenizer."""
     folder = Path(config.output)
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
-    # What makes the folder a run's; whatever is missing when a start is cut short, the next one adds.
+    # What makes the folder a run's, after what it is compared by; the next start adds what one cut short has not.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
     target = folder / TOKENIZER

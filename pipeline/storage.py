@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.errors import UserError
 
-_ASIDE = ".tmp-"  # an interrupted write leaves a file of this prefix, which nothing reads and a rerun removes
+ASIDE = ".tmp-"  # an interrupted write leaves a file of this prefix, which nothing reads and a rerun removes
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def publishing(path: Path, durable: bool = True) -> Iterator[Path]:
     Raises UserError on a full disk, a folder that may not be written, and other failures of the file system.
     """
     path = Path(path)
-    aside = path.with_name(f"{_ASIDE}{uuid.uuid4().hex[:12]}-{path.name}")
+    aside = path.with_name(f"{ASIDE}{uuid.uuid4().hex[:12]}-{path.name}")
     try:
         with readable_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def sync_folder(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what interrupted writes left in `folder` and below."""
-    for path in list(folder.rglob(f"{_ASIDE}*")):
+    for path in list(folder.rglob(f"{ASIDE}*")):
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -5,6 +5,7 @@ All that a command does after its imports happens anew in each process.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -96,11 +97,12 @@ def _launch(main: Callable[[], int], processes: int, port: int, printed: Connect
 
     def send(number: int) -> None:
         for pid in ranks:
-            os.kill(pid, number)  # none is waited for elsewhere: a dead one is still there
+            with contextlib.suppress(ProcessLookupError):  # the last one that was waited for
+                os.kill(pid, number)
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is somebody to pass it on to
     signal.signal(signal.SIGTERM, lambda number, frame: send(number))
     signal.signal(signal.SIGALRM, lambda number, frame: send(signal.SIGKILL))
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is somebody to pass it on to
     for rank in range(processes):
         pid = os.fork()
         if not pid:

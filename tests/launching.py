@@ -40,10 +40,18 @@ def pretrain_arguments(data: Path, output: Path, *overrides: str) -> list[str]:
     return ["pretrain", *TINY, "--data", str(data), "--output", str(output), *overrides]
 
 
-def pretrain_command(data: Path, output: Path, *overrides: str, processes: int = 1) -> list[str]:
-    """The command of a run, through torchrun as on a cluster; one process alone needs none."""
+CLOZE = ("-m", "launch")
+
+
+def pretrain_command(data: Path, output: Path, *overrides: str, processes: int = 1, program: tuple[str, ...] = CLOZE
+                     ) -> list[str]:
+    """The command of a run, through torchrun as on a cluster; one process alone needs none.
+
+    Args:
+        program: what is started; a script that a test has written needs PYTHONPATH.
+    """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return [sys.executable, *(launcher if processes > 1 else []), "-m", "launch",
+    return [sys.executable, *(launcher if processes > 1 else []), *program,
             *pretrain_arguments(data, output, *overrides)]
 
 
@@ -66,11 +74,14 @@ def children(pid: int) -> list[int]:
 def kill_all(process: Process, number: int = signal.SIGKILL) -> None:
     """Send a signal to a command and all that it has started: torchrun gives each rank a process group of its own."""
     found = [process.pid]
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGSTOP)  # it starts none meanwhile
     for pid in found:
         found += children(pid)
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)
 
 
 def finish(process: Process, status: int | None = 0) -> str:
@@ -92,10 +103,12 @@ def train(data: Path, output: Path, *overrides: str, processes: int = 1, status:
 def kill_when(process: Process, reached: Callable[[], bool]) -> None:
     """SIGKILL every process of the run, at once, as soon as `reached`; the run must not have ended before."""
     deadline, came = time.monotonic() + PATIENCE_SECONDS, False
-    while process.poll() is None and time.monotonic() < deadline and not (came := reached()):
-        time.sleep(0.002)
-    kill_all(process)
-    output, _ = process.communicate()
+    try:
+        while process.poll() is None and time.monotonic() < deadline and not (came := reached()):
+            time.sleep(0.002)
+    finally:
+        kill_all(process)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert came, f"the moment to kill did not come; status {process.returncode}:\n{output[-4000:]}"
     assert "complete at step" not in output, "outlived its death"
 

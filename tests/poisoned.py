@@ -1,13 +1,13 @@
 """Cloze with a NaN loss on one rank at some steps."""
 
 from launch import trainer
-from launch.cli import main
+from tests.slowed import slowed_main
 
 
-def poisoned_main(rank: int, steps: range, command: list[str]) -> int:
-    """The command in a process whose loss is NaN."""
+def poisoned_main(rank: int, steps: range, slow_from: int, command: list[str]) -> int:
+    """The command in a process whose loss is NaN; for `slow_from` see tests/slowed.py."""
     poison(rank, steps)
-    return main(command)
+    return slowed_main(slow_from, command)
 
 
 def poison(rank: int, steps: range) -> None:

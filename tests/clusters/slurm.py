@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launch.environment import child_variables
 from tests.clusters.hosts import HOSTS, Unavailable, on, require, two_hosts
-from tests.launching import ROOT
+from tests.launching import PATIENCE_SECONDS, ROOT
 
 CONTROLLER = "host-a"
 # No accounting, no cgroups, no limits: what a job script meets are allocation, signals, preemption and requeue. The two
@@ -76,7 +76,7 @@ class Slurm:
         assert found, f"job {job} is forgotten"
         return set(found)
 
-    def wait_for(self, job: str, *states: str, seconds: float = 120, log: Path | None = None) -> None:
+    def wait_for(self, job: str, *states: str, seconds: float = PATIENCE_SECONDS, log: Path | None = None) -> None:
         """Until every element of the job is in one of the states."""
         deadline = time.monotonic() + seconds
         while not (found := self.states(job)) <= set(states):
@@ -92,7 +92,7 @@ class Slurm:
         # A host refuses a start whose credential is not younger, by whole seconds, than the end of the one before; the
         # job would be FAILED without a line of output.
         time.sleep(2)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while self.states(job) == {"PENDING"}:
             assert time.monotonic() < deadline, self.call("scontrol", "show", "job", job)
             self.call("scontrol", "update", f"JobId={job}", "StartTime=now")
@@ -134,7 +134,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
             for daemon in reversed(daemons):
                 daemon.terminate()
             for daemon in daemons:
-                daemon.wait(timeout=30)
+                daemon.wait(timeout=PATIENCE_SECONDS)
 
 
 def _wait_until_idle(cluster: Slurm, daemons: list[subprocess.Popen]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from launch.environment import child_variables
 from tests.clusters.hosts import HOSTS, on
-from tests.launching import ROOT, assert_same_weights, curve, pretrain_command, train, weights
+from tests.launching import PATIENCE_SECONDS, ROOT, assert_same_weights, curve, pretrain_command, train, weights
 
 pytestmark = pytest.mark.slow
 RUN = ("--train.max_steps", "40", "--checkpoint.every_steps", "20")
@@ -23,7 +23,7 @@ def start_on_both(folder, command: list[str]) -> list[str]:
             whole, cwd=ROOT, env=child_variables(PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1"), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ))
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
     return outputs
 

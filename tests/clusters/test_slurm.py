@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.prepare import prepare
-from tests.launching import ROOT, TINY, assert_same_weights, curve, step_of, train, weights
+from tests.launching import PATIENCE_SECONDS, ROOT, TINY, assert_same_weights, curve, step_of, train, weights
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.slow
 SINGLE, MULTI, PREPARE = (f"launch/clusters/slurm-{name}.sbatch" for name in ("single-node", "multi-node", "prepare"))
-STEPS = 160
+STEPS = 600  # more than are done while Slurm makes up its mind
 RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "50")
 # What the files ask for, reduced to what this machine has.
 SMALL = ("--cpus-per-task=1", "--mem=0")
@@ -36,7 +36,7 @@ def submit_multi(cluster, run: Path, shards) -> str:
 
 
 def until_step(cluster, job: str, run: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while step_of(run) < step:
         states, log = cluster.states(job), run.with_suffix(".log")
         text = log.read_text()[-4000:] if log.exists() else "no log"
@@ -97,7 +97,7 @@ def test_a_cancelled_job_saves_and_stays_cancelled(slurm_cluster, shards, tmp_pa
     until_step(slurm_cluster, job, run, 30)
     slurm_cluster.call("scancel", job)
     slurm_cluster.wait_for(job, "CANCELLED")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while status(run)["state"] != "requeue":
         assert time.monotonic() < deadline, run.with_suffix(".log").read_text()[-4000:]
         time.sleep(0.1)

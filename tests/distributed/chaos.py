@@ -16,10 +16,20 @@ from pathlib import Path
 
 from launch.checkpoint import CHECKSUMS, damage
 from tests.forked import ForkedRun
-from tests.launching import Process, children, kill_all, pretrain_arguments, pretrain_command, saved, start, step_of
+from tests.launching import (
+    PATIENCE_SECONDS,
+    Process,
+    children,
+    kill_all,
+    pretrain_arguments,
+    pretrain_command,
+    saved,
+    start,
+    step_of,
+)
 
 # Nobody waits longer for a process that has been killed, or whose peer has: it hangs.
-HANG_SECONDS = 90
+HANG_SECONDS = PATIENCE_SECONDS
 DISK_BYTES = 64 << 20
 PROCESSES = 2
 # Of the starts: torchrun and its ranks import for seconds, in which a kill teaches nothing.
@@ -63,19 +73,23 @@ class Strike:
 
     def wait(self, process: Process, run: Path) -> None:
         """Return when the moment has come, or the process has ended."""
-        if self.moment != "start":
-            wait_for_steps(process, run, self.steps)
-            while self.moment == "save" and process.poll() is None and not saving(run):
-                time.sleep(0.0005)
+        if self.moment == "start":
+            before, until = step_of(run), time.monotonic() + self.seconds
+            while time.monotonic() < until and step_of(run) == before:  # a quick start is over before
+                time.sleep(0.001)
+            return
+        wait_for_steps(process, run, self.steps)
+        while self.moment == "save" and process.poll() is None and not saving(run):
+            time.sleep(0.0005)
         time.sleep(self.seconds)
 
     def hit(self, process: Process, rng: random.Random) -> None:
         """Send the signal."""
-        if self.target == "run":
+        ranks = children(process.pid)
+        if self.target == "run" or not ranks:  # of a launcher that is about to start them none must be left behind
             kill_all(process, self.number)
             return
-        ranks = children(process.pid)
-        if self.target == "launcher" or not ranks:
+        if self.target == "launcher":
             process.send_signal(self.number)
             return
         for pid in ranks if self.target == "ranks" else [rng.choice(ranks)]:

@@ -1,5 +1,7 @@
 """Compiled layers in real runs: the same curve within rounding, and bit for bit after a kill."""
 
+from functools import partial
+
 import pytest
 
 from tests.launching import (
@@ -14,6 +16,7 @@ from tests.launching import (
     train,
     weights,
 )
+from tests.slowed import slow_program
 from tests.synthetic import make_shards
 
 pytestmark = pytest.mark.slow  # each start compiles for half a minute
@@ -30,8 +33,9 @@ def test_a_compiled_run_is_the_plain_one_within_rounding_and_resumes_bit_for_bit
         for name in {"train/loss", "train/gradient_norm", "validation/loss"} & ours.keys():
             # Adam makes whole steps of rounding where a gradient is next to nothing, so later steps drift apart.
             assert ours[name] == pytest.approx(plain[name], rel=1e-5 if ours["step"] <= 1 else 1e-2), name
-    killed = pretrain_command(data, tmp_path / "killed", *RUN, "--train.compile", "true", processes=2)
-    kill_when(start(killed), lambda: step_of(tmp_path / "killed") >= 10 and saved(tmp_path / "killed"))
-    assert "resumed from step" in finish(start(killed))
+    killed = partial(pretrain_command, data, tmp_path / "killed", *RUN, "--train.compile", "true", processes=2)
+    kill_when(start(killed(program=slow_program(10))),
+              lambda: step_of(tmp_path / "killed") >= 10 and saved(tmp_path / "killed"))
+    assert "resumed from step" in finish(start(killed()))
     assert curve(tmp_path / "killed") == curve(tmp_path / "compiled")
     assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "compiled"))

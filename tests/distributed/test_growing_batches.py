@@ -4,6 +4,7 @@ import pytest
 
 from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, step_of, train, weights
+from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
 RUN = ("--train.max_steps", "30", "--checkpoint.every_steps", "4", "--train.initial_global_batch_size", "8",
@@ -45,7 +46,7 @@ def test_killed_while_the_batch_grows(data, tmp_path, stage):
     finish(ForkedRun(whole, 2))
     grown = next(step for step, size in enumerate(samples(tmp_path / "whole")) if size == 32)
     assert grown > 12, "the kill comes before the batch has its full size"
-    kill_when(ForkedRun(cut, 2), lambda: step_of(tmp_path / "cut") >= 10)
+    kill_when(ForkedRun(cut, 2, slow_from(10)), lambda: step_of(tmp_path / "cut") >= 10)
     assert "resumed from step" in finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))

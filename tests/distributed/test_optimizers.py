@@ -4,6 +4,7 @@ import pytest
 
 from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, saved, step_of, weights
+from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
 RUN = ("--train.max_steps", "24", "--train.log_every_steps", "3", "--checkpoint.every_steps", "8")
@@ -35,7 +36,8 @@ def test_killed_and_resumed(data, tmp_path, kind, stage, overrides):
     whole, cut = (pretrain_arguments(data, tmp_path / name, *RUN, "--zero.stage", stage, *overrides)
                   for name in ("whole", "cut"))
     assert f"{kind}, ZeRO stage {stage}" in finish(ForkedRun(whole, 2)), "the table names the live class"
-    kill_when(ForkedRun(cut, 2), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
+    kill_when(ForkedRun(cut, 2, slow_from(12)),
+              lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
     assert "resumed from step" in finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))

@@ -21,6 +21,7 @@ from tests.launching import (
     train,
     weights,
 )
+from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
 NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
@@ -83,7 +84,8 @@ def test_a_killed_second_phase_resumes_and_does_not_look_back(short, long, first
                  str(source), "--init_optimizer", "true", "--train.learning_rate", "1e-3")
     whole, cut = (pretrain_arguments(long, tmp_path / name, *arguments) for name in ("whole", "cut"))
     assert table(finish(ForkedRun(whole, 2)))["moments"] == "taken, of 12 steps"
-    kill_when(ForkedRun(cut, 2), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
+    kill_when(ForkedRun(cut, 2, slow_from(12)),
+              lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
     shutil.rmtree(source)
     output = finish(ForkedRun(cut, 2))
     assert "resumed from step" in output and "init_from:" not in output

@@ -5,14 +5,17 @@ import json
 import os
 import signal
 import time
-from functools import partial
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from launch import runs
 from launch.checkpoint import CHECKSUMS
+from launch.cli import main
+from pipeline.storage import ASIDE
 from tests.forked import ForkedRun
 from tests.launching import (
+    CLOZE,
     ROOT,
     assert_same_weights,
     children,
@@ -27,6 +30,7 @@ from tests.launching import (
     train,
     weights,
 )
+from tests.slowed import slow_from, slow_program
 from tests.synthetic import make_shards
 
 STEPS = 60
@@ -43,13 +47,13 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
     """Runs without interruption, made once for each ZeRO stage."""
-    runs = {}
+    found = {}
 
     def get(stage: str):
-        if stage not in runs:
-            runs[stage] = tmp_path_factory.mktemp("undisturbed") / stage
-            train(data, runs[stage], *RUN, "--zero.stage", stage, processes=2)
-        return runs[stage]
+        if stage not in found:
+            found[stage] = tmp_path_factory.mktemp("undisturbed") / stage
+            train(data, found[stage], *RUN, "--zero.stage", stage, processes=2)
+        return found[stage]
 
     return get
 
@@ -62,9 +66,13 @@ def checkpoints(output):
 def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage, launcher):
     run = tmp_path / "run"
     arguments = (data, run, *RUN, "--zero.stage", stage)
-    begin = (partial(start, pretrain_command(*arguments, processes=2)) if launcher == "torchrun"
-             else partial(ForkedRun, pretrain_arguments(*arguments), 2))
-    kill_when(begin(), lambda: step_of(run) >= 27)
+
+    def begin(step: int | None = None):
+        if launcher == "torchrun":
+            return start(pretrain_command(*arguments, processes=2, program=slow_program(step) if step else CLOZE))
+        return ForkedRun(pretrain_arguments(*arguments), 2, slow_from(step) if step else main)
+
+    kill_when(begin(27), lambda: step_of(run) >= 27)
     output = finish(begin())
     assert "resumed from step" in output
     assert curve(run) == curve(undisturbed(stage))
@@ -84,11 +92,35 @@ def test_killed_before_the_first_checkpoint(data, tmp_path):
     """It starts again from step 0, and no curve overlaps."""
     run = tmp_path / "run"
     command = pretrain_arguments(data, run, *RUN, "--train.max_steps", "30", "--checkpoint.every_steps", "0")
-    kill_when(ForkedRun(command), lambda: step_of(run) >= 9)
+    kill_when(ForkedRun(command, 1, slow_from(9)), lambda: step_of(run) >= 9)
     assert "resumed" not in finish(ForkedRun(command))
     board = EventAccumulator(str(run))
     board.Reload()
     assert [event.step for event in board.Scalars("train/loss")] == list(range(3, 31, 3))
+
+
+def dies_describing(command: list[str]) -> int:
+    """The command, whose process is killed in the middle of writing config.yaml."""
+    publish = runs.publish_text
+
+    def publish_text(path, text):
+        if path.name == runs.CONFIG:
+            path.with_name(f"{ASIDE}0123-{path.name}").write_text(text[:100])
+            os.kill(os.getpid(), signal.SIGKILL)
+        publish(path, text)
+
+    runs.publish_text = publish_text
+    return main(command)
+
+
+def test_killed_before_it_is_a_run(data, undisturbed, tmp_path):
+    """What such a start leaves is no one's: the same command starts anew."""
+    run = tmp_path / "run"
+    finish(ForkedRun(pretrain_arguments(data, run, *RUN), 2, dies_describing), status=None)
+    assert {path.name for path in run.iterdir()} >= {runs.DATA, f"{ASIDE}0123-{runs.CONFIG}"}
+    assert not (run / runs.CONFIG).exists()
+    train(data, run, *RUN, processes=2)
+    assert curve(run) == curve(undisturbed("0"))
 
 
 @pytest.mark.slow
@@ -96,7 +128,7 @@ def test_killed_before_the_first_checkpoint(data, tmp_path):
 def test_killed_between_checkpoints_at_the_other_stages(data, undisturbed, tmp_path, stage):
     run = tmp_path / "run"
     command = pretrain_arguments(data, run, *RUN, "--zero.stage", stage)
-    kill_when(ForkedRun(command, 2), lambda: step_of(run) >= 27)
+    kill_when(ForkedRun(command, 2, slow_from(27)), lambda: step_of(run) >= 27)
     finish(ForkedRun(command, 2))
     assert curve(run) == curve(undisturbed(stage))
     assert_same_weights(weights(run), weights(undisturbed(stage)))
@@ -114,7 +146,7 @@ def test_killed_in_the_middle_of_a_save(data, undisturbed, tmp_path):
     run = tmp_path / "run"
     command = pretrain_arguments(data, run, *RUN)
     folder = run / "checkpoints"
-    kill_when(ForkedRun(command, 2), lambda: step_of(run) >= 20 and in_a_save(run))
+    kill_when(ForkedRun(command, 2), lambda: 20 <= step_of(run) < 52 and in_a_save(run))
     half_written = [path for path in folder.glob("*.tmp")]
     published = [path for path in folder.iterdir() if path not in half_written]
     assert all((path / CHECKSUMS).exists() for path in published)
@@ -130,7 +162,8 @@ def test_stopped_by_a_signal_to_one_rank_only(data, undisturbed, tmp_path):
     command = pretrain_arguments(data, run, *RUN)
     for moment, number in ((10, signal.SIGTERM), (30, signal.SIGUSR1)):
         torchrun = number == signal.SIGTERM
-        process = start(pretrain_command(data, run, *RUN, processes=2)) if torchrun else ForkedRun(command, 2)
+        process = (start(pretrain_command(data, run, *RUN, processes=2, program=slow_program(moment))) if torchrun else
+                   ForkedRun(command, 2, slow_from(moment)))
         while step_of(run) < moment:
             assert process.poll() is None
             time.sleep(0.002)
@@ -172,10 +205,9 @@ def test_no_rank_leaves_before_the_status_is_written(data, tmp_path):
     """torchrun ends the others when one has left with 75; job scripts go by what rank 0 writes, be the disk slow."""
     script = tmp_path / "slowly.py"
     script.write_text(SLOW_STATUS)
-    command = pretrain_command(data, tmp_path / "run", *RUN, "--train.stop_before_seconds", "5", processes=2)
-    at = command.index("launch")
-    finish(start([*command[:at - 1], str(script), *command[at + 1:]], PYTHONPATH=str(ROOT), SLURM_JOB_END_TIME="1"),
-           status=None)
+    command = pretrain_command(data, tmp_path / "run", *RUN, "--train.stop_before_seconds", "5", processes=2,
+                               program=(str(script),))
+    finish(start(command, PYTHONPATH=str(ROOT), SLURM_JOB_END_TIME="1"), status=None)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "requeue"
 
 
@@ -197,7 +229,7 @@ def test_an_evaluation_that_ends_a_resumed_run_is_in_its_checkpoint(data, tmp_pa
 def test_damaged_checkpoints_are_passed_over_aloud(data, undisturbed, tmp_path):
     """The newest is truncated, the one before has one flipped bit: the third is taken, and the end is the same."""
     run = tmp_path / "run"
-    kill_when(ForkedRun(pretrain_arguments(data, run, *RUN), 2), lambda: step_of(run) >= 36)
+    kill_when(ForkedRun(pretrain_arguments(data, run, *RUN), 2, slow_from(36)), lambda: step_of(run) >= 36)
     *_, third, second, newest = saved(run)
     with open(newest / "mp_rank_00_model_states.pt", "r+b") as file:
         file.truncate(1000)
@@ -217,7 +249,8 @@ def test_zero_0_goes_on_with_another_number_of_processes(data, undisturbed, tmp_
     run = tmp_path / "run"
     dropout_free = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
     train(data, tmp_path / "whole", *RUN, *dropout_free, processes=2)
-    kill_when(ForkedRun(pretrain_arguments(data, run, *RUN, *dropout_free), 2), lambda: step_of(run) >= 27)
+    cut = ForkedRun(pretrain_arguments(data, run, *RUN, *dropout_free), 2, slow_from(27))
+    kill_when(cut, lambda: step_of(run) >= 27)
     output = train(data, run, *RUN, *dropout_free)
     assert "resumed from step" in output
     for left, right in zip(curve(run), curve(tmp_path / "whole"), strict=True):

@@ -39,9 +39,9 @@ def data(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("skipping"))
 
 
-def poisoned_run(data, run, rank: int, steps: range, *overrides: str) -> ForkedRun:
+def poisoned_run(data, run, rank: int, steps: range, *overrides: str, slow_from: int = 10**9) -> ForkedRun:
     """Two processes, of which one has a NaN loss at these steps."""
-    return ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), 2, partial(poisoned_main, rank, steps))
+    return ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), 2, partial(poisoned_main, rank, steps, slow_from))
 
 
 def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tensor]:
@@ -92,7 +92,7 @@ def test_killed_between_skipped_steps_and_resumed(data, tmp_path):
     whole = tmp_path / "whole"
     finish(poisoned_run(data, whole, 0, range(14, 18), *overrides))
     run = tmp_path / "run"
-    kill_when(poisoned_run(data, run, 0, range(14, 18), *overrides), lambda: step_of(run) >= 18)
+    kill_when(poisoned_run(data, run, 0, range(14, 18), *overrides, slow_from=18), lambda: step_of(run) >= 18)
     assert "resumed from step" in finish(poisoned_run(data, run, 0, range(14, 18), *overrides))
     assert curve(run) == curve(whole)
     assert_same_weights(weights(run), weights(whole))

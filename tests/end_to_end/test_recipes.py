@@ -10,7 +10,7 @@ from launch.cli import parse
 from launch.config import BatchArithmetic
 from launch.environment import child_variables
 from launch.metrics import read_metrics
-from tests.launching import ROOT
+from tests.launching import PATIENCE_SECONDS, ROOT
 from tests.synthetic import make_shards
 
 # Samples in a step as published, and numbers of GPUs for which nothing else need be changed.
@@ -72,7 +72,8 @@ def runs(tmp_path_factory):
     files = [f"configs/pretrain/{name}.yaml" for name in recipe_files()]
     result = subprocess.run(
         [sys.executable, "-m", "tests.end_to_end.recipe_runs", str(folder), str(pairs), str(single), *files],
-        cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=400,
+        cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1"), capture_output=True, text=True,
+        timeout=2 * PATIENCE_SECONDS,
     )
     assert result.returncode == 0, result.stderr[-4000:]
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]

@@ -28,6 +28,7 @@ from tests.finetuning.test_texts import _order
 from tests.finetuning.test_words_choices import conll
 from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
+from tests.slowed import slow_from
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +156,7 @@ def test_features_of_several_layers_over_processes_and_kills(model, files, tmp_p
     results, _ = finetune("sst2", model, *files, tmp_path / "one", *options)
     assert results["validation"]["accuracy"] > 0.5
     again = arguments("sst2", model, *files, tmp_path / "killed", *options)
-    kill_when(ForkedRun(again), lambda: step_of(tmp_path / "killed") >= 30)
+    kill_when(ForkedRun(again, 1, slow_from(30)), lambda: step_of(tmp_path / "killed") >= 30)
     changed = {name: 1.5 * tensor for name, tensor in load_file(model / "model.safetensors").items()}
     save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
     assert "resumed from step" in finish(ForkedRun(again))
@@ -200,7 +201,7 @@ def test_a_run_unfreezes_and_goes_on_so_after_a_kill(model, files, tmp_path):
                              before[f"encoder.layer.{n}.attention.output.dense.weight"]) for n in range(4)]
     assert moved == [False, False, True, True]
     again = arguments("sst2", model, *files, tmp_path / "killed", *options)
-    kill_when(ForkedRun(again), lambda: step_of(tmp_path / "killed") >= 25)
+    kill_when(ForkedRun(again, 1, slow_from(25)), lambda: step_of(tmp_path / "killed") >= 25)
     assert "resumed from step" in finish(ForkedRun(again))
     assert_same_weights(weights(tmp_path / "killed"), after)
 

@@ -29,6 +29,7 @@ from tests.finetuning.running import arguments, finetune, lines
 from tests.finetuning.small import BAD, GOOD, make_model, sentence, sentiment, write_tsv
 from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
+from tests.slowed import slow_from
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(model, files, tmp_p
     options = ("--epochs", 6, "--checkpoint.every_steps", 7)
     finetune("sst2", model, *files, tmp_path / "undisturbed", *options)
     again = arguments("sst2", model, *files, tmp_path / "run", *options)
-    kill_when(ForkedRun(again), lambda: step_of(tmp_path / "run") >= 18)
+    kill_when(ForkedRun(again, 1, slow_from(18)), lambda: step_of(tmp_path / "run") >= 18)
     assert "resumed from step" in finish(ForkedRun(again))
     assert curve(tmp_path / "run") == curve(tmp_path / "undisturbed")
     assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "undisturbed"))

@@ -24,7 +24,18 @@ from launch.engine import build_engine, deepspeed_config
 from launch.environment import Environment
 from pipeline.errors import UserError
 from tests.forked import ForkedRun
-from tests.launching import TINY, curve, finish, pretrain_arguments, pretrain_command, start, step_of, train, weights
+from tests.launching import (
+    ROOT,
+    TINY,
+    curve,
+    finish,
+    pretrain_arguments,
+    pretrain_command,
+    start,
+    step_of,
+    train,
+    weights,
+)
 from tests.synthetic import make_shards
 
 
@@ -175,8 +186,11 @@ def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp
 
 
 def test_what_all_processes_find_is_said_once(data, tmp_path):
-    command = pretrain_command(data, tmp_path / "run", "--train.global_batch_size", "15", processes=2)
-    output = finish(start(command), status=1)  # torchrun makes 1 of every status
+    script = tmp_path / "patient.py"  # the others wait for rank 0, which is at most so much slower
+    script.write_text("import sys\nfrom launch import cli\ncli.SAID_SECONDS = 120\nsys.exit(cli.main(sys.argv[1:]))\n")
+    command = pretrain_command(data, tmp_path / "run", "--train.global_batch_size", "15", processes=2,
+                               program=(str(script),))
+    output = finish(start(command, PYTHONPATH=str(ROOT)), status=1)  # torchrun makes 1 of every status
     said = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and "found 15, expected a multiple of the 2 processes; set it to 14 or 16" in said[0]
 

@@ -12,7 +12,9 @@ from tests.launching import ROOT
 # Locks a mutex twice: what a collective that never ends is to Python, C code that no signal interrupts.
 HANGS = """
 import ctypes, signal, time
+from launch import preemption
 from launch.preemption import StopRequest
+preemption.ONE_REQUEST_SECONDS = 5  # a busy tester takes seconds for two signals
 with StopRequest() as stop:
     print("ready", flush=True)
     while not stop.wanted:
@@ -31,10 +33,18 @@ def test_a_second_signal_ends_a_process_that_hangs(second):
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "stopping\n"
     process.send_signal(signal.SIGTERM)  # what torchrun forwards is the same request
-    time.sleep(3.5)
+    time.sleep(6)
     assert process.poll() is None
     process.send_signal(second)
     assert process.wait(timeout=20) == 128 + second
+
+
+def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
+    """Where each process is told by itself, as by srun, the quickest has stopped already when its own signal comes."""
+    script = ("import signal\nfrom launch.preemption import StopRequest\n"
+              "with StopRequest() as stop:\n    signal.raise_signal(signal.SIGUSR1)\nassert stop.wanted\n"
+              "signal.raise_signal(signal.SIGUSR1)\nraise SystemExit(75)\n")
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 75
 
 
 def test_signals_are_what_they_were_afterwards():

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections import OrderedDict
 
 import pytest
@@ -134,11 +133,9 @@ def test_a_process_that_cannot_write_ends_the_run_on_all(tmp_path):
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
     script = tmp_path / "fails.py"
     script.write_text(FAILS_ON_RANK_1)
-    command = pretrain_command(data, run, "--train.max_steps", "50", "--checkpoint.every_steps", "5", processes=2)
-    at = command.index("launch")
-    began = time.monotonic()
-    output = finish(start([*command[:at - 1], str(script), *command[at + 1:]], PYTHONPATH=str(ROOT)), status=None)
-    assert time.monotonic() - began < 100
+    command = pretrain_command(data, run, "--train.max_steps", "50", "--checkpoint.every_steps", "5", processes=2,
+                               program=(str(script),))
+    output = finish(start(command, PYTHONPATH=str(ROOT)), status=None)  # whose patience is below that of a collective
     assert "rank-00001.pt: the disk is full" in output
     assert "found a process that could not write its part of a checkpoint" in output
     assert json.loads((run / "status.json").read_text())["state"] == "failed"

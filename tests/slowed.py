@@ -1,0 +1,38 @@
+"""Cloze with steps that take long from some step on: who comes late to kill or stop the run still finds it at work."""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from launch import trainer
+from launch.cli import main
+
+SECONDS = 0.5  # for each process of each step
+
+
+def slowed_main(step: int, command: list[str]) -> int:
+    """The command in a process that is slow from that step on."""
+    advance = trainer.Trainer._advance
+
+    def slowed(self, *arguments):
+        if self.state.step >= step:
+            time.sleep(SECONDS)
+        advance(self, *arguments)
+
+    trainer.Trainer._advance = slowed
+    return main(command)
+
+
+def slow_from(step: int) -> Callable[[list[str]], int]:
+    """What ForkedRun calls for such a process."""
+    return partial(slowed_main, step)
+
+
+def slow_program(step: int) -> tuple[str, ...]:
+    """What torchrun starts for it."""
+    return "-m", "tests.slowed", str(step)
+
+
+if __name__ == "__main__":
+    sys.exit(slowed_main(int(sys.argv[1]), sys.argv[2:]))
