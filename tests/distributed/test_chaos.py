@@ -47,6 +47,8 @@ def test_a_run_through_chaos_ends_with_the_same_bits(tmp_path, capsys):
     undisturbed = tmp_path / "undisturbed"
     finish(ForkedRun(pretrain_arguments(data, undisturbed, *options), chaos.PROCESSES))
     with chaos.small_disk(tmp_path / "disk") as disk:
+        if not disk.mounted:
+            say("without the right to mount a small disk: only the size of files is limited")
         run = disk.folder / "run"
         begin = partial(chaos.begin, data, run, options, rng)
         kills, began = Counter(), time.monotonic()
@@ -93,6 +95,7 @@ def strike(begin, run, disk, rng, kills, say) -> None:
 
 def starve(begin, run, disk, rng, kills, say) -> None:
     """One round in which the disk fills up: the run ends with one clear line, and its last good checkpoint is whole."""
+    damaged_before = chaos.damaged_checkpoints(run)
     process = begin()
     chaos.wait_for_steps(process, run, rng.randint(1, STRIDE))
     assert process.poll() is None, f"ended by itself:\n{process.communicate()[0][-6000:]}"
@@ -107,5 +110,6 @@ def starve(begin, run, disk, rng, kills, say) -> None:
     line = re.search(r"error: .*(disk is full|bytes free|File too large).*$", output, re.MULTILINE)
     say(f"    {what}: {line and line[0]}")
     assert line and process.returncode != 0, output[-6000:]
+    assert not chaos.damaged_checkpoints(run) - damaged_before, output[-6000:]
     if good:
-        assert chaos.good_checkpoints(run), "the last good checkpoint was lost"
+        assert good[-1] <= chaos.good_checkpoints(run)[-1], "the last good checkpoint was lost"

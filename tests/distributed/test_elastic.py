@@ -8,8 +8,10 @@ import shutil
 
 import pytest
 
-from tests.launching import curve, train, weights
+from tests.forked import ForkedRun
+from tests.launching import curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
+from tests.telling import telling_main, told
 
 RUN = ("--train.max_steps", "15", "--checkpoint.every_steps", "5", "--checkpoint.keep_last", "9",
        "--optimizer.weight_decay", "1", "--model.hidden_dropout_prob", "0",
@@ -26,18 +28,36 @@ def distance(left, right) -> float:
     return max((left[name] - right[name]).abs().max().item() for name in left)
 
 
-def go_on(data, run, from_step: int, to_step: int, *overrides: str, processes: int) -> None:
-    """Forget all checkpoints after `from_step` and continue; those after `to_step` are removed as if it died there."""
+def forget_after(run, step: int) -> None:
     for path in (run / "checkpoints").glob("step-*"):
-        if int(path.name[5:]) > from_step:
+        if int(path.name[5:]) > step:
             shutil.rmtree(path)
-    output = train(data, run, *RUN, *overrides, processes=processes)
-    assert f"step {from_step} was saved by another number of processes: converting it" in output
+
+
+def go_on(data, run, from_step: int, to_step: int, *overrides: str, processes: int) -> None:
+    """Forget all checkpoints after `from_step` and continue; those after `to_step` are removed as if it died there.
+
+    What the optimizer holds when it goes on is what it holds in a resume by the number of processes that saved it.
+    """
+    forget_after(run, from_step)
+    same = shutil.copytree(run, run.with_name(f"same-{from_step}"))
+    output = continued(data, run, *overrides, processes=processes)
+    stage = overrides[overrides.index("--zero.stage") + 1]
+    converting = f"step {from_step} was saved by another number of processes: converting it"
+    assert (converting in output) == (stage != "0"), "at stage 0 each process has the whole"
     assert f"resumed from step {from_step} " in output
     assert not list((run / "checkpoints").glob("*universal*")), "nothing is left of the conversion"
-    for path in (run / "checkpoints").glob("step-*"):
-        if int(path.name[5:]) > to_step:
-            shutil.rmtree(path)
+    forget_after(run, to_step)
+    (expected, *_), held = told(continued(data, same, *overrides, processes=3 - processes)), told(output)
+    assert len(held) == processes
+    for each in held:
+        assert each["groups"] == expected["groups"] and len({group["weight_decay"] for group in each["groups"]}) > 1
+        assert each["steps"] == expected["steps"] == [from_step]
+        assert each["moments"] == pytest.approx(expected["moments"], rel=1e-6) and min(each["moments"]) > 0
+
+
+def continued(data, run, *overrides: str, processes: int) -> str:
+    return finish(ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), processes, telling_main))
 
 
 def there_and_back(data, tmp_path, *overrides: str):
@@ -49,15 +69,22 @@ def there_and_back(data, tmp_path, *overrides: str):
     return tmp_path / "two", changed
 
 
-@pytest.mark.parametrize("stage", [pytest.param("1", marks=pytest.mark.slow), "2",
-                                   pytest.param("3", marks=pytest.mark.slow)])
+def assert_same_curve(left, right, tolerance: float) -> None:
+    for one, other in zip(curve(left), curve(right), strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            if name != "data/padding_share":  # depends on how the batch is divided
+                assert one[name] == pytest.approx(other[name], abs=tolerance), (one["step"], name)
+
+
+STAGES = [pytest.param(stage, marks=() if stage == "2" else pytest.mark.slow) for stage in "0123"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_fp32(data, tmp_path, stage):
     two, changed = there_and_back(data, tmp_path, "--zero.stage", stage)
     assert distance(weights(two), weights(changed)) <= 1e-5
-    for left, right in zip(curve(two), curve(changed), strict=True):
-        for name in left:
-            if name != "data/padding_share":  # depends on how the batch is divided
-                assert left[name] == pytest.approx(right[name], abs=2e-5), (left["step"], name)
+    assert_same_curve(two, changed, 1e-5)
 
 
 @pytest.mark.slow
@@ -81,11 +108,21 @@ def test_bf16(data, tmp_path, stage):
     fresh = distance(weights(two), weights(tmp_path / "one"))
     assert 0 < fresh < 0.1
     assert distance(weights(two), weights(changed)) <= 2 * fresh
+    assert 0 < losses_apart(two, tmp_path / "one") < 0.01
+    assert losses_apart(two, changed) <= 2 * losses_apart(two, tmp_path / "one")
+
+
+def losses_apart(left, right) -> float:
+    """The largest difference of the training losses of a step."""
+    ours, theirs = ([line["train/loss"] for line in curve(run) if "train/loss" in line] for run in (left, right))
+    return max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.slow
-def test_from_one_process_to_two(data, tmp_path):
-    train(data, tmp_path / "one", *RUN, "--zero.stage", "3", processes=1)
+@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+def test_from_one_process_to_two(data, tmp_path, stage):
+    train(data, tmp_path / "one", *RUN, "--zero.stage", stage, processes=1)
     changed = shutil.copytree(tmp_path / "one", tmp_path / "changed")
-    go_on(data, changed, 5, 15, "--zero.stage", "3", processes=2)
+    go_on(data, changed, 5, 15, "--zero.stage", stage, processes=2)
     assert distance(weights(tmp_path / "one"), weights(changed)) <= 1e-5
+    assert_same_curve(tmp_path / "one", changed, 1e-5)
