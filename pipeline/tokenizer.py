@@ -35,6 +35,7 @@ from pipeline.words import WordSplitter, word_of
 
 _TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB with their strings
 _TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
+_SPACE_BYTES = tuple("ĠĊčĉċČ")  # as byte-level models write them: the space, \n, \r, \t, \v, \f
 _WORD_MODELS = {"WordPiece", "WordLevel"}
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers: that which takes tokenizer.json as it is
 # BERT tells segments apart: without this transformers leaves token_type_ids out.
@@ -174,13 +175,15 @@ class Tokenizer:
 
     @cached_property
     def continues_word(self) -> np.ndarray:
-        model = json.loads(self.backend.to_str())["model"]
+        model, rules = json.loads(self.backend.to_str())["model"], self.backend.pre_tokenizer
+        byte_level = rules is not None and any(part.startswith("Ġ") for part, _ in rules.pre_tokenize_str("a a"))
+        spaces = _SPACE_BYTES if byte_level else ("Ġ", "▁")
         continues = np.zeros(self.vocab_size, bool)
         for token, number in self.backend.get_vocab(with_added_tokens=True).items():
             if model["type"] == "WordPiece":
                 continues[number] = token.startswith(model["continuing_subword_prefix"])
             elif model["type"] == "BPE":
-                continues[number] = not token.startswith(("Ġ", "▁"))  # a new word carries the space before it
+                continues[number] = not token.startswith(spaces)  # a new word carries the white space before it
         continues[self.special_tokens.ids] = False
         return continues
 
