@@ -275,10 +275,11 @@ class Tokenizer:
     def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of words, flat, and offsets."""
         model = self.backend.model
-        ids = [self._word_ids(word, model) for word in words]
-        offsets = ragged.to_offsets(np.fromiter(map(len, ids), np.int64, count=len(ids)))
-        flat = np.fromiter(itertools.chain.from_iterable(ids), np.int64, count=int(offsets[-1]))
-        return self._as_text[flat], offsets
+        ids, ends = [], [0]  # flat: a list kept for each word would have Python's collector look at all of them
+        for word in words:
+            ids += self._word_ids(word, model)
+            ends.append(len(ids))
+        return self._as_text[np.array(ids, np.int64)], np.array(ends, np.int64)
 
     def _word_ids(self, word: str, model: tokenizers.models.Model) -> list[int]:
         """Ids of one word. Normalising printable ASCII changes its case at most, so that a word of it goes straight to
