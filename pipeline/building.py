@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from pipeline.tokenizing import load_tokenizer
 _COPIES = 0  # purposes of draws
 _SAMPLES = 1
 _MASKS = 2
+_BEGINS = 1  # a mark, not an id
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,13 @@ def build(task: BuildTask) -> ShardReport:
     report = ShardReport([], counts, [0] * (task.max_length + 1), np.zeros(tokenizer.vocab_size, np.int64))
     pair_sets = preparation["samples"]["pair_sets"] if task.split == "train" else 1
     for pair_set in range(pair_sets if len(documents) else 0):
-        samples, flow = builder.build(documents, (preparation["seed"], _SAMPLES, task.split, task.number, pair_set))
+        draws = (preparation["seed"], _SAMPLES, task.split, task.number, pair_set)
+        samples, flow = builder.build(documents, draws)
         key = _number((preparation["seed"], _MASKS, task.split, task.number, pair_set))
-        masks = draw_sets(rules, samples, key, preparation["mask_sets"])
+        begins = None
+        if tokenizer.space_begins_word and preparation["mask_sets"] and preparation["masking"]["strategy"] != "token":
+            begins = builder.build(_marks(documents), draws)[0].input_ids == _BEGINS
+        masks = draw_sets(rules, samples, key, preparation["mask_sets"], begins)
         name = f"shard-{task.number:05d}" + (f"-pairs-{pair_set}" if pair_sets > 1 else "")
         report.shards.append(
             write_shard(
@@ -110,6 +115,16 @@ def build(task: BuildTask) -> ShardReport:
     report.unigrams[tokenizer.special_tokens.ids] = 0
     report.save(task.report_path)
     return report
+
+
+def _marks(documents: Documents) -> Documents:
+    """The same documents with _BEGINS for the first token of each sentence and 0 for others: what is built of them has
+    its marks where the samples have those tokens. Where the space before a word is a part of it, tokens don't say that
+    the first word of a line begins."""
+    marks = np.zeros_like(documents.tokens)
+    starts = documents.sentence_offsets[:-1]
+    marks[starts[starts < len(marks)]] = _BEGINS
+    return replace(documents, tokens=marks)
 
 
 def _number(key: tuple) -> tuple[int, ...]:

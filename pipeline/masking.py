@@ -93,9 +93,12 @@ class MaskingRules:
 
 
 class Masker:
-    """Draws mask sets for some samples. What every set needs is worked out once."""
+    """Draws mask sets for some samples. What every set needs is worked out once.
 
-    def __init__(self, rules: MaskingRules, samples: Samples):
+    begins (T,) bool: tokens that begin a word although they may not say so; None: those that do are all.
+    """
+
+    def __init__(self, rules: MaskingRules, samples: Samples, begins: np.ndarray | None = None):
         self.rules = rules
         self.config = rules.config
         self.samples = samples
@@ -114,7 +117,7 @@ class Masker:
         wanted = np.maximum(1, np.rint(self.config["rate"] * samples.lengths)).astype(np.int64)
         self._wanted = np.minimum(np.minimum(wanted, rules.cap), self._sizes)
         if self.config["strategy"] != "token":
-            self._find_words()
+            self._find_words(begins)
         elif self.config["selection"] == "count":
             # Where more than half is wanted, those that stay out are drawn: fewer collisions.
             self._inverted = self._wanted * 2 > self._sizes
@@ -172,11 +175,13 @@ class Masker:
             taken ^= np.repeat(self._inverted, self._sizes)
         return taken
 
-    def _find_words(self) -> None:
+    def _find_words(self, begins: np.ndarray | None) -> None:
         """Words in candidate space: first candidate, size, sample of each, and the segment they may not leave."""
         apart = np.diff(self._candidates, prepend=-2) > 1  # a special token stands between
         apart[self._offsets[:-1][self._sizes > 0]] = True
         starts = apart | ~self.rules.continues_word[self.samples.input_ids[self._candidates]]
+        if begins is not None:
+            starts |= begins[self._candidates]
         self._word_starts = np.flatnonzero(starts)
         self._word_sizes = np.diff(self._word_starts, append=len(self._candidates))
         self._word_rows = self._rows[self._word_starts]
@@ -264,12 +269,17 @@ class Masker:
         return ids[chosen + (chosen >= np.searchsorted(ids, original))]  # the original is left out
 
 
-def draw_sets(rules: MaskingRules, samples: Samples, key: tuple[int, ...], count: int) -> list[Masks]:
-    """`count` mask sets that depend on `key`; block by block, so that what is worked on stays in the cache."""
+def draw_sets(
+    rules: MaskingRules, samples: Samples, key: tuple[int, ...], count: int, begins: np.ndarray | None = None
+) -> list[Masks]:
+    """`count` mask sets that depend on `key`; block by block, so that what is worked on stays in the cache.
+    begins: as `Masker` takes it."""
     draws = [StreamDraws(*key, number) for number in range(count)]
     parts: list[list[Masks]] = [[] for _ in draws]
     for start in range(0, max(1, len(samples)), SAMPLES_PER_BLOCK):
-        masker = Masker(rules, samples.part(start, min(start + SAMPLES_PER_BLOCK, len(samples))))
+        stop = min(start + SAMPLES_PER_BLOCK, len(samples))
+        part = slice(samples.offsets[start], samples.offsets[stop])
+        masker = Masker(rules, samples.part(start, stop), None if begins is None else begins[part])
         for drawn, stream in zip(parts, draws, strict=True):
             drawn.append(masker.draw(stream))
     return [Masks.joined(drawn) for drawn in parts]

@@ -146,7 +146,7 @@ def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], out
         )
     published = (output / FILE_NAME).stat().st_mtime_ns
     for file, source in zip(files, manifest.sources, strict=True):
-        if source["sha256"] and file.changed >= published and _hash_source(file) != source["sha256"]:
+        if source["sha256"] and _touched(file) >= published and _hash_source(file) != source["sha256"]:
             raise UserError(
                 f"output: {output} holds data prepared from other content of {file.path}, which has changed since; "
                 "choose another --output or remove the folder"
@@ -155,6 +155,13 @@ def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], out
     if missing:
         raise UserError(f"output: {output} is complete, but not with more_lengths {missing}; choose another --output")
     return manifest
+
+
+def _touched(file: InputFile) -> int:
+    """When a file, or the link that names it, was last written, replaced or renamed, nanoseconds. Copies may keep the
+    times of their originals, which are older than the data; the system's own time of change is not theirs to keep."""
+    with readable_errors(Path(file.path)):
+        return max(file.changed, os.stat(file.path).st_ctime_ns, os.lstat(file.path).st_ctime_ns)
 
 
 def _difference(found: dict, expected: dict, name: str) -> str:

@@ -1,8 +1,10 @@
 """Text, sentence pairs and JSON lines."""
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from pipeline.errors import UserError
 from pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
@@ -41,21 +43,43 @@ def _without_mark(found: Iterator[Block]) -> Iterator[Block]:
 def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Block | Document]:
     """Blocks of whole JSON lines, and the documents of lines that are too long to be held."""
     line, piece = None, 0
+    last: Document | None = None  # of the line so far: it leaves when the rest has been looked at
     for block in found:
         if block.piece == 1:
-            line, piece = LongLine(segment, block.offset, LONGEST_PIECE), 0
+            line, piece, last = LongLine(segment, block.offset, LONGEST_PIECE), 0, None
+            characters, line_damaged = codecs.getincrementaldecoder("utf-8")(), False
         if block.piece:
             end = len(block.data) if block.goes_on else (block.data + b"\n").find(b"\n")
+            line_damaged |= _damages(segment, characters, block.data[:end], block.offset, final=not block.goes_on)
             for escaped in line.feed(block.data[:end]):
+                if last is not None:
+                    yield last
                 piece += 1
                 data, damaged = _valid(segment, escaped, block.offset)
                 text, broken = _encode(segment, line.decode(data), block.offset)
-                yield Document(order(segment, block.offset) + piece, text, line.id, piece, damaged or broken)
+                last = Document(order(segment, block.offset) + piece, text, line.id, piece, damaged or broken)
             if block.goes_on:
                 continue
             line.finish()
+            last = last or Document(order(segment, block.offset), b"", line.id)  # an empty text counts as one
+            yield replace(last, damaged=last.damaged or line_damaged)
             block = Block(block.offset + end, block.data[end:])
         yield block
+
+
+def _damages(
+    segment: Segment, characters: codecs.IncrementalDecoder, data: bytes, offset: int, final: bool
+) -> bool:
+    """Whether the next part of a long line has bytes that aren't UTF-8; those of its other fields count too."""
+    before, _ = characters.getstate()  # of a character that lies across two parts
+    try:
+        characters.decode(data, final)
+        return False
+    except UnicodeDecodeError as error:
+        if segment.file.config.encoding_errors == "stop":
+            raise _bad_byte(segment, f"byte {offset - len(before) + error.start}", error) from error
+        characters.reset()
+        return True
 
 
 def order(segment: Segment, place: int) -> int:
@@ -168,8 +192,12 @@ def valid(segment: Segment, data: bytes, where: Callable[[int], str]) -> tuple[b
         return data, False
     except UnicodeDecodeError as error:
         if segment.file.config.encoding_errors == "stop":
-            raise _bad_encoding(segment, where(error.start), f"byte 0x{data[error.start]:02x}") from error
+            raise _bad_byte(segment, where(error.start), error) from error
         return data.decode(errors="replace").encode(), True
+
+
+def _bad_byte(segment: Segment, where: str, error: UnicodeDecodeError) -> UserError:
+    return _bad_encoding(segment, where, f"byte 0x{error.object[error.start]:02x}")
 
 
 def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:

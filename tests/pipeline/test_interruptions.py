@@ -239,8 +239,10 @@ def test_an_input_rewritten_with_the_same_size_is_not_complete_already(tmp_path)
     corpus.write_jsonl(path, texts)
     prepare(config)  # younger, and the same
     corpus.write_jsonl(path, texts[::-1])
-    with pytest.raises(UserError, match=r"prepared from other content of .*a\.jsonl"):
-        prepare(config)
+    for changed in (None, (0, 0)):  # now, and long ago, as of a copy that keeps its time
+        os.utime(path, changed)
+        with pytest.raises(UserError, match=r"prepared from other content of .*a\.jsonl"):
+            prepare(config)
 
 
 @pytest.mark.parametrize(("number", "message"), [(errno.EROFS, "read-only"), (errno.EACCES, "permission denied")])

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 
 from pipeline import ragged
+from pipeline.config import MaskingConfig, SamplesConfig, SentencesConfig, SourceConfig, SplitConfig
 from pipeline.masking import KeyedDraws, Masker, MaskingRules, StreamDraws
+from pipeline.prepare import prepare
 from pipeline.records import Samples
+from pipeline.shards import ShardReader
+from pipeline.tokenizer import Tokenizer
+from tests.byte_level import byte_tokenizer
+from tests.pipeline import corpus
 from tests.pipeline.test_samples import SPECIAL
 
 CONFIG = {"mode": "precomputed", "strategy": "token", "rate": 0.15, "mask_share": 0.8, "random_share": 0.1,
@@ -164,3 +170,25 @@ def test_keyed_draws_are_uniform():
     found = KeyedDraws(0, 0, np.arange(500)).uniform(rows, 0)
     assert abs(found.mean() - 0.5) < 0.005 and abs(found.var() - 1 / 12) < 0.002
     assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize(("form", "splitter", "objective"), [
+    ("lines", "lines", "full_sentences"), ("lines", "lines", "next_sentence"), ("file", "none", "full_sentences")])
+def test_words_of_byte_level_tokens_begin_at_line_breaks_and_sentences(tmp_path, form, splitter, objective):
+    """A word a line, none with a space before it: all of them would be one word, which is too long to be masked."""
+    byte_tokenizer(["kalo", "mi"] * 2).save(tmp_path / "tokenizer")
+    for name in "abcdefgh":
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_text("\n".join(["kalomi"] * (900 + ord(name))))  # two tokens each
+    manifest = prepare(corpus.config(
+        tmp_path, [tmp_path / "in"], source=SourceConfig(format=form), sentences=SentencesConfig(splitter=splitter),
+        samples=SamplesConfig(objective=objective, cross_documents=False), split=SplitConfig(validation=0, test=0),
+        masking=MaskingConfig(strategy="whole_word")))
+    reader = ShardReader(manifest.folder)
+    samples, masks = reader.take(np.arange(reader.num_samples), 0)
+    masked = np.zeros(len(samples.input_ids), bool)
+    masked[flat(samples, masks)] = True
+    assert 0.12 < masked.mean() < 0.16
+    kalo, mi = Tokenizer.from_folder(tmp_path / "tokenizer").encode("kalomi")
+    whole = (samples.input_ids[:-1] == kalo) & (samples.input_ids[1:] == mi)
+    assert whole.sum() > 5000 and (masked[:-1][whole] == masked[1:][whole]).all()

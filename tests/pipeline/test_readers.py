@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -256,7 +257,7 @@ def test_the_text_of_a_long_line_is_whole_whatever_stands_before_it(tmp_path, mo
     text = "first é " + "x " * 2000 + "last"
     for before in (b"", b'"\xc3\xa9": "\xf0\x9f\x98\x80", ', b'"a": "\xff\xfe\xe9", '):
         (tmp_path / "a.jsonl").write_bytes(b"{" + before + b'"text": "' + text.encode() + b'"}\n')
-        assert texts([tmp_path]) == [text]
+        assert texts([tmp_path], encoding_errors="replace") == [text]
 
 
 @pytest.mark.parametrize(
@@ -288,6 +289,25 @@ def test_encoding_errors_stop_or_are_replaced(tmp_path):
     with pytest.raises(UserError, match="lone surrogate"):
         read([tmp_path])
     assert read([tmp_path], encoding_errors="replace")[0].text.decode() == "a\ufffdb"
+
+
+@pytest.mark.parametrize("size", [50, 3000])
+def test_bytes_around_the_text_of_a_line_that_are_no_utf8_count_whatever_its_length(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    text = "é " * (size // 3)  # characters lie across blocks
+    for record in (b'{"a": "\xff", "text": "%s"}', b'{"text": "%s", "a": "\xff"}', b'{"text": "", "b": "%s\xc3"}'):
+        line = record % text.encode()
+        (tmp_path / "a.jsonl").write_bytes(b'{"text": "first"}\n' + line + b'\n{"text": "last"}\n')
+        bad = re.search(b'\xff|\xc3(?=")', line)
+        with pytest.raises(UserError, match=f"a.jsonl: byte {18 + bad.start()}: found byte 0x{bad[0].hex()}, expected"):
+            read([tmp_path])
+        found = read([tmp_path], encoding_errors="replace")
+        assert "".join(d.text.decode() for d in found[1:-1]) == (text if b'""' not in record else "")
+        assert sum(d.damaged for d in found) == 1 and sum(d.piece <= 1 for d in found) == 3
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text, "a": text}, ensure_ascii=False), encoding="utf-8")
+    assert texts([tmp_path])[0].startswith("é é") and not any(d.damaged for d in read([tmp_path]))
 
 
 @pytest.mark.parametrize("form", ["text", "file", "jsonl", "parquet"])

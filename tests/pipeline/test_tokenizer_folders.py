@@ -8,6 +8,7 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from pipeline.encoding import Encoder
+from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer, copy_tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.pipeline import corpus
@@ -62,6 +63,15 @@ def test_a_model_that_knows_neither_a_word_nor_a_token_for_it(tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path)("ka")["input_ids"] == [2, 5, 3]
 
 
+def test_word_pieces_without_a_token_for_unknown_words_are_refused_before_any_text_is_read(tmp_path):
+    names = NAMES | {"unknown": "<unk>"}
+    backend = Backend(models.WordPiece({each: number for number, each in enumerate([*names.values(), "ka"])}))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"unk_token": "<unk>"}')
+    with pytest.raises(UserError, match="the model's unk_token '\\[UNK\\]'.*; write '<unk>' there"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_a_folder_in_the_form_of_samples_keeps_its_description(tmp_path):
     corpus.tokenizer().save(tmp_path / "given")
     described = json.loads((tmp_path / "given/tokenizer_config.json").read_text())
@@ -84,8 +94,8 @@ def test_a_long_unknown_word_of_a_word_level_vocabulary_is_looked_up_once():
             self.asked += 1
             return super().get(*arguments)
 
-    tokenizer._beginning = Counting(tokenizer._beginning)
+    tokenizer._whole_words = Counting(tokenizer._whole_words)
     unknown = tokenizer.special_tokens.unknown
     text = f"a {'acgt' * 100} a"
     assert tokenizer.encode(text) == [5, unknown, 5] == tokenizer.encode_plainly([text])[0].tolist()
-    assert tokenizer._beginning.asked < 5
+    assert tokenizer._whole_words.asked < 5
