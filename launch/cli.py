@@ -13,15 +13,15 @@ import sys
 import time
 from argparse import ArgumentError
 from dataclasses import dataclass, fields, is_dataclass
-from typing import get_type_hints
-
-import jsonargparse
-from docstring_parser import parse_from_object
+from typing import TYPE_CHECKING, get_type_hints
 
 from launch import __version__
 from launch.environment import protect_process, read_environment
 from model.config import ModelError
 from pipeline.errors import UserError
+
+if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
+    import jsonargparse
 
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
@@ -84,6 +84,9 @@ def _load(reference: str):
 
 def build_parser(name: str) -> jsonargparse.ArgumentParser:
     """The parser of a command: every field an option, required ones without a default positional where one names it."""
+    import jsonargparse
+    from docstring_parser import parse_from_object
+
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     command = COMMANDS[name]
     config = _load(command.config)
@@ -112,6 +115,8 @@ def parse(name: str, arguments: list[str]):
     Raises:
         UserError: an unknown field, a value of the wrong kind, a missing file, in one line.
     """
+    import jsonargparse
+
     parser = build_parser(name)
     config = _load(COMMANDS[name].config)
     kinds = get_type_hints(config)
