@@ -283,8 +283,10 @@ def compute_dtype(engine: deepspeed.DeepSpeedEngine) -> torch.dtype:
 
 
 def live_precision(engine: deepspeed.DeepSpeedEngine) -> str:
-    """Formats of matrix products and of parameters, read off the live engine."""
+    """Formats of matrix products, of parameters and of their copies that the optimizer updates, read off the live
+    engine."""
     names = {dtype: name for name, dtype in PRECISIONS.items()}
-    stored = sorted({names[parameter.dtype] for parameter in engine.module.parameters()})
-    text = f"{names[compute_dtype(engine)]} products, {'+'.join(stored)} parameters"
-    return text if stored == ["fp32"] else text + " with fp32 master copies"
+    stored, updated = ("+".join(sorted({names[tensor.dtype] for tensor in tensors})) for tensors in (
+        engine.module.parameters(), (fragment for _, fragment in master_fragments(engine))))
+    text = f"{names[compute_dtype(engine)]} products, {stored} parameters"
+    return text if stored == updated else f"{text} with {updated} master copies"

@@ -1,10 +1,12 @@
 """Cloze in fp16 on a CPU, which computes it as a GPU does, only slowly."""
 
-from launch.cli import main
+from collections.abc import Callable
+
+from launch import cli
 from launch.environment import prepare_deepspeed, read_environment
 
 
-def fp16_main(command: list[str]) -> int:
+def fp16_main(command: list[str], main: Callable[[list[str]], int] = cli.main) -> int:
     """The command in a process whose CPU counts as a device that trains in fp16."""
     prepare_deepspeed(read_environment())
     from deepspeed.accelerator import get_accelerator

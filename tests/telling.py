@@ -1,4 +1,4 @@
-"""Cloze that tells what its optimizer holds after a checkpoint was loaded."""
+"""Cloze that tells what its optimizer holds after a checkpoint was loaded, and in which formats it computes."""
 
 import json
 
@@ -8,19 +8,55 @@ from launch import distributed, trainer
 from launch.cli import main
 from launch.engine import base_optimizer
 
-_LINE = "LOADED "
+_LINE = "TOLD "
 
 
-def telling_main(command: list[str]) -> int:
+def resumes_main(command: list[str]) -> int:
     """The command in a process that prints a line after each resume."""
     resume = trainer.Trainer.resume
 
     def telling(self, step: int) -> None:
         resume(self, step)
-        print(f"{_LINE}{json.dumps(_held(self.engine))}\n", end="", flush=True)
+        _tell(_held(self.engine))
 
     trainer.Trainer.resume = telling
     return main(command)
+
+
+def formats_main(command: list[str]) -> int:
+    """The command in a process that prints a line after its first step: formats of what was seen in it."""
+    advance = trainer.Trainer._advance
+
+    def telling(self, *arguments):
+        seen: dict[str, set[torch.dtype]] = {"products": set(), "gradients": set(), "masters": set(), "moments": set()}
+        layer = self.engine.module.bert.encoder.layers[0].feed_forward
+        hooks = [linear.register_forward_hook(lambda module, inputs, output: seen["products"].add(output.dtype))
+                 for linear in layer.modules() if isinstance(linear, torch.nn.Linear)]
+        optimizer = base_optimizer(self.engine)
+        step = optimizer.step
+
+        def watched(*inner, **options):
+            updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            seen["masters"] |= {parameter.dtype for parameter in updated}
+            seen["gradients"] |= {parameter.grad.dtype for parameter in updated if parameter.grad is not None}
+            result = step(*inner, **options)
+            seen["moments"] |= {state["exp_avg"].dtype for state in optimizer.state.values() if "exp_avg" in state}
+            return result
+
+        optimizer.step = watched
+        advance(self, *arguments)
+        optimizer.step = step
+        for hook in hooks:
+            hook.remove()
+        seen["parameters"] = {parameter.dtype for parameter in self.engine.module.parameters()}
+        _tell({name: sorted(map(str, found)) for name, found in seen.items()})
+
+    trainer.Trainer._advance = telling
+    return main(command)
+
+
+def _tell(what: dict) -> None:
+    print(f"{_LINE}{json.dumps(what)}\n", end="", flush=True)
 
 
 def told(output: str) -> list[dict]:

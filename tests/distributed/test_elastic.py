@@ -11,7 +11,7 @@ import pytest
 from tests.forked import ForkedRun
 from tests.launching import curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
-from tests.telling import telling_main, told
+from tests.telling import resumes_main, told
 
 RUN = ("--train.max_steps", "15", "--checkpoint.every_steps", "5", "--checkpoint.keep_last", "9",
        "--optimizer.weight_decay", "1", "--model.hidden_dropout_prob", "0",
@@ -57,7 +57,7 @@ def go_on(data, run, from_step: int, to_step: int, *overrides: str, processes: i
 
 
 def continued(data, run, *overrides: str, processes: int) -> str:
-    return finish(ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), processes, telling_main))
+    return finish(ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), processes, resumes_main))
 
 
 def there_and_back(data, tmp_path, *overrides: str):

@@ -1,10 +1,13 @@
 """A run by the clock: it ends when the time is used up, with the rate at zero; a resume goes on with the time used."""
 
 import json
+import os
 import time
 
 import pytest
 
+from launch import trainer
+from launch.cli import main
 from tests.forked import ForkedRun
 from tests.launching import curve, finish, kill_when, pretrain_arguments, train
 from tests.synthetic import make_shards
@@ -17,6 +20,37 @@ RUN = ("--train.max_steps", "1000000", "--train.time_budget_hours", str(SECONDS 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("clock"))
+
+
+SKEW = 100.0  # seconds by which the clock of rank 1 runs ahead once it trains
+
+
+def other_clock(command: list[str]) -> int:
+    """The command in a process whose clock jumps ahead, if it is not rank 0; each notes the rates that it sets."""
+    clock, begun = time.monotonic, []
+    set_rate = trainer.Trainer._set_rate
+    rank = int(os.environ["RANK"])
+
+    def noting(self):
+        begun.append(True)
+        set_rate(self)
+        rates.append(self._rate)
+
+    rates: list[float] = []
+    trainer.Trainer._set_rate = noting
+    if rank:
+        time.monotonic = lambda: clock() + (SKEW if begun else 0.0)
+    status = main(command)
+    print(f"RATES {rank} {json.dumps(rates)}\n", end="", flush=True)
+    return status
+
+
+@pytest.mark.slow
+def test_the_clock_of_rank_0_counts_on_all(data, tmp_path):
+    output = finish(ForkedRun(pretrain_arguments(data, tmp_path / "run", *RUN), 2, other_clock))
+    told = dict(line.split(" ", 2)[1:] for line in output.splitlines() if line.startswith("RATES "))
+    ours, theirs = json.loads(told["0"]), json.loads(told["1"])
+    assert ours == theirs and len(ours) > 20 and ours[-1] == 0
 
 
 def state_of(run) -> dict:

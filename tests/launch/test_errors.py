@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -284,6 +285,20 @@ def test_fp16_needs_a_gpu(data, tmp_path):
         pytest.skip("this machine has a GPU")
     output = train(data, tmp_path / "run", "--train.precision", "fp16", "--zero.stage", "1", status=2)
     assert "only GPUs train in fp16" in output.splitlines()[-1]
+
+
+def no_room(command: list[str]) -> int:
+    """The command on a disk of which 100 kB are free."""
+    shutil.disk_usage = lambda path: SimpleNamespace(free=10**5)
+    return main(command)
+
+
+def test_free_space_is_looked_at_before_anything_is_written(data, tmp_path):
+    run = tmp_path / "run"
+    command = pretrain_arguments(data, run, "--train.max_steps", "2")
+    output = finish(ForkedRun(command, 2, no_room), status=2)
+    assert re.search(r"error: \S*step-00000002: found 100,000 bytes free, expected at least [\d,]+ for a", output)
+    assert not list((run / "checkpoints").iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
