@@ -34,7 +34,7 @@ from model.bert import BertForPreTraining
 from model.config import BertConfig
 from model.hub import load_note
 from model.tasks import saved_class
-from pipeline.encoding import TRUNCATION, Encoder, Encoding, Truncation
+from pipeline.encoding import ANSWERING, TRUNCATION, Answering, Encoder, Encoding, Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -52,11 +52,11 @@ class Predictor:
 
     Each method answers for one text; `map` takes an operation and any number of texts, in batches of like length.
     config: the model's. encoder: texts to sequences. source: the folder, for messages. truncation: how the model has
-    learned to cut long texts; None: to its positions.
+    learned to cut long texts; None: to its positions. answering: how it has learned to answer; None: as usual.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer, source: str = "model",
-                 truncation: Truncation | None = None) -> None:
+                 truncation: Truncation | None = None, answering: Answering | None = None) -> None:
         self.device = torch.device(device_type())
         self.model = model.to(self.device).eval()
         self.tokenizer, self.source = tokenizer, source
@@ -66,7 +66,7 @@ class Predictor:
                             f"{self.config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with")
         head = getattr(model, "head", None)
         pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
-        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation)
+        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation, answering)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Predictor:
@@ -86,9 +86,9 @@ class Predictor:
             model.load_state_dict(read_weights(folder)[1])
             return cls(model, tokenizer, str(folder))
         folder = runs.model_folder(folder)
-        truncation = load_note(folder, TRUNCATION)
+        truncation, answering = load_note(folder, TRUNCATION), load_note(folder, ANSWERING)
         return cls(saved_class(folder).from_folder(folder), tokenizer, str(folder),
-                   truncation and Truncation(**truncation))
+                   truncation and Truncation(**truncation), answering and Answering(**answering))
 
     # ---- one text ----
 
