@@ -14,6 +14,7 @@ from torch import nn
 
 from launch import runs
 from launch.environment import device_type, prepare_deepspeed, read_environment
+from launch.hub import ModelConfig
 from launch.predicting.answers import AnswerQuestion, Span
 from launch.predicting.blanks import FillMask, Guess, Score, SentenceScore
 from launch.predicting.choices import Choice, Choose
@@ -89,6 +90,16 @@ class Predictor:
         truncation, answering = load_note(folder, TRUNCATION), load_note(folder, ANSWERING)
         return cls(saved_class(folder).from_folder(folder), tokenizer, str(folder),
                    truncation and Truncation(**truncation), answering and Answering(**answering))
+
+    @classmethod
+    def from_hub(cls, name: str, **options: Any) -> Predictor:
+        """From a model by its name on the hub; options are those of `launch.hub.ModelConfig`: revision, cache_dir,
+        offline, pickled_weights.
+
+        Raises:
+            UserError, ModelError: there is none of that name, or as `from_folder`.
+        """
+        return cls.from_folder(ModelConfig(name, **options).folder())
 
     # ---- one text ----
 

@@ -29,7 +29,7 @@ def predict(config: Input) -> int:
     """Print the results of an operation for every text; returns the exit status."""
     from launch.predict import Predictor
 
-    predictor = Predictor.from_folder(config.model)
+    predictor = Predictor.from_folder(config.folder())
     if isinstance(config, FeaturesConfig) and (config.word or config.attention):
         return _look_inside(predictor, config)
     rows, seen = read_rows(config), []
@@ -116,7 +116,7 @@ def _print_words(config: FeaturesConfig, words: list[WordInContext]) -> None:
 
 def tokenize(config: TokenizeConfig) -> int:
     """Print what a model would be given; returns the exit status. Needs no model, only its tokenizer."""
-    tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(Path(config.model)))
+    tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(config.folder()))
     encoder, names, table = Encoder(tokenizer, _NO_LIMIT), tokenizer.tokens, []
     for row in read_rows(config):
         encoding = encoder.encode(row.text, row.pair, place=row.place)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launch.hub import ModelConfig
 from launch.predicting.answers import AnswerQuestion
 from launch.predicting.blanks import FillMask, Score
 from launch.predicting.choices import Choose
@@ -18,11 +19,9 @@ def typed_text():
 
 
 @dataclass(frozen=True)
-class Input:
+class Input(ModelConfig):
     """Which model, which texts, and in which form the results are printed."""
 
-    model: str
-    """A Hugging Face folder of a BERT, or the folder of a Cloze run."""
     text: list[str] = field(default_factory=list)
     """Texts; without any (and without --file) they are read from standard input."""
     file: str | None = None
