@@ -119,7 +119,10 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
         ("/fill-mask", b"{not json", 422, "JSON"),
         ("/embed", b'{"inputs": ["cat", "\\ud83d"]}', 422, "inputs.1"),
         ("/fill-mask", b"x" * 20001, 413, "more than 20000 bytes"),
-        ("/tag", {"inputs": ["cat"]}, 404, "Not Found"),
+        ("/embed", {"inputs": [{"txt": "cat"}]}, 422, "inputs.0.text: Field required; inputs.0.txt: Extra inputs"),
+        ("/embed", {"input": ["cat"]}, 422, "inputs: Field required; input: Extra inputs"),
+        ("/embed", {"inputs": [5]}, 422, "inputs.0: "),
+        ("/tag", {"inputs": ["cat"]}, 404, "expected a model with the head for tag; it can fill-mask, "),
     ],
 )
 def test_bounds_and_what_cannot_be_answered(address, path, content, status, expected):
