@@ -21,12 +21,14 @@ from launch.predicting.choices import Choice, Choose
 from launch.predicting.labels import Classify, Label
 from launch.predicting.operation import Batch, Operation, Row
 from launch.predicting.tags import Tag, TagWords
+from launch.predicting.tokens import Tokenize, Tokens
 from launch.predicting.vectors import (
     Attend,
     Attentions,
     Compare,
     Embed,
     Features,
+    FindWord,
     TokenVectors,
     WordInContext,
     words_in_contexts,
@@ -167,6 +169,10 @@ class Predictor:
         """The vector of a word wherever it stands in some texts, with cosines to each other and to its static one."""
         return words_in_contexts(self, word, [_row(text) for text in texts], layer)
 
+    def tokenize(self, text: str, pair: str | None = None) -> Tokens:
+        """What the model is given for a text of any length, or a pair."""
+        return self._one(Tokenize(), text, pair)
+
     # ---- any number of texts ----
 
     def map(self, operation: Operation, texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Any]:
@@ -266,5 +272,6 @@ def _row(text: str | tuple[str, str] | Row) -> Row:
 
 OPERATIONS: dict[str, type[Operation]] = {
     operation.name: operation
-    for operation in (FillMask, Classify, TagWords, AnswerQuestion, Choose, Compare, Embed, Features, Score, Attend)
+    for operation in (FillMask, Classify, TagWords, AnswerQuestion, Choose, Compare, Embed, Features, FindWord, Score,
+                      Attend, Tokenize)
 }

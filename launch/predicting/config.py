@@ -9,6 +9,7 @@ from launch.predicting.blanks import FillMask, Score
 from launch.predicting.choices import Choose
 from launch.predicting.labels import Classify
 from launch.predicting.tags import TagWords
+from launch.predicting.tokens import Tokenize
 from launch.predicting.vectors import Compare, Embed, Features
 from pipeline.errors import UserError
 
@@ -106,7 +107,7 @@ class FeaturesConfig(Features, PairInput):
 
 
 @dataclass(frozen=True)
-class TokenizeConfig(PairInput):
+class TokenizeConfig(Tokenize, PairInput):
     """What a model is given for texts: tokens, ids, segments, mask, and the characters of each token."""
 
 

@@ -35,8 +35,7 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
                                                json_schema_input_type=text | each)]
     docs = _sentences(operation)
     options = {
-        field.name: (field.type, Field(field.default, description=docs.get(field.name)))
-        for field in dataclasses.fields(operation)
+        field.name: (field.type, _described(field, docs)) for field in dataclasses.fields(operation)
     }
     inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
     return create_model(f"{name}Request", __config__=strict, inputs=inputs, **options)
@@ -67,10 +66,13 @@ def _as_json(kind: Any) -> Any:
 def _fields(kind: type) -> dict[str, Any]:
     docs = _sentences(kind)
     return {
-        field.name: (_as_json(field.type), Field(... if field.default is dataclasses.MISSING else field.default,
-                                                 description=docs.get(field.name)))
-        for field in dataclasses.fields(kind)
+        field.name: (_as_json(field.type), _described(field, docs)) for field in dataclasses.fields(kind)
     }
+
+
+def _described(field: dataclasses.Field, docs: dict[str, str | None]) -> Any:
+    default = ... if field.default is dataclasses.MISSING else field.default
+    return Field(default, description=docs.get(field.name))
 
 
 def _sentences(kind: type) -> dict[str, str | None]:

@@ -14,13 +14,16 @@ KINDS = {  # class, its fields, the operations that only it has
     "pretrained": ("BertForPreTraining", {}, {
         "fill-mask": ["the [MASK] sat", "[MASK] [MASK]"], "score": ["the cat sat"], "embed": ["cat", "sky"],
         "similarity": [{"text": "cat", "pair": "sky"}], "features": ["cat", {"text": "cat", "pair": "sky"}],
-        "attention": ["the cat"],
+        "attention": ["the cat"], "word": ["the cat", {"text": "cat", "pair": "a cat"}], "tokenize": ["cat"],
     }),
     "classifier": ("BertForSequenceClassification", labels("bad", "good"), {"classify": ["cat", {"text": "sky"}]}),
     "tagger": ("BertForTokenClassification", labels(*TAGS), {"tag": ["the man went to paris and ate an apple"]}),
     "answerer": ("BertForQuestionAnswering", {}, {"answer": [{"question": "who ?", "context": "the man went"}]}),
     "chooser": ("BertForMultipleChoice", {}, {"choose": [{"text": "the", "choices": ["cat", "sky"]}]}),
 }
+
+
+OPTIONS = {"word": {"word": "cat"}}
 
 
 def check(value, schema: dict, components: dict, place: str = "answer") -> None:
@@ -58,7 +61,7 @@ def test_answers_and_refusals_have_the_shapes_that_are_described(tmp_path, kind)
                 responses = described["paths"][f"/{name}"]["post"]["responses"]
                 assert responses.keys() == {"200", "413", "422", "503"}
                 for status, given in (("200", inputs), ("422", []), ("413", ["x" * 999])):
-                    answer = await client.post(f"/{name}", json={"inputs": given})
+                    answer = await client.post(f"/{name}", json={"inputs": given} | OPTIONS.get(name, {}))
                     assert str(answer.status_code) == status, answer.text
                     check(answer.json(), responses[status]["content"]["application/json"]["schema"], components)
 
