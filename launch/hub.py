@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
@@ -10,6 +11,33 @@ from pipeline.errors import UserError
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 _FILES = ["config.json", _WEIGHTS, "tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model to use, by folder or by name."""
+
+    model: str
+    """A Hugging Face folder of a BERT, the folder of a Cloze run, or the name of a hub model."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub name; null: its main branch."""
+    cache_dir: str | None = None
+    """Folder that keeps what comes from the hub; null: the hub library's own."""
+    offline: bool = True
+    """Whether a hub name is only looked up in that folder; false: it is fetched."""
+    pickled_weights: bool = False
+    """Whether pytorch_model.bin of a hub name is taken where it has no model.safetensors; read as tensors only."""
+
+    def folder(self) -> Path:
+        """Where the model lies: a folder, if there is one of this name, else what the hub library keeps.
+
+        Raises:
+            UserError: as `fetch_model`.
+        """
+        if Path(self.model).exists() or not is_name(self.model):
+            return Path(self.model)
+        return fetch_model(self.model, revision=self.revision, cache_dir=self.cache_dir, offline=self.offline,
+                           pickled=self.pickled_weights)
 
 
 def is_name(text: str) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model.hub import load_note
 from model.tasks import saved_class
-from pipeline.encoding import TRUNCATION
+from pipeline.encoding import ANSWERING, TRUNCATION
 from pipeline.errors import UserError
 
 GRAPH, DESCRIPTION = "model.onnx", "onnx.json"
@@ -63,8 +63,8 @@ def check_installed() -> None:
 
 
 def write_onnx(folder: Path) -> None:
-    """Write model.onnx and onnx.json, which says what goes in and comes out and how long texts are cut, into a model
-    folder.
+    """Write model.onnx and onnx.json, which says what goes in and comes out, how long texts are cut or answers found,
+    into a model folder.
 
     Batch and length (and choices) may be any at run time. What onnxruntime gives for a batch of unequal lengths is
     compared with torch's outputs before.
@@ -103,6 +103,8 @@ def write_onnx(folder: Path) -> None:
         described["max_length"] = truncation["max_length"]
     elif truncation:
         described["truncation"] = truncation
+    elif answering := load_note(folder, ANSWERING):
+        described |= {"max_length": answering["max_length"], "answering": answering}
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 

@@ -14,18 +14,21 @@ from torch import nn
 
 from launch import runs
 from launch.environment import device_type, prepare_deepspeed, read_environment
+from launch.hub import ModelConfig
 from launch.predicting.answers import AnswerQuestion, Span
 from launch.predicting.blanks import FillMask, Guess, Score, SentenceScore
 from launch.predicting.choices import Choice, Choose
 from launch.predicting.labels import Classify, Label
 from launch.predicting.operation import Batch, Operation, Row
 from launch.predicting.tags import Tag, TagWords
+from launch.predicting.tokens import Tokenize, Tokens
 from launch.predicting.vectors import (
     Attend,
     Attentions,
     Compare,
     Embed,
     Features,
+    FindWord,
     TokenVectors,
     WordInContext,
     words_in_contexts,
@@ -34,7 +37,7 @@ from model.bert import BertForPreTraining
 from model.config import BertConfig
 from model.hub import load_note
 from model.tasks import saved_class
-from pipeline.encoding import TRUNCATION, Encoder, Encoding, Truncation
+from pipeline.encoding import ANSWERING, TRUNCATION, Answering, Encoder, Encoding, Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -52,11 +55,11 @@ class Predictor:
 
     Each method answers for one text; `map` takes an operation and any number of texts, in batches of like length.
     config: the model's. encoder: texts to sequences. source: the folder, for messages. truncation: how the model has
-    learned to cut long texts; None: to its positions.
+    learned to cut long texts; None: to its positions. answering: how it has learned to answer; None: as usual.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer, source: str = "model",
-                 truncation: Truncation | None = None) -> None:
+                 truncation: Truncation | None = None, answering: Answering | None = None) -> None:
         self.device = torch.device(device_type())
         self.model = model.to(self.device).eval()
         self.tokenizer, self.source = tokenizer, source
@@ -66,7 +69,7 @@ class Predictor:
                             f"{self.config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with")
         head = getattr(model, "head", None)
         pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
-        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation)
+        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation, answering)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Predictor:
@@ -86,9 +89,19 @@ class Predictor:
             model.load_state_dict(read_weights(folder)[1])
             return cls(model, tokenizer, str(folder))
         folder = runs.model_folder(folder)
-        truncation = load_note(folder, TRUNCATION)
+        truncation, answering = load_note(folder, TRUNCATION), load_note(folder, ANSWERING)
         return cls(saved_class(folder).from_folder(folder), tokenizer, str(folder),
-                   truncation and Truncation(**truncation))
+                   truncation and Truncation(**truncation), answering and Answering(**answering))
+
+    @classmethod
+    def from_hub(cls, name: str, **options: Any) -> Predictor:
+        """From a model by its name on the hub; options are those of `launch.hub.ModelConfig`: revision, cache_dir,
+        offline, pickled_weights.
+
+        Raises:
+            UserError, ModelError: there is none of that name, or as `from_folder`.
+        """
+        return cls.from_folder(ModelConfig(name, **options).folder())
 
     # ---- one text ----
 
@@ -155,6 +168,10 @@ class Predictor:
     def word(self, word: str, texts: Iterable[str | Row], layer: int = -1) -> list[WordInContext]:
         """The vector of a word wherever it stands in some texts, with cosines to each other and to its static one."""
         return words_in_contexts(self, word, [_row(text) for text in texts], layer)
+
+    def tokenize(self, text: str, pair: str | None = None) -> Tokens:
+        """What the model is given for a text of any length, or a pair."""
+        return self._one(Tokenize(), text, pair)
 
     # ---- any number of texts ----
 
@@ -255,5 +272,6 @@ def _row(text: str | tuple[str, str] | Row) -> Row:
 
 OPERATIONS: dict[str, type[Operation]] = {
     operation.name: operation
-    for operation in (FillMask, Classify, TagWords, AnswerQuestion, Choose, Compare, Embed, Features, Score, Attend)
+    for operation in (FillMask, Classify, TagWords, AnswerQuestion, Choose, Compare, Embed, Features, FindWord, Score,
+                      Attend, Tokenize)
 }

@@ -25,7 +25,7 @@ def serve(config: ServeConfig) -> int:
     from launch.serving.app import build_app
 
     listener = _listen(config)
-    app = build_app(Predictor.from_folder(config.model), config)
+    app = build_app(Predictor.from_folder(config.folder()), config)
 
     class Server(uvicorn.Server):
         def handle_exit(self, number: int, frame) -> None:

@@ -14,6 +14,7 @@ from pipeline.tokenizer import Tokenizer
 
 BLANK = "[MASK]"
 TRUNCATION = "cloze_truncation"  # entry of a model's config.json: the fields of a Truncation
+ANSWERING = "cloze_answering"  # another one: those of an Answering
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: what JSON may escape, but no text in UTF-8 can hold
 
 
@@ -97,16 +98,32 @@ class _Tokens:
         return _Tokens(first.ids + last.ids, first.offsets + last.offsets, first.continues + last.continues)
 
 
+@dataclass(frozen=True)
+class Answering:
+    """How answers are found in a text: the same where a model learns and where it is used. Defaults: BERT's release."""
+
+    max_length: int = 384
+    """Tokens of a window of the text, the question and special tokens included; at most the model's positions."""
+    window_step: int = 128
+    """Tokens between the starts of two windows."""
+    max_answer_tokens: int = 30
+    """Longest answer."""
+    allow_no_answer: bool = False
+    """Whether a question may have none."""
+
+
 class Encoder:
     """Puts special tokens around texts and keeps them within `max_length` tokens, these included."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, pieces: tuple[int, int] | None = None,
-                 truncation: Truncation | None = None) -> None:
+                 truncation: Truncation | None = None, answering: Answering | None = None) -> None:
         """pieces: length and step of those in which a model classifies long texts; None: it cuts them.
         truncation: how; None: they lose what is beyond `max_length` tokens.
+        answering: how a model has learned to answer questions; None: as usual.
         """
         self.tokenizer, self.max_length, self.pieces = tokenizer, max_length, pieces
         self.truncation = truncation or Truncation(max_length)
+        self.answering = answering or Answering()
         # A blank is written as in BERT, or as the tokenizer writes it.
         self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
 

@@ -21,7 +21,7 @@ from model.tasks import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from pipeline.encoding import Truncation
+from pipeline.encoding import Answering, Truncation
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -45,6 +45,11 @@ def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
     if task.kind == "answering" or config.keep == "pieces":
         return None
     return Truncation(config.max_length, config.keep, config.head_tokens)
+
+
+def answering_of(config: FinetuneConfig) -> Answering:
+    """How a run for questions about texts finds their answers."""
+    return Answering(config.max_length, config.window_step, config.max_answer_tokens, config.task == "squad2")
 
 
 def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:

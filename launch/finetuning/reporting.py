@@ -17,11 +17,11 @@ from launch.environment import Environment
 from launch.finetuning import mistakes
 from launch.finetuning.examples import Examples, predict
 from launch.finetuning.glue import submission, submission_names
-from launch.finetuning.kinds import truncation_of
+from launch.finetuning.kinds import answering_of, truncation_of
 from launch.finetuning.models import FINGERPRINT
 from launch.preemption import StopRequest
 from model.hub import save_pretrained
-from pipeline.encoding import TRUNCATION
+from pipeline.encoding import ANSWERING, TRUNCATION
 from pipeline.storage import publish_text, readable_errors
 
 RESULTS = "results.json"
@@ -113,10 +113,12 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs) -> 
 
 
 def save_model(job, model, output: Path) -> None:
-    """DIR/model: a Hugging Face folder with labels, task, the tokenizer's fingerprint and how long texts are cut."""
+    """DIR/model: a Hugging Face folder with labels, task, tokenizer's fingerprint, and how texts are read."""
     notes = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
     if truncation := truncation_of(job.config, job.task):
         notes[TRUNCATION] = asdict(truncation)
+    if job.task.kind == "answering":
+        notes[ANSWERING] = asdict(answering_of(job.config))
     aside = output / (runs.MODEL + ".tmp")
     shutil.rmtree(aside, ignore_errors=True)
     with readable_errors(aside):

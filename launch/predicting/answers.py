@@ -1,7 +1,7 @@
 """What a question answerer says: the spans of a text that answer a question."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from launch.config.checks import at_least
 from launch.decoding import answer_spans, null_score
 from launch.predicting.operation import Batch, Operation, Row
-from pipeline.encoding import Encoder, Encoding
+from pipeline.encoding import Answering, Encoder, Encoding
 
 if TYPE_CHECKING:
     from launch.predict import Predictor
@@ -37,23 +37,30 @@ class AnswerQuestion(Operation):
 
     top_k: int = 1
     """Answers given, at least 1."""
-    max_answer_tokens: int = 30
-    """Longest answer, as in the BERT release."""
-    max_length: int = 384
-    """Tokens of a window, the question included; at most the model's positions."""
-    window_step: int = 128
-    """Tokens between the starts of two windows."""
+    max_answer_tokens: int | None = None
+    """Tokens of the longest answer; null: as in the model's fine-tuning, or 30."""
+    max_length: int | None = None
+    """Tokens of a window, the question included; at most the model's positions; null: as in its fine-tuning, or 384."""
+    window_step: int | None = None
+    """Tokens between the starts of two windows; null: as in the model's fine-tuning, or 128."""
     candidates: int = 20
     """Starts and ends considered in each window, the most probable ones; also the spans that share the probability."""
-    allow_no_answer: bool = False
-    """For models trained on SQuAD 2.0: no answer, which is the score of [CLS], competes with the spans."""
+    allow_no_answer: bool | None = None
+    """Whether no answer, which is the score of [CLS], competes with the spans; null: if questions without an answer
+    were in the model's fine-tuning (SQuAD 2.0)."""
 
     def __post_init__(self) -> None:
         at_least("predict", self, top_k=1, max_answer_tokens=1, max_length=8, window_step=1, candidates=1)
         super().__post_init__()
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
-        return encoder.windows(row.pair, row.text, length=self.max_length, step=self.window_step, place=row.place)
+        asked = self._as_learned(encoder.answering)
+        return encoder.windows(row.pair, row.text, length=asked.max_length, step=asked.window_step, place=row.place)
+
+    def _as_learned(self, answering: Answering) -> Answering:
+        """What was asked for, else as the model has learned it."""
+        asked = {name: getattr(self, name) for name in asdict(answering)}
+        return replace(answering, **{name: value for name, value in asked.items() if value is not None})
 
     def numbers(self, predictor: "Predictor", encodings: Sequence[Encoding]) -> int:
         return sum(min(self.candidates, len(each)) ** 2 for each in encodings)
@@ -67,8 +74,9 @@ class AnswerQuestion(Operation):
     ) -> list[Span]:
         windows = [(starts, ends, np.array(encoding.parts) == 2, encoding.offsets)
                    for encoding, (starts, ends) in zip(encodings, values, strict=True)]
-        best = answer_spans(windows, self.candidates, self.max_answer_tokens)
-        if self.allow_no_answer:
+        asked = self._as_learned(predictor.encoder.answering)
+        best = answer_spans(windows, self.candidates, asked.max_answer_tokens)
+        if asked.allow_no_answer:
             best = sorted([*best, ((0, 0), null_score(windows))], key=lambda item: (-item[1], item[0]))
         weights = np.exp([score - best[0][1] for _, score in best])
         return [Span(row.pair[start:end], start, end, score, float(share)) for ((start, end), score), share in

@@ -14,22 +14,20 @@ from rich.table import Table
 from launch import runs
 from launch.console import Console, Output
 from launch.predicting.config import EmbedConfig, FeaturesConfig, Input, ScoreConfig, TokenizeConfig
-from launch.predicting.operation import Operation, Row
+from launch.predicting.operation import Row
 from launch.predicting.output import as_json, draw_attention, plain, table_rows, write_vectors
 from launch.predicting.rows import read_rows
+from launch.predicting.tokens import encode_whole, tokens_of
 from launch.predicting.vectors import WordInContext
-from pipeline.encoding import Encoder
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
-
-_NO_LIMIT = 1 << 40  # tokens: `cloze tokenize` shows a text of any length
 
 
 def predict(config: Input) -> int:
     """Print the results of an operation for every text; returns the exit status."""
     from launch.predict import Predictor
 
-    predictor = Predictor.from_folder(config.model)
+    predictor = Predictor.from_folder(config.folder())
     if isinstance(config, FeaturesConfig) and (config.word or config.attention):
         return _look_inside(predictor, config)
     rows, seen = read_rows(config), []
@@ -116,20 +114,16 @@ def _print_words(config: FeaturesConfig, words: list[WordInContext]) -> None:
 
 def tokenize(config: TokenizeConfig) -> int:
     """Print what a model would be given; returns the exit status. Needs no model, only its tokenizer."""
-    tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(Path(config.model)))
-    encoder, names, table = Encoder(tokenizer, _NO_LIMIT), tokenizer.tokens, []
+    tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(config.folder()))
+    table = []
     for row in read_rows(config):
-        encoding = encoder.encode(row.text, row.pair, place=row.place)
-        content = {
-            "tokens": [names[token] for token in encoding.ids], "input_ids": encoding.ids,
-            "token_type_ids": encoding.segments, "attention_mask": [1] * len(encoding), "offsets": encoding.offsets,
-        }
+        shown = tokens_of(tokenizer, encode_whole(tokenizer, row))
         if _wants_table(config):
-            columns = zip(*list(content.values())[:3], encoding.offsets, strict=True)
+            columns = zip(shown.tokens, shown.input_ids, shown.token_type_ids, shown.offsets, strict=True)
             table += [{"token": token, "id": str(number), "segment": str(segment), "mask": "1",
                        "characters": f"{offset[0]}-{offset[1]}"} for token, number, segment, offset in columns]
         else:
-            print(json.dumps(as_json(Operation, row, content), ensure_ascii=False))
+            print(json.dumps(as_json(config, row, shown), ensure_ascii=False))
     if table:
         _print_table(table)
     return 0

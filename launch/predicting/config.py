@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launch.hub import ModelConfig
 from launch.predicting.answers import AnswerQuestion
 from launch.predicting.blanks import FillMask, Score
 from launch.predicting.choices import Choose
 from launch.predicting.labels import Classify
 from launch.predicting.tags import TagWords
+from launch.predicting.tokens import Tokenize
 from launch.predicting.vectors import Compare, Embed, Features
 from pipeline.errors import UserError
 
@@ -18,11 +20,9 @@ def typed_text():
 
 
 @dataclass(frozen=True)
-class Input:
+class Input(ModelConfig):
     """Which model, which texts, and in which form the results are printed."""
 
-    model: str
-    """A Hugging Face folder of a BERT, or the folder of a Cloze run."""
     text: list[str] = field(default_factory=list)
     """Texts; without any (and without --file) they are read from standard input."""
     file: str | None = None
@@ -107,7 +107,7 @@ class FeaturesConfig(Features, PairInput):
 
 
 @dataclass(frozen=True)
-class TokenizeConfig(PairInput):
+class TokenizeConfig(Tokenize, PairInput):
     """What a model is given for texts: tokens, ids, segments, mask, and the characters of each token."""
 
 

@@ -1,7 +1,7 @@
 """What any encoder gives: vectors of texts and of tokens, and who attends to whom."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -174,55 +174,93 @@ class Attend(Operation):
 
 
 @dataclass(frozen=True)
-class WordInContext:
-    """One occurrence of a word: its vector there, and how near it is to the same word elsewhere."""
+class Occurrence:
+    """A word in a text: characters `start` to `end`, one past the last."""
 
     text: str
     start: int
     end: int
     vector: np.ndarray
     """(hidden,) fp32: the mean over the word's tokens."""
+    static: np.ndarray
+    """(hidden,) fp32: the mean of the tokens' rows in the word embedding, which no context has changed."""
     cosine_to_static: float
-    """To the mean of the tokens' rows in the word embedding, which no context has changed."""
+
+
+@dataclass(frozen=True)
+class WordInContext(Occurrence):
+    """An occurrence, and how near it is to the same word elsewhere."""
+
     cosines: list[float]
     """To every occurrence, in their order, itself included."""
 
 
+@dataclass(frozen=True)
+class FindWord(OfLayer):
+    """The vector of a word wherever it stands in a text, beside its static one."""
+
+    name, key = "word", "occurrences"
+
+    word: str = field(kw_only=True)
+    """Word, as the tokenizer sees it (without case, if it drops case)."""
+
+    def check(self, predictor: "Predictor") -> None:
+        super().check(predictor)
+        if not predictor.tokenizer.encode(self.word):
+            raise UserError(f"word: found {self.word!r}, expected a word")
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        (encoding,) = super().encode(encoder, row)
+        if not self._found(encoder.tokenizer, row, encoding):
+            raise UserError(f"{row.place}: found no {self.word!r} in {row.text!r}, expected it in every text")
+        return [encoding]
+
+    def numbers(self, predictor: "Predictor", encodings: Sequence[Encoding]) -> int:
+        return 2 * predictor.config.hidden_size * len(self._places(predictor.tokenizer, encodings[0]))
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        return batch.split(self.hidden(model, batch))
+
+    def finish(
+        self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> list[Occurrence]:
+        table, occurrences = getattr(predictor.model, "bert", predictor.model).embeddings.word.weight, []
+        for text, (start, end), low, high in self._found(predictor.tokenizer, row, encodings[0]):
+            vector = values[0][low:high].mean(0)
+            static = table.detach()[encodings[0].ids[low:high]].float().mean(0).cpu().numpy()
+            occurrences.append(Occurrence(text, start, end, vector, static, cosine(vector, static)))
+        return occurrences
+
+    def _places(self, tokenizer: "Tokenizer", encoding: Encoding) -> list[tuple[int, int]]:
+        """First token and one past the last wherever whole words have the word's tokens."""
+        # Where the space before a word is a part of it, the word has other tokens where no space stands.
+        written = [self.word, f" {self.word}"] if tokenizer.space_begins_word else [self.word]
+        forms = [list(ids) for ids in dict.fromkeys(tuple(tokenizer.encode(form)) for form in written)]
+        return [(place, place + len(ids)) for place in range(len(encoding)) for ids in forms
+                if _stands(encoding, place, ids)]
+
+    def _found(self, tokenizer: "Tokenizer", row: Row, encoding: Encoding
+               ) -> list[tuple[str, tuple[int, int], int, int]]:
+        """Of each occurrence its text, characters and places."""
+        unknown, words, found = tokenizer.special_tokens.unknown, _normalized_words(tokenizer, self.word), []
+        for low, high in self._places(tokenizer, encoding):
+            text = row.text if encoding.parts[low] == 1 else row.pair
+            span = encoding.offsets[low][0], encoding.offsets[high - 1][1]
+            if unknown in encoding.ids[low:high] and _normalized_words(tokenizer, text[slice(*span)]) != words:
+                continue  # [UNK] stands for other words, too
+            found.append((text, span, low, high))
+        return found
+
+
 def words_in_contexts(predictor: "Predictor", word: str, rows: Sequence[Row], layer: int = -1) -> list[WordInContext]:
-    """Every occurrence of `word` in some texts, as the tokenizer sees it (without case, if it drops case).
+    """Every occurrence of `word` in some texts.
 
     Raises:
         UserError: a text does not hold the word.
     """
-    tokenizer = predictor.tokenizer
-    if not tokenizer.encode(word):
-        raise UserError(f"word: found {word!r}, expected a word")
-    # Where the space before a word is a part of it, the word has other tokens where no space stands.
-    written = [word, f" {word}"] if tokenizer.space_begins_word else [word]
-    forms = [list(ids) for ids in dict.fromkeys(tuple(tokenizer.encode(form)) for form in written)]
-    encodings = [predictor.encoder.encode(row.text, row.pair, place=row.place) for row in rows]
-    table = getattr(predictor.model, "bert", predictor.model).embeddings.word.weight
-    statics = [table.detach()[ids].float().mean(0).cpu().numpy() for ids in forms]
-    found, operation = [], Features(layer=layer)
-    predictor.require(operation)
-    results = predictor.run(operation, [(row, [each]) for row, each in zip(rows, encodings, strict=True)])
-    unknown, words = tokenizer.special_tokens.unknown, _normalized_words(tokenizer, word)
-    for row, encoding, features in zip(rows, encodings, results, strict=True):
-        number = len(found)
-        for place in range(len(encoding)):
-            for ids, static in zip(forms, statics, strict=True):
-                if not _stands(encoding, place, ids):
-                    continue
-                end = place + len(ids)
-                text = row.text if encoding.parts[place] == 1 else row.pair
-                span = encoding.offsets[place][0], encoding.offsets[end - 1][1]
-                if unknown in ids and _normalized_words(tokenizer, text[slice(*span)]) != words:
-                    continue  # [UNK] stands for other words, too
-                vector = features.vectors[place:end].mean(0)
-                found.append((text, *span, vector, cosine(vector, static)))
-        if len(found) == number:
-            raise UserError(f"{row.place}: found no {word!r} in {row.text!r}, expected it in every text")
-    return [WordInContext(*each, [cosine(each[3], other[3]) for other in found]) for each in found]
+    found = [each for results in predictor.map(FindWord(layer, word=word), rows) for each in results]
+    return [WordInContext(**vars(each), cosines=[cosine(each.vector, other.vector) for other in found])
+            for each in found]
 
 
 def _normalized_words(tokenizer: "Tokenizer", text: str) -> list[str]:

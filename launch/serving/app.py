@@ -13,9 +13,12 @@ from launch.predicting.operation import Operation, Row
 from launch.serving.batching import Batcher, QueueFull
 from launch.serving.config import ServeConfig
 from launch.serving.limits import BodyLimit
+from launch.serving.schemas import Refusal, answer_model, request_model
 from pipeline.errors import UserError
 
 PAGE = Path(__file__).with_name("page.html")
+REFUSALS = {status: {"model": Refusal, "description": reason} for status, reason in (
+    (413, "The body is too large"), (422, "The request cannot be answered"), (503, "The queue is full"))}
 
 
 class Meters:
@@ -85,8 +88,11 @@ def build_app(predictor: Predictor, config: ServeConfig):
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())  # around the other one
     app.state.stopping = False
-    for name in predictor.abilities():
-        _add_operation(app, OPERATIONS[name], config, batcher, meters)
+    for operation in OPERATIONS.values():
+        if predictor.has_head(operation):
+            _add_operation(app, operation, config, batcher, meters)
+        else:
+            _add_lacking(app, operation, predictor)
     _add_refusals(app)
     _add_pages(app, predictor.abilities(), batcher, meters)
     return app
@@ -95,7 +101,7 @@ def build_app(predictor: Predictor, config: ServeConfig):
 def _add_operation(app, operation: type[Operation], config: ServeConfig, batcher: Batcher, meters: Meters) -> None:
     from fastapi.responses import Response
 
-    body, options = _body(operation, config), [field.name for field in dataclasses.fields(operation)]
+    body, options = request_model(operation, config), [field.name for field in dataclasses.fields(operation)]
 
     async def answer(request: body):
         began = time.perf_counter()
@@ -106,7 +112,20 @@ def _add_operation(app, operation: type[Operation], config: ServeConfig, batcher
         meters.seconds.labels(operation.name).observe(time.perf_counter() - began)
         return Response(b'{"results": %b}' % results, media_type="application/json")
 
-    app.post(f"/{operation.name}", summary=(operation.__doc__ or "").splitlines()[0])(answer)
+    app.post(f"/{operation.name}", summary=(operation.__doc__ or "").splitlines()[0],
+             response_model=answer_model(operation), responses=REFUSALS)(answer)
+
+
+def _add_lacking(app, operation: type[Operation], predictor: Predictor) -> None:
+    """The route of an operation for which the model has no head."""
+    from fastapi.responses import JSONResponse
+
+    @app.post(f"/{operation.name}", include_in_schema=False)
+    async def refuse():
+        try:
+            predictor.require(operation())
+        except UserError as error:
+            return JSONResponse({"detail": str(error)}, 404)
 
 
 def _add_refusals(app) -> None:
@@ -117,9 +136,11 @@ def _add_refusals(app) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        return JSONResponse({"detail": f"{where}: {first['msg']}"}, 422)
+        errors = error.errors()
+        # A field that is missing and an unknown one of the same object are likely one that is misspelled.
+        shown = [each for each in errors if each["loc"][:-1] == errors[0]["loc"][:-1]][:2]
+        lines = (f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in shown)
+        return JSONResponse({"detail": "; ".join(lines)}, 422)
 
     @app.exception_handler(UserError)
     async def unanswerable(request: Request, error: UserError) -> Response:
@@ -152,37 +173,8 @@ def _add_pages(app, operations: list[str], batcher: Batcher, meters: Meters) -> 
         return FileResponse(PAGE)
 
 
-def _body(operation: type[Operation], config: ServeConfig) -> Any:
-    """The pydantic model of an operation's request: its inputs, and its options with their sentences."""
-    from typing import Annotated
-
-    from docstring_parser import parse_from_object
-    from pydantic import ConfigDict, Field, StringConstraints, create_model
-
-    strict = ConfigDict(extra="forbid")
-    text = Annotated[str, StringConstraints(max_length=config.max_characters)]
-    name = operation.__name__
-    first, second = operation.fields
-    parts = {first: (text, ...)}
-    if operation.takes_choices:
-        parts[second] = (Annotated[list[text], Field(max_length=config.max_texts)], ...)
-    elif operation.takes_pair != "never":
-        parts[second] = (text, ...) if operation.takes_pair == "always" else (text | None, None)
-    pair = create_model(f"{name}Input", __config__=strict, **parts)
-    each = pair if operation.takes_pair == "always" or operation.takes_choices else text | pair
-    docs = {doc.arg_name: doc.description for kind in operation.__mro__[:-1] for doc in parse_from_object(kind).params}
-    options = {
-        field.name: (field.type, Field(field.default, description=docs.get(field.name)))
-        for field in dataclasses.fields(operation)
-    }
-    inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
-    return create_model(f"{name}Request", __config__=strict, inputs=inputs, **options)
-
-
 def _row(each: Any, operation: type[Operation], number: int) -> Row:
     place = f"inputs.{number}"
-    if isinstance(each, str):
-        return Row(each, None, place)
     first, second = operation.fields
     if operation.takes_choices:
         return Row(getattr(each, first), None, place, tuple(getattr(each, second)))

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 
 from launch.config.checks import at_least
+from launch.hub import ModelConfig
 
 
 @dataclass(frozen=True)
-class ServeConfig:
+class ServeConfig(ModelConfig):
     """Answer over HTTP what `cloze predict` answers."""
 
-    model: str
-    """A Hugging Face folder of a BERT, or the folder of a Cloze run."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for every network: there is no authentication."""
     port: int = 8000

@@ -167,6 +167,19 @@ def test_every_module_imports_without_the_extras():
     assert result.returncode == 0, result.stderr[-2000:]
 
 
+def test_what_is_installed_has_the_files_beside_the_code(monkeypatch):
+    """Type checkers look for py.typed in each package."""
+    from setuptools import Distribution
+
+    monkeypatch.chdir(ROOT)
+    distribution = Distribution()
+    distribution.parse_config_files(["setup.cfg"])
+    build = distribution.get_command_obj("build_py")
+    build.ensure_finalized()
+    found = {f"{source}/{name}" for _, source, _, names in build.data_files for name in names}
+    assert found == {"pipeline/py.typed", "model/py.typed", "launch/py.typed", "launch/serving/page.html"}
+
+
 def test_the_command_line_answers_without_torch():
     """`cloze --help` must not wait for torch."""
     code = "import sys; from launch.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"

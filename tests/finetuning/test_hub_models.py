@@ -78,6 +78,32 @@ def test_a_model_is_fine_tuned_by_its_name_and_then_found_offline(hub, python, t
     assert len(asked) == before
 
 
+USE = """
+import sys
+from launch.cli import main, parse
+from launch.predict import Predictor
+name, cache = sys.argv[1:]
+main(["predict", "embed", name, "w1 w2", "--offline", "false", "--cache_dir", cache])
+main(["predict", "embed", "someone/else", "w1 w2", "--cache_dir", cache])
+main(["tokenize", name, "w1 w2", "--cache_dir", cache])
+print(parse("serve", [name, "--cache_dir", cache]).folder())
+for revision in (None, "other"):
+    model = Predictor.from_hub(name, revision=revision, cache_dir=cache, offline=revision is None)
+    print(model.embed(["w1 w2"])[0].tolist())
+"""
+
+
+def test_a_model_is_used_by_its_name(hub, python, tmp_path):
+    done = python("-c", USE, NAME, tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    embedded, tokenized, served, main, other = done.stdout.splitlines()
+    assert json.loads(embedded)["vector"] == json.loads(main) != json.loads(other)
+    assert json.loads(tokenized)["tokens"] == ["[CLS]", "w1", "w2", "[SEP]"]
+    assert served.startswith(str(tmp_path / "cache")) and served.endswith(commit_of("main"))
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "found no folder and no hub model 'someone/else'" in error and "add --offline false to fetch it" in error
+
+
 def test_revisions_weights_and_what_is_not_there(python, tmp_path):
     online = f"--offline false --cache_dir {tmp_path / 'cache'} --model"
     asked = [

@@ -149,24 +149,32 @@ def test_tags(model, tmp_path, capsys):
     assert len(windows) > 2 and max(windows) == 32 < tagger.config.max_position_embeddings, "as trained"
 
 
-def test_answers(model, tmp_path, capsys):
-    questions = []
+@pytest.mark.parametrize("task", ["squad", "squad2"])
+def test_answers(model, tmp_path, capsys, task):
+    """The folder remembers windows, the longest answer, and whether there may be none: the command need not."""
+    questions, rng = [], random.Random(5)
     for number in range(24):
-        words = RNG.choices(OTHERS, k=RNG.randint(20, 60))
-        place = RNG.randrange(len(words))
+        words = rng.choices(OTHERS, k=rng.randint(20, 60))
+        place = rng.randrange(len(words))
         words[place] = GOOD[number % 3]
-        start = len(" ".join(words[:place])) + bool(place)
-        questions.append({"context": " ".join(words), "qas": [{"id": str(number), "question": "w1 ?", "answers": [
-            {"text": words[place], "answer_start": start}]}]})
+        answer = {"text": words[place], "answer_start": len(" ".join(words[:place])) + bool(place)}
+        nothing = task == "squad2" and number % 4 > 0
+        questions.append({"context": " ".join(words), "qas": [{"id": str(number), "question": "w1 ?", "answers":
+                                                               [] if nothing else [answer], "is_impossible": nothing}]})
     for name, chosen in (("train", questions), ("dev", questions[:8])):
         (tmp_path / f"{name}.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": chosen}]}))
-    windows = ("--max_length", "32", "--window_step", "16")
-    finetune("squad", model, tmp_path / "train.json", tmp_path / "dev.json", tmp_path / "run", *FEW, *windows)
+    finetune(task, model, tmp_path / "train.json", tmp_path / "dev.json", tmp_path / "run", *FEW,
+             "--max_length", 32, "--window_step", 16, "--max_answer_tokens", 2)
     expected = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
     asked = [{"question": each["qas"][0]["question"], "context": each["context"]} for each in questions[:8]]
-    found = ask(capsys, "answer", tmp_path / "run", asked, *windows, path=tmp_path / "asked.jsonl")
+    found = ask(capsys, "answer", tmp_path / "run", asked, "--top_k", "2", path=tmp_path / "asked.jsonl")
     for ours, theirs in zip(found, expected, strict=True):
-        assert (ours["answers"][0]["text"], ours["answers"][0]["start"]) == (theirs["prediction"], theirs["start"])
+        first, second = ours["answers"]
+        assert first["text"] == theirs["prediction"]
+        best = first if first["text"] else second
+        assert (best["text"], best["start"]) == (theirs.get("best", first["text"]), theirs["start"])
+        assert best["probability"] == pytest.approx(theirs["probability"], abs=1e-5)
+    assert (task == "squad2") == any(not each["answers"][0]["text"] for each in found)
 
 
 def test_choices_by_command_python_and_http(model, tmp_path, capsys):

@@ -105,6 +105,14 @@ def test_a_tagger_s_graph_names_the_length_that_it_has_learned(tmp_path):
     assert described["max_length"] == 16 and "truncation" not in described
 
 
+def test_a_question_answerer_s_graph_names_the_windows_that_it_has_learned(tmp_path):
+    answering = {"max_length": 16, "window_step": 8, "max_answer_tokens": 5, "allow_no_answer": True}
+    save_model(tmp_path / "model", "BertForQuestionAnswering", cloze_answering=answering)
+    assert main(["export", str(tmp_path / "model"), "--output", str(tmp_path / "out"), "--onnx", "true"]) == 0
+    described = json.loads((tmp_path / "out" / "onnx.json").read_text())
+    assert described["max_length"] == 16 and described["answering"] == answering
+
+
 def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch):
     save_model(tmp_path / "model")
     assert main(["export", str(tmp_path / "model"), "--step", "3"]) == 2

@@ -318,6 +318,7 @@ def test_a_word_in_its_contexts_beside_its_static_vector(model, pretrained):
         inputs = transformers.AutoTokenizer.from_pretrained(pretrained)(texts[0], return_tensors="pt")
         vector = reference(**inputs).last_hidden_state[0, 6:8].mean(0)
     np.testing.assert_allclose(found[0].vector, vector.numpy(), atol=2e-5)
+    np.testing.assert_allclose(found[0].static, static.numpy(), atol=1e-6)
     assert found[0].cosine_to_static == pytest.approx(float(torch.cosine_similarity(vector, static, dim=0)), abs=1e-5)
     assert found[0].cosines[0] == pytest.approx(1) and len(found[0].cosines) == 3
     with pytest.raises(UserError, match="found no 'play' in"):

@@ -179,6 +179,9 @@ def test_tokens_as_transformers_gives_them(folders, capsys):
     for name in ("input_ids", "token_type_ids", "attention_mask"):
         assert line[name] == expected[name]
     assert [tuple(pair) for pair in line["offsets"]] == expected["offset_mapping"]
+    ours = Predictor.from_folder(folders / "pretrained").tokenize("Walking, é unknown", "the sky")
+    assert (ours.tokens, ours.input_ids) == (line["tokens"], line["input_ids"])
+    assert ours.offsets == expected["offset_mapping"]
     assert main(["tokenize", str(folders / "pretrained"), "a", "--format", "table"]) == 0
     assert "segment" in capsys.readouterr().out
 

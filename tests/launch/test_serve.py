@@ -89,6 +89,15 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
         assert result["tokens"] == ["[CLS]", "the", "cat", "[SEP]"]
         (result,) = ask("attention", inputs=["the [MASK]"])
         assert result["tokens"] == ["[CLS]", "the", "[MASK]", "[SEP]"] and len(result["weights"]) == 3
+        texts = ["the cat sat", "a cat on a cat"]
+        found = [each for result in ask("word", inputs=texts, word="cat") for each in result["occurrences"]]
+        for ours, theirs in zip(found, offline.word("cat", texts), strict=True):
+            assert (ours["text"], ours["start"], ours["end"]) == (theirs.text, theirs.start, theirs.end)
+            assert ours["static"] == theirs.static.tolist()
+            assert ours["vector"] == pytest.approx(theirs.vector.tolist(), abs=1e-5)
+            assert ours["cosine_to_static"] == pytest.approx(theirs.cosine_to_static, abs=1e-5)
+        (result,) = ask("tokenize", inputs=["cat " * 60])
+        assert result["tokens"] == ["[CLS]", *["cat"] * 60, "[SEP]"], "longer than the model's positions, too"
         assert client.get("/ready").json() == {"ready": True, "operations": offline.abilities()}
         paths = client.get("/openapi.json").json()["paths"]
         assert paths.keys() == {f"/{name}" for name in offline.abilities()} | {"/health", "/ready", "/metrics"}
@@ -119,7 +128,14 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
         ("/fill-mask", b"{not json", 422, "JSON"),
         ("/embed", b'{"inputs": ["cat", "\\ud83d"]}', 422, "inputs.1"),
         ("/fill-mask", b"x" * 20001, 413, "more than 20000 bytes"),
-        ("/tag", {"inputs": ["cat"]}, 404, "Not Found"),
+        ("/embed", {"inputs": [{"txt": "cat"}]}, 422, "inputs.0.text: Field required; inputs.0.txt: Extra inputs"),
+        ("/embed", {"input": ["cat"]}, 422, "inputs: Field required; input: Extra inputs"),
+        ("/embed", {"inputs": [5]}, 422, "inputs.0: "),
+        ("/word", {"inputs": ["cat", "sky"], "word": "cat"}, 422, "inputs.1: found no 'cat' in 'sky'"),
+        ("/word", {"inputs": ["cat"], "word": " "}, 422, "word: found ' ', expected a word"),
+        ("/word", {"inputs": ["cat"]}, 422, "word: Field required"),
+        ("/word", {"inputs": ["cat " * 40] * 2, "word": "cat"}, 422, "found more than 4,000 numbers to answer"),
+        ("/tag", {"inputs": ["cat"]}, 404, "expected a model with the head for tag; it can fill-mask, "),
     ],
 )
 def test_bounds_and_what_cannot_be_answered(address, path, content, status, expected):

@@ -1,0 +1,55 @@
+"""What a model is given for a text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launch.predicting.operation import Batch, Operation, Row
+from pipeline.encoding import Encoder, Encoding
+from pipeline.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from launch.predict import Predictor
+
+_NO_LIMIT = 1 << 40  # tokens
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text or pair as a model reads it, special tokens included: lists of one entry a token."""
+
+    tokens: list[str]
+    input_ids: list[int]
+    token_type_ids: list[int]
+    attention_mask: list[int]
+    offsets: list[tuple[int, int]]
+    """Characters of each token; (0, 0) for special ones."""
+
+
+@dataclass(frozen=True)
+class Tokenize(Operation):
+    """What a model is given for a text or pair, of any length."""
+
+    name = "tokenize"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encode_whole(encoder.tokenizer, row)]
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        return [None] * len(batch.encodings)  # it does not run
+
+    def finish(
+        self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> Tokens:
+        return tokens_of(predictor.tokenizer, encodings[0])
+
+
+def encode_whole(tokenizer: Tokenizer, row: Row) -> Encoding:
+    """The sequence of a text or pair, of any length. Raises UserError."""
+    return Encoder(tokenizer, _NO_LIMIT).encode(row.text, row.pair, place=row.place)
+
+
+def tokens_of(tokenizer: Tokenizer, encoding: Encoding) -> Tokens:
+    """A sequence as it is shown."""
+    names = [tokenizer.tokens[token] for token in encoding.ids]
+    return Tokens(names, encoding.ids, encoding.segments, [1] * len(encoding), encoding.offsets)
