@@ -25,8 +25,9 @@ def undisturbed(shards, tmp_path_factory):
     return run
 
 
-def submit_single(cluster, run: Path, shards, *options: str) -> str:
-    return cluster.submit(run.with_suffix(".log"), *SMALL, "--gpus-per-node=2", SINGLE, str(run), *TINY, *RUN,
+def submit_single(cluster, run: Path, shards, *options: str, job: tuple[str, ...] = ()) -> str:
+    """Args: options of the run, and of the job."""
+    return cluster.submit(run.with_suffix(".log"), *SMALL, "--gpus-per-node=2", *job, SINGLE, str(run), *TINY, *RUN,
                           "--data", str(shards), *options)
 
 
@@ -61,6 +62,19 @@ def test_single_node_goes_on_by_itself_after_the_signal_before_the_end(slurm_clu
     assert "resumed from step" in run.with_suffix(".log").read_text(), "both parts write into one log"
     assert curve(run) == curve(undisturbed)
     assert_same_weights(weights(run), weights(undisturbed))
+
+
+def test_a_job_stops_by_itself_before_its_time_is_up(slurm_cluster, shards, tmp_path):
+    """No signal is sent that anybody heeds: the file tells the run when the job ends."""
+    run = tmp_path / "run"
+    job = submit_single(slurm_cluster, run, shards, "--train.max_steps", "1000000", "--train.stop_before_seconds",
+                        "590", job=("--time=10", "--signal=B:URG@1"))  # ten seconds after its start
+    until_step(slurm_cluster, job, run, 1)
+    slurm_cluster.wait_for(job, "PENDING", log=run.with_suffix(".log"))
+    assert status(run)["state"] == "requeue" and status(run)["step"] >= 1
+    assert "stopped with a checkpoint" in run.with_suffix(".log").read_text()
+    slurm_cluster.call("scancel", job)
+    slurm_cluster.wait_for(job, "CANCELLED")
 
 
 def test_a_job_that_slurm_preempts_stops_with_a_checkpoint_and_goes_on(slurm_cluster, shards, undisturbed, tmp_path):
