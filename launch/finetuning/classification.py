@@ -108,14 +108,13 @@ class TextExamples(Examples):
         if problem == "regression":
             return np.array([[_number(row, column) for column in self._columns] for row in self._rows])
         if problem == "columns":
-            return np.array([[number_of(row, label_of(row, name), labels) for name, labels in self._head.columns]
-                             for row in self._rows])
+            return np.array([[number_of(row, label_of(row, name), labels, "mend the row")
+                              for name, labels in self._head.columns] for row in self._rows])
         if problem == "single_label":
             column = self._columns[0]
             return np.array([number_of(row, label_of(row, column), self._head.labels) for row in self._rows])
         if len(self._columns) > 1:
-            return np.array([[number_of(row, label_of(row, name), ("0", "1")) for name in self._columns]
-                             for row in self._rows])
+            return np.array([[_yes_or_no(row, column) for column in self._columns] for row in self._rows])
         true = np.zeros((len(self._rows), len(self._head.labels)), np.int64)
         for number, row in enumerate(self._rows):
             for label in _label_set(row, self._columns[0]):
@@ -262,9 +261,19 @@ def _number(row: Row, column: str) -> float:
     return number
 
 
-def number_of(row: Row, label: str, labels: tuple[str, ...]) -> int:
+def _yes_or_no(row: Row, column: str) -> int:
+    """1 or 0, however a table writes them: as a number, whole or not, or a truth value. Raises UserError."""
+    found = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}.get(label_of(row, column).lower())
+    if found is None:
+        raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; mend the "
+                        "row")
+    return found
+
+
+def number_of(row: Row, label: str, labels: tuple[str, ...],
+              mend: str = "mend the row, or list all labels with --labels") -> int:
     if label not in labels:
         shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
         raise UserError(f"{row.place}: found the label {label!r}, expected one of the {len(labels)} of the training "
-                        f"set: {shown}; mend the row, or list all labels with --labels")
+                        f"set: {shown}; {mend}")
     return labels.index(label)

@@ -98,8 +98,12 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         raise UserError(f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of "
                         "several")
 
+    labels = tuple(config.labels) or task.labels
+    if task.kind == "regression" or task.kind == "multi_label" and len(targets) > 1:
+        labels = None
+
     def table(path: str) -> Table:
-        return read_table(path, task.header, texts[0], config.skip_malformed_rows)
+        return read_table(path, task.header, texts[0], config.skip_malformed_rows, labels)
 
     def examples(read: Table) -> TextExamples:
         return TextExamples(read, task, texts, targets, head, tokenizer, truncation_of(config, task))
@@ -146,7 +150,7 @@ def _choices(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
                         f"({', '.join(labels)}), expected as many; name them with --labels")
 
     def examples(path: str) -> ChoiceExamples:
-        table = read_table(path, (), "", config.skip_malformed_rows)
+        table = read_table(path, (), "", config.skip_malformed_rows, labels)
         return ChoiceExamples(table, task, shared, choices, target, labels, tokenizer, truncation_of(config, task))
 
     train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]

@@ -7,14 +7,16 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.encoding import half_character
 from pipeline.errors import UserError
 from pipeline.storage import readable_errors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _LONGEST_FIELD = 1 << 30  # characters; the library's own limit, 2^17, is less than many a long text
 
@@ -45,7 +47,8 @@ class Table:
                                 f"named {column!r}; name the right one with --{field}")
 
 
-def read_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", skip_malformed: bool = False) -> Table:
+def read_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", skip_malformed: bool = False,
+               labels: tuple[str, ...] | None = ()) -> Table:
     """Read a table whole.
 
     Args:
@@ -53,6 +56,8 @@ def read_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", s
             with .gz behind.
         header: columns of a TSV file whose first line does not name the column `mark`; empty: the first line's.
         skip_malformed: whether rows with another number of fields than columns are left out, and counted.
+        labels: those that are known before. Of classes that `datasets` has saved as numbers, rows have the names, or
+            the numbers if these are the labels (GLUE's SST-2). None: always the numbers.
 
     Raises:
         UserError: the file cannot be read, or a row does not fit.
@@ -60,9 +65,9 @@ def read_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", s
     path = Path(path)
     kind = "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]).removesuffix(".gz")
     if path.is_dir():
-        table = _read_dataset(path)
+        table = _read_dataset(path, labels)
     elif kind in (".parquet", ".pq"):
-        table = _read_parquet(path)
+        table = _read_parquet(path, labels)
     elif kind in (".jsonl", ".json", ".ndjson"):
         table = _read_json_lines(path)
     elif kind in (".tsv", ".txt", ".csv"):
@@ -145,7 +150,7 @@ def _read_json_lines(path: Path) -> Table:
     return Table(path, tuple(columns), rows)
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Table:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -153,10 +158,10 @@ def _read_parquet(path: Path) -> Table:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: can't be read as Parquet: {error}") from error
-    return Table(path, tuple(table.column_names), list(_numbered(path, table.to_pylist())))
+    return _table(path, table.schema, table.to_pylist(), labels)
 
 
-def _read_dataset(path: Path) -> Table:
+def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> Table:
     try:
         import datasets
     except ImportError as error:
@@ -167,8 +172,31 @@ def _read_dataset(path: Path) -> Table:
         raise UserError(f"{path}: can't be read as a saved data set: {' '.join(str(error).split())}") from error
     if isinstance(data, datasets.DatasetDict):
         raise UserError(f"{path}: found the splits {', '.join(data)}, expected one of them; give {path}/SPLIT")
-    return Table(path, tuple(data.column_names), list(_numbered(path, data.to_list())))
+    return _table(path, data.features.arrow_schema, data.to_list(), labels)
 
 
-def _numbered(path: Path, values: list[dict]) -> Iterator[Row]:
-    return (Row(row, f"{path}: row {number}") for number, row in enumerate(values, 1))
+def _table(path: Path, schema: pa.Schema, values: list[dict], labels: tuple[str, ...] | None) -> Table:
+    for column, names in _class_names(schema).items():
+        numbered = {str(number) for number in range(len(names))}
+        if labels is None or numbered <= set(labels) and not set(names) <= set(labels):
+            continue
+        known = dict(enumerate(names)) | {-1: None}  # -1 is the library's word for no label
+        for row in values:
+            value = row[column]
+            row[column] = ([known.get(part, part) for part in value if part != -1] if isinstance(value, list)
+                           else known.get(value, value))
+    return Table(path, tuple(schema.names), [Row(row, f"{path}: row {n}") for n, row in enumerate(values, 1)])
+
+
+def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """Names of the classes that columns hold by number, or lists of them, as `datasets` writes them into a schema."""
+    written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    found = {}
+    for column, feature in written.get("info", {}).get("features", {}).items():
+        if isinstance(feature, list):  # as older versions write lists
+            (feature,) = feature
+        elif feature.get("_type") in ("List", "LargeList", "Sequence"):
+            feature = feature["feature"]
+        if feature.get("_type") == "ClassLabel" and column in schema.names:
+            found[column] = feature["names"]
+    return found
