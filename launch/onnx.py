@@ -100,7 +100,7 @@ def write_onnx(folder: Path) -> None:
     }
     truncation = load_note(folder, TRUNCATION)
     if truncation and cls.__name__ == "BertForTokenClassification":  # which cuts nothing: it splits between words
-        described["max_length"] = truncation["max_length"]
+        described |= {name: truncation[name] for name in ("max_length", "words") if name in truncation}
     elif truncation:
         described["truncation"] = truncation
     elif answering := load_note(folder, ANSWERING):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,7 +14,7 @@ from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
 BLANK = "[MASK]"
-TRUNCATION = "cloze_truncation"  # entry of a model's config.json: the fields of a Truncation
+TRUNCATION = "cloze_truncation"  # entry of a model's config.json: the fields of a Truncation that are not None
 ANSWERING = "cloze_answering"  # another one: those of an Answering
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: what JSON may escape, but no text in UTF-8 can hold
 
@@ -45,7 +46,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Truncation:
-    """How what is too long is cut: the same where a model learns and where it is used."""
+    """How what is too long is cut, and what words are: the same where a model learns and where it is used."""
 
     max_length: int
     """Tokens of a sequence, special tokens included."""
@@ -53,6 +54,8 @@ class Truncation:
     """What stays of a text: its head, its tail, or head_tail: the first `head_tokens`, and as many of the last as there
     is room for (Sun et al. 2019, arXiv 1905.05583)."""
     head_tokens: int = 128
+    words: Literal["characters"] | None = None
+    """characters: each is a word of its own, as in what a tagger of Chinese has learned from; None: the tokenizer's."""
 
     def ends(self, lengths: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of texts, or of the two sides of pairs, (N,) tokens each: how many stay, at the beginning and at the end."""
@@ -179,10 +182,25 @@ class Encoder:
         """
         if half := half_character(text):
             raise UserError(f"{place}: found {half}, expected whole characters; mend the text")
-        tokens = self._blank_tokens(text) if blanks else _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
+        if self.truncation.words == "characters":
+            tokens = self._character_tokens(text)
+        else:
+            tokens = self._blank_tokens(text) if blanks else _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
         if not text.strip() or not tokens.ids:  # of control and zero-width characters a normaliser leaves nothing
             raise UserError(f"{place}: found an empty text ({_shown(text)}), expected at least one word")
         return tokens
+
+    def _character_tokens(self, text: str) -> _Tokens:
+        """Each character as a tagger has learned it: encoded alone, [UNK] if the tokenizer makes nothing of it."""
+        ids, offsets, continues = [], [], []
+        spans = characters(text)
+        for span, located in zip(spans, self.tokenizer.encode_with_offsets([text[low:high] for low, high in spans]),
+                                 strict=True):
+            found = located.ids or [self.tokenizer.special_tokens.unknown]
+            ids += found
+            offsets += [span] * len(found)
+            continues += [number > 0 for number in range(len(found))]
+        return _Tokens(ids, offsets, continues)
 
     def _blank_tokens(self, text: str) -> _Tokens:
         """The same where [MASK] is a blank. Where the space before a word is a part of it, a mask stands for both, as
@@ -232,6 +250,12 @@ def windows(num_tokens: int, length: int, step: int) -> Iterator[tuple[int, int]
         if start + length >= num_tokens:
             return
         start += step
+
+
+def characters(text: str) -> list[tuple[int, int]]:
+    """Where each character begins and ends, but white space; a combining mark belongs to the one before it."""
+    begins = [place for place, each in enumerate(text) if place == 0 or unicodedata.category(each)[0] != "M"]
+    return [(low, high) for low, high in zip(begins, [*begins[1:], len(text)], strict=True) if not text[low].isspace()]
 
 
 def half_character(text: str) -> str | None:

@@ -124,7 +124,7 @@ def _tags(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         head = replace(head, layers=config.read_layers, pooling="cls")  # nothing is pooled; cls is what any model has
 
     def examples(read: Sentences) -> TagExamples:
-        return TagExamples(read, task, head, tokenizer, config.max_length)
+        return TagExamples(read, task, head, tokenizer, config.max_length, sentences.by_character)
 
     test = [examples(read_file(path)) for path in config.test]
     return BertForTokenClassification, head, examples(sentences), examples(read_file(config.validation)), test

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -116,7 +116,9 @@ def save_model(job, model, output: Path) -> None:
     """DIR/model: a Hugging Face folder with labels, task, tokenizer's fingerprint, and how texts are read."""
     notes = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
     if truncation := truncation_of(job.config, job.task):
-        notes[TRUNCATION] = asdict(truncation)
+        if job.task.kind == "tagging" and job.train.by_character:
+            truncation = replace(truncation, words="characters")
+        notes[TRUNCATION] = {name: value for name, value in asdict(truncation).items() if value is not None}
     if job.task.kind == "answering":
         notes[ANSWERING] = asdict(answering_of(job.config))
     aside = output / (runs.MODEL + ".tmp")

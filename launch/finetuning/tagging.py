@@ -17,6 +17,7 @@ from launch.finetuning.tables import read_text
 from launch.finetuning.tasks import Task
 from model.config import HeadConfig
 from pipeline import ragged
+from pipeline.encoding import characters
 from pipeline.errors import UserError
 from pipeline.records import NO_LABEL
 from pipeline.tokenizer import Tokenizer
@@ -36,6 +37,11 @@ class Sentences:
     lines: np.ndarray
     bounds: np.ndarray
     scheme: str | None = None
+
+    @property
+    def by_character(self) -> bool:
+        """Whether each word is a single character, as where Chinese is tagged."""
+        return all(len(characters(word)) < 2 for word in self.words)
 
     def of_each(self, tags: list) -> list[list]:
         """What there is a word (W,), a list a sentence."""
@@ -115,11 +121,13 @@ class TagExamples(Examples):
     """Sentences, split between words where they are too long, so that every word is tagged once.
 
     A word's tag is learned and read at its first token. A word that the tokenizer makes nothing of is [UNK].
+    by_character: whether the words of the training file are single characters, between which texts have no space.
     """
 
-    def __init__(self, sentences: Sentences, task: Task, head: HeadConfig, tokenizer: Tokenizer, max_length: int
-                 ) -> None:
+    def __init__(self, sentences: Sentences, task: Task, head: HeadConfig, tokenizer: Tokenizer, max_length: int,
+                 by_character: bool = False) -> None:
         self.name = sentences.path.name.split(".")[0]
+        self.by_character = by_character
         self._sentences, self._head, self._task = sentences, head, task
         self._words = self._build(tokenizer, max_length - 2)
         self.lengths = self._sequences.lengths
@@ -134,6 +142,8 @@ class TagExamples(Examples):
                       f"{self._num_split:,} sentences split, {self._num_cut:,} words longer than a sequence cut")
         if sentences.scheme not in (None, "IOB2"):
             self.facts += f"; tags of {sentences.scheme} read as IOB2"
+        if by_character:
+            self.facts += "; a word is a character"
 
     def _build(self, tokenizer: Tokenizer, room: int) -> np.ndarray:
         """Make the sequences; returns the place of each word's first token."""
@@ -160,7 +170,7 @@ class TagExamples(Examples):
 
     def _as_in_text(self, tokenizer: Tokenizer) -> list[str]:
         """Words as they stand in the text that is to be tagged: to byte-level models the space before is a part."""
-        if not tokenizer.space_begins_word:
+        if self.by_character or not tokenizer.space_begins_word:
             return self._sentences.words
         begins = set(self._sentences.bounds.tolist())
         return [word if number in begins else f" {word}" for number, word in enumerate(self._sentences.words)]

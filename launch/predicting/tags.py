@@ -48,7 +48,9 @@ class TagWords(Operation):
         self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> list[Tag]:
         labels = predictor.model.head.labels
-        pieces = _pieces(encodings, values, predictor.tokenizer.continues_word)
+        continues = [each.continues if predictor.encoder.truncation.words == "characters"
+                     else predictor.tokenizer.continues_word[each.ids] for each in encodings]
+        pieces = _pieces(encodings, values, continues)
         if self.aggregation not in ("none", "simple"):
             words = [_word(group, self.aggregation) for group in _words(pieces)]
             pieces = [word for word in words if word.end > word.start]  # white space between words is none
@@ -67,11 +69,13 @@ class _Piece:
     continues: bool
 
 
-def _pieces(encodings: Sequence[Encoding], values: Sequence[np.ndarray], continues: np.ndarray) -> list[_Piece]:
+def _pieces(encodings: Sequence[Encoding], values: Sequence[np.ndarray], continues: Sequence[Sequence[bool]]
+            ) -> list[_Piece]:
     """Every token of the text once, judged in the window where most stands around it."""
     inside = [(each.first_token, each.first_token + len(each) - 2) for each in encodings]  # between [CLS] and [SEP]
-    pieces = [_Piece(*encoding.offsets[place], shares[place], bool(continues[encoding.ids[place]]))
-              for encoding, shares in zip(encodings, values, strict=True) for place in range(1, len(encoding) - 1)]
+    pieces = [_Piece(*encoding.offsets[place], shares[place], bool(continuing[place]))
+              for encoding, shares, continuing in zip(encodings, values, continues, strict=True)
+              for place in range(1, len(encoding) - 1)]
     return [piece for piece, counts in zip(pieces, counts_once(inside), strict=True) if counts]
 
 
