@@ -167,6 +167,7 @@ def _print_facts(job: Job, process: Process, engine, rows: list[tuple[str, str]]
     process.console.facts(f"cloze finetune {config.task} -> {config.output}", [
         *rows,
         *([("labels", f"{len(names)}: {shown}")] if names else []),
+        ("metrics", job.validation.measured),
         *((f"{examples.name}", examples.facts) for examples in (job.train, job.validation, *job.test)),
         *running.training_facts(config, process, engine, epochs),
     ])

@@ -59,6 +59,8 @@ class AnswerExamples(Examples):
         self._contexts, self._questions, self.labelled = read_squad(path)
         self._longest_answer, self._version_2 = config.max_answer_tokens, version_2
         self._units = normalized_characters if config.answer_units == "characters" else normalized_words
+        self.measured = (f"f1 ({config.answer_units} in common with the nearest right answer, mean over questions, in "
+                         "percent), exact_match (the same)")
         if not version_2 and self.labelled:
             for question in self._questions:
                 if not question.answers:

@@ -38,6 +38,7 @@ class ChoiceExamples(Examples):
         self.labelled = has_labels(table, (target,))
         if self.labelled:
             self._true = np.array([number_of(row, label_of(row, target), labels) for row in table.rows])
+        self.measured = "accuracy"
         self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"
 
     def batch(self, units: np.ndarray) -> dict:

@@ -100,6 +100,7 @@ class TextExamples(Examples):
         self.num_places, self.width = len(table.rows), head.num_outputs
         self.labelled = has_labels(table, targets)
         self._true = self._read_targets() if self.labelled else None
+        self.measured = self._meanings()
         left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
         self.facts = f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {cut}{left_out}"
 
@@ -120,6 +121,17 @@ class TextExamples(Examples):
             for label in _label_set(row, self._columns[0]):
                 true[number, number_of(row, label, self._head.labels)] = 1
         return true
+
+    def _meanings(self) -> str:
+        several = self._head.problem == "multi_label"
+        meanings = {
+            "f1": f"of class {self._head.labels[-1]}", "f1_micro": "over all labels together",
+            "f1_macro": f"mean over {'labels' if several else 'classes'}", "exact_match": "all labels of an example",
+            "accuracy_mean": "mean over columns",
+        }
+        if self._head.problem == "regression" and len(self._columns) > 1:
+            meanings = dict.fromkeys(self._task.metrics, "mean over columns")
+        return scoring.explained(self._task.metrics, meanings)
 
     def batch(self, units: np.ndarray) -> dict:
         batch = self._sequences.batch(self.feature_rows(units))

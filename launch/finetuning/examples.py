@@ -32,6 +32,8 @@ class Examples(ABC):
     width: int
     facts: str
     """What is worth saying about them, in one line."""
+    measured: str
+    """The metrics, each with what it is averaged over where its name does not say, in one line."""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -25,6 +25,7 @@ class CachedExamples(Examples):
         self._examples, self._features = examples, features
         self.name, self.labelled, self.lengths = examples.name, examples.labelled, examples.lengths
         self.num_places, self.width, self.facts = examples.num_places, examples.width, examples.facts
+        self.measured = examples.measured
 
     def batch(self, units: np.ndarray) -> dict:
         kept = {name: value for name, value in self._examples.batch(units).items() if name not in _IDS}

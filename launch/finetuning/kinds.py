@@ -106,7 +106,11 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         return read_table(path, task.header, texts[0], config.skip_malformed_rows, labels)
 
     def examples(read: Table) -> TextExamples:
-        return TextExamples(read, task, texts, targets, head, tokenizer, truncation_of(config, task))
+        measured, columns = task, (texts, targets)
+        if task.diagnostic and set(task.diagnostic) <= set(read.columns):
+            measured = replace(task, metrics=(*task.metrics, "matthews_correlation"))
+            columns = task.diagnostic[:2], task.diagnostic[2:]
+        return TextExamples(read, measured, *columns, head, tokenizer, truncation_of(config, task))
 
     train = table(config.train_file)
     head = replace(find_head(task, targets, train, config.labels, config.pooling), layers=config.read_layers)

@@ -53,6 +53,11 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 
 
+def explained(names: tuple[str, ...], meanings: dict[str, str]) -> str:
+    """Metrics in one line, with a word on each that has one."""
+    return ", ".join(f"{name} ({meanings[name]})" if name in meanings else name for name in names)
+
+
 def measure(names: tuple[str, ...], true: np.ndarray, guessed: np.ndarray) -> dict[str, float]:
     """Metrics by name."""
     return {name: float(METRICS[name](true, guessed)) for name in names}

@@ -137,6 +137,9 @@ class TagExamples(Examples):
             self._true = self._numbers()
             self._labels = np.full(self.num_places, NO_LABEL, np.int64)
             self._labels[self._words] = self._true
+        self.measured = "accuracy (words)"
+        if task.metrics[0] == "f1":
+            self.measured = f"f1, precision, recall (entities, micro, strict), {self.measured}"
         count = len(sentences.bounds) - 1
         self.facts = (f"{count:,} sentences, {len(sentences.words):,} words, {self.lengths.sum():,} tokens; "
                       f"{self._num_split:,} sentences split, {self._num_cut:,} words longer than a sequence cut")

@@ -28,6 +28,8 @@ class Task:
     """Columns of a file that does not name them."""
     max_length: int = 128
     """Longest sequence in tokens, if the run does not say."""
+    diagnostic: tuple[str, str, str] | tuple[()] = ()
+    """Columns of the two texts and the label in GLUE's diagnostic set, which has its Matthews correlation too."""
     choices: tuple[str, ...] = ()
     """Columns of the choices (choice)."""
     choice_prefix: str = ""
@@ -49,7 +51,8 @@ TASKS = {
     "sst2": Task("classification", ("sentence",), labels=_BINARY, metrics=("accuracy",)),
     "cola": Task("classification", ("sentence",), labels=_BINARY, metrics=("matthews_correlation", "accuracy"),
                  header=("source", "label", "star", "sentence")),
-    "mnli": Task("classification", _PAIR, ("gold_label",), ("contradiction", "entailment", "neutral")),
+    "mnli": Task("classification", _PAIR, ("gold_label",), ("contradiction", "entailment", "neutral"),
+                 diagnostic=("Premise", "Hypothesis", "Label")),
     "qnli": Task("classification", ("question", "sentence"), labels=_ENTAILMENT),
     "rte": Task("classification", _PAIR, labels=_ENTAILMENT),
     "wnli": Task("classification", _PAIR, labels=_BINARY),

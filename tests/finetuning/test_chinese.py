@@ -69,7 +69,9 @@ def test_a_tagger_of_characters_reads_texts_as_it_has_learned_them(tmp_path, cap
     texts = write_tags(tmp_path / "dev.conll", rng, 12)
     _, said = finetune("ner", model, tmp_path / "train.conll", tmp_path / "dev.conll", tmp_path / "run", "--epochs", 2,
                        "--max_length", 64)
-    assert "a word is a character" in " ".join(said.replace("│", " ").split())
+    said = " ".join(said.replace("│", " ").split())
+    assert "a word is a character" in said
+    assert "metrics f1, precision, recall (entities, micro, strict), accuracy (words)" in said
     expected = lines(tmp_path / "run/predictions/validation.jsonl")
     predictor = Predictor.from_folder(tmp_path / "run")
     for text, theirs in zip(texts, expected, strict=True):

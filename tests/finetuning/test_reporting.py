@@ -110,6 +110,27 @@ def test_tensorboard_has_the_tables_and_the_curve_of_precision_over_recall(run):
         assert curve[:2, at].tolist() == [(guessed & positive).sum(), (guessed & ~positive).sum()]
 
 
+AVERAGED = {
+    "sst2": ((), "accuracy"), "mrpc": ((), "f1 (of class 1), accuracy"),
+    "classification": ((), "accuracy, f1_macro (mean over classes)"),
+    "multi-label": ((), "f1_micro (over all labels together), f1_macro (mean over labels), exact_match (all labels of "
+                        "an example)"),
+    "regression": (("--label_columns", "x", "y"), "pearson (mean over columns), spearman (mean over columns), "
+                                                  "mean_squared_error (mean over columns)"),
+    "label-columns": (("--label_columns", "labels", "x"), "accuracy_mean (mean over columns)"),
+    "multiple-choice": (("--choice_columns", "sentence", "text", "--labels", "0", "1"), "accuracy"),
+}
+
+
+@pytest.mark.parametrize("task", AVERAGED)
+def test_what_is_averaged_is_said(model, tmp_path, task):
+    """Of tags: tests/finetuning/test_chinese.py, which reads it in what a run prints."""
+    options, said = AVERAGED[task]
+    header = ("text", "sentence", "#1 String", "#2 String", "Quality", "label", "labels", "x", "y")
+    path = write_tsv(tmp_path / "train.tsv", header, [("w1", "w1", "w1", "w2", n, n, "a,b", n, n) for n in (0, 1)])
+    assert read(task, model, path, *options)[3].measured == said
+
+
 def test_a_file_without_labels_is_predicted_and_submitted(run):
     output, _, said = run
     assert "no labels: predicted only" in said

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import polars
 import pytest
+from sklearn.metrics import matthews_corrcoef
 
 from launch.cli import main
 from tests.finetuning.running import finetune
-from tests.finetuning.test_texts import read
+from tests.finetuning.small import write_tsv
+from tests.finetuning.test_texts import GLUE, read
 
 PAIRS = {"sentence1": ["w1 w2", "w3", "w4"], "sentence2": ["fine w5", "dull", "w6"]}
 
@@ -68,6 +70,21 @@ def test_columns_of_yes_and_no_may_be_truth_values_and_no_whole_numbers(model, t
     _, head, train, _, _ = read("multi-label", model, path, "--label_columns", "a", "b", "c")
     assert head.labels == ("a", "b", "c")
     assert train.targets(np.arange(3))["labels"].tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0]]
+
+
+def test_the_labelled_diagnostic_set_is_a_test_file_of_mnli(model, tmp_path):
+    header, row, _ = GLUE["mnli"]
+    train = write_tsv(tmp_path / "train.tsv", header, [row])
+    labels = ["entailment", "neutral", "contradiction", "neutral"]
+    diagnostic = write_tsv(tmp_path / "diagnostic-full.tsv", (
+        "Lexical Semantics", "Predicate-Argument Structure", "Logic", "Knowledge", "Domain", "Premise", "Hypothesis",
+        "Label"), [("", "", "Negation", "", "Artificial", f"w{n}", "w1 w2", label) for n, label in enumerate(labels)])
+    _, head, _, validation, (test,) = read("mnli", model, train, "--test", diagnostic)
+    outputs = np.eye(3, dtype=np.float32)[[1, 2, 0, 0]]
+    assert [each["label"] for each in test.predictions(outputs)] == labels and test.text(1) == "w1 / w1 w2"
+    guessed = [head.labels[number] for number in (1, 2, 0, 0)]
+    assert test.metrics(outputs)["matthews_correlation"] == pytest.approx(matthews_corrcoef(labels, guessed))
+    assert "matthews_correlation" not in validation.metrics(outputs[:1])
 
 
 @pytest.mark.parametrize("task, seen, found, said", [
