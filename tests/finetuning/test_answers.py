@@ -24,6 +24,7 @@ from launch.finetuning.squad import (
     normalized_characters,
     normalized_words,
     read_squad,
+    squad_metrics,
     squad_scores,
 )
 from launch.finetuning.tasks import find_task
@@ -307,6 +308,41 @@ def test_scores_are_those_of_the_official_scripts():
         assert scores[:, 0].tolist() == [
             max(official_words(guess) == official_words(text) for text in
                 (([truth] if official_words(truth) else [""]) if version == 2 else [truth])) for guess, truth in CASES]
+
+
+PARTS = ("the", "The", "a", "an", "cat", "Cat", "cat's", "sat", "25%", "2.5", "...", "É", "theater", "—", "北京",
+         "a.", "  ")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_scores_of_random_answers_are_those_of_the_official_scripts(version):
+    """One to four right answers each, of 2.0 also none; articles, punctuation and nothing at all among their words."""
+    rng = random.Random(version)
+
+    def answer() -> str:
+        return " ".join(rng.choices(PARTS, k=rng.randint(1, 5)))
+
+    truths = [[answer() for _ in range(rng.randint(version == 1, 4))] for _ in range(600)]
+    guesses = [rng.choice([answer(), answer(), *right, ""]) for right in truths]
+    expected = []
+    for right, guess in zip(truths, guesses, strict=True):
+        if version == 2:
+            right = [text for text in right if official_words(text)] or [""]
+        expected.append([max(float(official_words(guess) == official_words(text)) for text in right),
+                         max(official_f1(guess, text, version) for text in right)])
+    questions = [Question(str(n), "", 0, tuple((text, 0) for text in right), not right)
+                 for n, right in enumerate(truths)]
+    scores = squad_scores(questions, guesses, normalized_words, version == 2)
+    np.testing.assert_allclose(scores, expected)
+    metrics = squad_metrics(questions, guesses, normalized_words, version == 2)
+    means = 100 * np.mean(expected, axis=0)
+    assert [metrics["exact_match"], metrics["f1"]] == pytest.approx(means.tolist())
+    assert 10 < means.min() < means.max() < 90
+    if version == 2:
+        for name, chosen in (("HasAns", True), ("NoAns", False)):
+            part = [each for each, right in zip(expected, truths, strict=True) if bool(right) == chosen]
+            assert [metrics[f"{name}_exact"], metrics[f"{name}_f1"]] == pytest.approx(100 * np.mean(part, axis=0))
+            assert metrics[f"{name}_total"] == len(part) > 50
 
 
 def test_squad_2_has_its_official_names_and_values(model, tmp_path):
