@@ -12,10 +12,14 @@ _LONGEST = 300  # characters of a text that are shown
 
 
 def tables(examples: Examples, predictions: list[dict]) -> dict[str, str]:
-    """Tables in Markdown by name: `confusion` where classes are predicted (one a column of labels), and `worst`."""
-    found = {}
+    """Tables in Markdown by name: `worst`, and `confusion` where classes are predicted (one a column of labels) or
+    independent labels (a row each).
+    """
+    found, first = {}, predictions[0]
     for column, pairs in _decisions(predictions).items():
         found[f"confusion {column}".strip()] = _confusion(Counter(pairs))
+    if isinstance(first["label"], list) and isinstance(first.get("probabilities"), dict):
+        found["confusion"] = _confusion_by_label(predictions)
     if worst := _worst(examples, predictions):
         found["worst"] = worst
     return found
@@ -59,6 +63,19 @@ def _confusion(counts: Counter) -> str:
         return _table(["true", "predicted", "examples"], [[*pair, str(count)] for pair, count in wrong])
     return _table(["true \\ predicted", *names],
                   [[true, *(str(counts[true, guessed]) for guessed in names)] for true in names])
+
+
+def _confusion_by_label(predictions: list[dict]) -> str:
+    """Of independent labels each one's four cells in a row; of very many labels those with the most errors."""
+    sides = [(set(each["label"]), set(each["prediction"])) for each in predictions]
+    rows = []
+    for name in predictions[0]["probabilities"]:
+        cells = Counter((name in true, name in guessed) for true, guessed in sides)
+        rows.append([name, *(cells[cell] for cell in ((True, True), (True, False), (False, True), (False, False)))])
+    if len(rows) > _MOST_CLASSES:
+        rows = sorted(rows, key=lambda row: -row[2] - row[3])[:_MOST_CLASSES]
+    return _table(["label", "true and predicted", "true, not predicted", "predicted, not true", "neither"],
+                  [[*map(str, row)] for row in rows])
 
 
 def _worst(examples: Examples, predictions: list[dict]) -> str:

@@ -6,7 +6,7 @@ import signal
 
 import numpy as np
 import pytest
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import confusion_matrix, multilabel_confusion_matrix
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
@@ -169,7 +169,9 @@ class Texts:
 @pytest.mark.parametrize("kind, confusions", [
     ("columns", {"confusion size": [["true \\ predicted", "l", "s"], ["l", "0", "0"], ["s", "2", "1"]],
                  "confusion kind": [["true \\ predicted", "a"], ["a", "3"]]}),
-    ("labels", {}), ("numbers", {}), ("answers", {}),
+    ("labels", {"confusion": [["label", "true and predicted", "true, not predicted", "predicted, not true", "neither"],
+                              ["x", "3", "0", "0", "0"], ["y", "0", "0", "2", "1"]]}),
+    ("numbers", {}), ("answers", {}),
     ("tags", {"confusion": [["true \\ predicted", "B-x", "O"], ["B-x", "1", "2"], ["O", "0", "3"]]}),
 ])
 def test_every_kind_of_task_has_its_tables(kind, confusions):
@@ -178,6 +180,25 @@ def test_every_kind_of_task_has_its_tables(kind, confusions):
     assert [row[0] for row in worst[1:]] == ["row 2", "row 1"] and worst[1][1] == "the \\| text 2"
     assert {name: cells(table) for name, table in found.items()} == confusions
     assert binary_scores(entries(kind)) is None
+
+
+def test_independent_labels_are_counted_as_sklearn_does():
+    """Of 40 labels the 30 with the most errors."""
+    rng = np.random.default_rng(0)
+    true, guessed = rng.random((2, 50, 40)) < rng.uniform(0.1, 0.9, 40)
+    names = [f"l{number}" for number in range(40)]
+
+    def named(row) -> list[str]:
+        return [name for name, on in zip(names, row, strict=True) if on]
+
+    predictions = [{"place": "p", "label": named(a), "prediction": named(b), "probabilities": dict.fromkeys(names, 0.5)}
+                   for a, b in zip(true, guessed, strict=True)]
+    _, *rows = cells(tables(Texts(), predictions)["confusion"])
+    expected = {name: [matrix[1, 1], matrix[1, 0], matrix[0, 1], matrix[0, 0]] for name, matrix in
+                zip(names, multilabel_confusion_matrix(true, guessed), strict=True)}
+    errors = sorted((each[1] + each[2] for each in expected.values()), reverse=True)
+    assert all(expected[name] == [int(cell) for cell in counts] for name, *counts in rows)
+    assert [int(row[2]) + int(row[3]) for row in rows] == errors[:30]
 
 
 def test_of_very_many_classes_the_pairs_that_are_confused_most():
