@@ -28,7 +28,7 @@ class Task:
     """Columns of a file that does not name them."""
     max_length: int = 128
     """Longest sequence in tokens, if the run does not say."""
-    diagnostic: tuple[str, str, str] | tuple[()] = ()
+    diagnostic: tuple[str, ...] = ()
     """Columns of the two texts and the label in GLUE's diagnostic set, which has its Matthews correlation too."""
     choices: tuple[str, ...] = ()
     """Columns of the choices (choice)."""
