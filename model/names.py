@@ -187,6 +187,7 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
                 raise ModelError(f"{name}: found {len(rows)} rows, expected vocab_size = {config.vocab_size}")
             missing = config.padded_vocab_size - len(rows)
             result[name] = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
-    if config.tie_word_embeddings and any(name.startswith("masked_lm.") for name in result):
+    bare = config.mlm_head == "linear" and not config.decoder_bias  # a head that is the embeddings and nothing more
+    if config.tie_word_embeddings and (bare or any(name.startswith("masked_lm.") for name in result)):
         result["masked_lm.decoder.weight"] = result["bert.embeddings.word.weight"]
     return result

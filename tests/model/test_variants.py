@@ -16,7 +16,7 @@ from model.config import BertConfig, HeadConfig
 from model.embeddings import rotary_tables, rotate_packed, sinusoidal_table
 from model.hub import load_pretrained
 from model.initialization import init_weights
-from model.names import to_huggingface
+from model.names import family_of, to_huggingface
 from model.tasks import ARCHITECTURES, BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 
@@ -62,6 +62,10 @@ VARIANTS = {
     "local decoder": dict(is_decoder=True, local_attention_window=8),
     "modern": dataclasses.asdict(MODERN),
 }
+PRESETS = {path.stem: yaml.safe_load(path.read_text())
+           for path in sorted(Path(__file__).parents[2].glob("configs/model/*.yaml"))}
+SMALL = {name: getattr(TINY, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                                                "intermediate_size", "max_position_embeddings")}
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
@@ -82,6 +86,23 @@ def test_layouts_and_kernels_agree_for_every_variant(name):
         torch.testing.assert_close(output.loss, expected.loss, **TOLERANCE)
         for key, parameter in model.named_parameters():
             torch.testing.assert_close(parameter.grad, grads[key], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *PRESETS])
+def test_every_variant_and_preset_comes_back_from_its_folder(tmp_path, name):
+    """Those that transformers has no architecture of too, with all that they are configured to be."""
+    config = dataclasses.replace(TINY, **VARIANTS[name] if name in VARIANTS else PRESETS[name] | SMALL)
+    own = family_of(config) is None
+    flat = concatenate(batch(config))
+    for cls in (BertForMaskedLM, BertModel, *[BertForPreTraining] * (family_of(config) != "modernbert")):
+        model = scramble(cls(config)).eval()
+        model.save(tmp_path / cls.__name__)
+        again = cls.from_folder(tmp_path / cls.__name__)
+        assert not again.new_parameters and (again.config == config or not own)
+        inputs = {key: each for key, each in flat.items() if "label" not in key and "masked" not in key}
+        ours, found = model(**inputs), again(**inputs)
+        for each, expected in zip(found, ours, strict=True):
+            assert torch.equal(each, expected) if expected is not None else each is None
 
 
 # Mean nothing by themselves.
