@@ -41,6 +41,12 @@ PRESETS = Path(__file__).parents[2] / "configs" / "model"
         dict(position_initializer_range=-1.0),
         dict(embedding_initializer_range=-1.0),
         dict(position_embedding="scaled_sinusoidal", hidden_size=33, num_attention_heads=3),
+        dict(position_embedding="rotry"),
+        dict(normalization="layernorm"),
+        dict(norm_position="Pre"),
+        dict(mlm_head="lin"),
+        dict(hidden_act="mish"),
+        dict(pooler_activation=None),
     ],
 )
 def test_wrong_fields_are_refused_by_name(fields):
@@ -59,7 +65,8 @@ def test_models_are_refused_by_name():
         BertForPreTraining(TINY, gradient_checkpointing="every_0")
     with pytest.raises(ModelError, match="attention_probs_dropout_prob"):
         BertForPreTraining(dataclasses.replace(TINY, attention_probs_dropout_prob=0.1), attention_kernel="varlen")
-    for fields in (dict(position_embedding="alibi"), dict(hidden_size=36)):  # heads of 9
+    decoder = dict(is_decoder=True, add_cross_attention=True)
+    for fields in (dict(position_embedding="alibi"), dict(hidden_size=36), decoder):  # 36: heads of 9
         with pytest.raises(ModelError, match="varlen"):
             BertForPreTraining(dataclasses.replace(TINY, **fields), attention_kernel="varlen")
     model = BertForPreTraining(TINY)

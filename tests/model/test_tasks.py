@@ -392,9 +392,13 @@ def test_heads_that_transformers_lacks_come_back_from_our_own_format(tmp_path):
         dict(columns=(("a", ("b",)),)),
         dict(labels=()),
         dict(problem="columns", columns=(("a", ()),)),
+        dict(problem="multi"),
+        dict(pooling="median"),
+        dict(layers="first", pooling="cls"),
+        dict(pieces="sum", piece_length=12, piece_step=6),
     ],
 )
-def test_heads_without_labels_are_refused(fields):
+def test_heads_without_labels_or_of_unknown_kinds_are_refused(fields):
     with pytest.raises(ModelError, match=r"^head\."):
         HeadConfig(**fields)
 
