@@ -76,6 +76,8 @@ def test_models_are_refused_by_name():
         model(torch.zeros(1, 4, dtype=torch.int64), attention_mask=torch.ones(1, 5))
     with pytest.raises(ModelError, match="attention_mask"):
         model(torch.zeros(1, 4, dtype=torch.int64), attention_mask=torch.ones(1, 3, 4))
+    with pytest.raises(ModelError, match="attention_mask.* sequence_offsets"):
+        model(torch.zeros(4, dtype=torch.int64), sequence_offsets=torch.tensor([0, 4]), attention_mask=torch.ones(4))
     with pytest.raises(ModelError, match="exactly one"):
         model()
     with pytest.raises(ModelError, match="CUDA"):

@@ -230,6 +230,19 @@ def test_inputs_may_be_embeddings_and_positions_may_be_given():
     torch.testing.assert_close(ours, expected, **TOLERANCE)
 
 
+def test_choices_may_be_embeddings():
+    model = scramble(BertForMultipleChoice(TINY))
+    inputs = {name: batch(lengths=(3, 48, 17, 9, 30, 22))[name].view(2, 3, -1) for name in INPUTS}
+    inputs["inputs_embeds"] = model.bert.embeddings.word(inputs.pop("input_ids"))
+    theirs = theirs_of(model)
+    labels = torch.tensor([2, 0])
+    expected, ours = theirs(**inputs, labels=labels), model(**inputs, labels=labels)
+    torch.testing.assert_close(ours.logits, expected.logits, **TOLERANCE)
+    torch.testing.assert_close(ours.loss, expected.loss, **TOLERANCE)
+    with pytest.raises(ModelError, match="num_choices"):
+        model(inputs_embeds=inputs["inputs_embeds"][0])
+
+
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_a_head_mask_multiplies_the_probabilities_of_heads(per_layer):
     """transformers 5 has no head mask: a head is masked there by zeroing what its output is multiplied with."""
