@@ -11,13 +11,13 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from model.bert import BertForPreTraining
-from model.config import BertConfig, ModelError
+from model.config import BertConfig, HeadConfig, ModelError
 from model.flops import num_parameters, training_flops, unread_flops
 from model.hub import config_to_huggingface
 from model.initialization import init_weights, init_word_embeddings
 from model.names import to_huggingface
-from model.tasks import BertForMaskedLM
-from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
+from model.tasks import BertForMaskedLM, BertForSequenceClassification
+from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, scramble
 
 PRESETS = Path(__file__).parents[2] / "configs" / "model"
 
@@ -191,6 +191,12 @@ def test_initial_weights_are_those_of_the_table():
             assert parameter.std().item() == pytest.approx(0.02, rel=0.2 if parameter.numel() < 300 else 0.05), name
     word = model.bert.embeddings.word.weight
     assert (word[config.pad_token_id] == 0).all() and (word[config.vocab_size :] == 0).all()
+
+
+def test_a_learned_sum_of_layers_starts_with_equal_shares():
+    model = scramble(BertForSequenceClassification(TINY, HeadConfig(layers="weighted", pooling="mean")))
+    init_weights(model, 0)
+    assert (model.mix.weights == 0).all() and model.mix.scale.item() == 1
 
 
 def test_embeddings_may_start_wider_than_linear_maps():
