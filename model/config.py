@@ -197,8 +197,10 @@ class HeadConfig:
     """Names of the classes (single_label), of the independent labels (multi_label) or of the targets
     (regression).
     """
-    problem: Literal["single_label", "multi_label", "regression", "columns"] = "single_label"
-    """One class; a sigmoid for each label; numbers; or one class in each of several named columns."""
+    problem: Literal["single_label", "multi_label", "regression", "score", "columns"] = "single_label"
+    """One class; a sigmoid for each label; numbers; one number that is read through a sigmoid, as in transformers where
+    nothing is said of a single label (a cross-encoder's); or one class in each of several named columns.
+    """
     columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """columns only: (name, its classes) of each label column; each has a softmax of its own, losses are
     summed.
@@ -232,6 +234,8 @@ class HeadConfig:
                 f"head.columns: found {len(self.columns)} columns with head.problem = {self.problem}, expected "
                 "columns with problem = columns and with no other"
             )
+        if self.problem == "score" and len(self.labels) != 1:
+            raise ModelError(f"head.labels: found {len(self.labels)} with head.problem = score, expected one")
         if self.num_outputs < 1 or any(not classes for _, classes in self.columns):
             raise ModelError("head.labels: found none, expected at least one; give the labels")
 

@@ -84,7 +84,7 @@ def config_to_huggingface(
     if head is not None:
         values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
         values["label2id"] = {label: number for number, label in enumerate(head.labels)}
-        values["problem_type"] = _PROBLEMS[head.problem]
+        values["problem_type"] = _PROBLEMS.get(head.problem)  # of a score it says nothing
         if family == "modernbert":
             values["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
     return values
@@ -300,7 +300,7 @@ def load_head(folder: str | os.PathLike) -> HeadConfig | None:
     problems = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     problem = problems.get(values.get("problem_type"), "single_label")
     if len(labels) == 1 and problem == "single_label":
-        problem = "multi_label"  # a cross-encoder's score: transformers' text-classification pipeline takes its sigmoid
+        problem = "score"
     return HeadConfig(labels, problem, pooling=pooling)
 
 

@@ -86,6 +86,7 @@ PROBLEMS = {
     "single_label": (THREE, torch.tensor([0, 2, 1, -100, 2])),
     "multi_label": (HeadConfig(("a", "b", "c"), "multi_label"), torch.eye(5)[:, :3]),
     "regression": (HeadConfig(("score",), "regression"), torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0])),
+    "score": (HeadConfig(("score",), "score"), torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0])),
     "several numbers": (HeadConfig(("x", "y"), "regression"), torch.arange(10.0).view(5, 2)),
 }
 
@@ -100,6 +101,21 @@ def test_sequence_classification(problem, layout):
     expected = theirs(**inputs, labels=labels)
     ours = model(**(inputs if layout == "padded" else flat), labels=labels)
     check(model, ours, expected, theirs, ours.logits, expected.logits)
+
+
+def test_a_single_label_of_which_nothing_is_said_has_the_loss_of_the_reference(tmp_path):
+    """A cross-encoder's, whose sigmoid is the affair of who reads it."""
+    _, inputs, _ = both_inputs()
+    labels = torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0])
+    config = transformers.BertConfig(vocab_size=211, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                                     intermediate_size=64, num_labels=1)
+    theirs = transformers.BertForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = BertForSequenceClassification.from_folder(tmp_path / "theirs")
+    torch.testing.assert_close(model(**inputs, labels=labels).loss, theirs(**inputs, labels=labels).loss, **TOLERANCE)
+    model.save(tmp_path / "ours")
+    assert BertForSequenceClassification.from_folder(tmp_path / "ours").head == model.head
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "ours").problem_type is None
 
 
 def test_several_label_columns_have_a_softmax_each_and_their_losses_are_summed():
@@ -405,6 +421,7 @@ def test_heads_that_transformers_lacks_come_back_from_our_own_format(tmp_path):
         dict(columns=(("a", ("b",)),)),
         dict(labels=()),
         dict(problem="columns", columns=(("a", ()),)),
+        dict(problem="score"),
         dict(problem="multi"),
         dict(pooling="median"),
         dict(layers="first", pooling="cls"),
