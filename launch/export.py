@@ -44,7 +44,7 @@ def export(config: ExportConfig) -> int:
         shutil.rmtree(aside, ignore_errors=True)
     console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
     if described.get("model_type") == OWN_MODEL_TYPE:
-        console.warn("transformers has no architecture of this shape; the folder is in a format that only Cloze reads")
+        console.warn("Cloze exports this shape in its own format, which only Cloze reads")
     return 0
 
 

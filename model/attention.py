@@ -328,6 +328,9 @@ def check_kernel(name: str, config: BertConfig) -> None:
         )
     if config.position_embedding == "alibi":
         raise ModelError("attention_kernel: varlen takes no bias, found position_embedding = alibi; use sdpa")
+    if config.add_cross_attention:
+        raise ModelError("attention_kernel: varlen takes concatenated tokens, cross-attention padded ones, found "
+                         "model.add_cross_attention = true; use sdpa")
 
 
 @cache

@@ -80,7 +80,8 @@ class BertModel(InFolders, nn.Module):
 
         Concatenated: ids (T,) with `sequence_offsets` (B + 1,) int32 and, lest the device be asked, the host
         integer `max_sequence_length`. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B, S,
-        S). `head_mask`: (heads,) or (layers, heads), multiplies probabilities of attention and cross-attention.
+        S). `position_ids` are those of embeddings and rotations; ALiBi and local windows count tokens.
+        `head_mask`: (heads,) or (layers, heads), multiplies probabilities of attention and cross-attention.
         `encoder_hidden_states` (B, S', hidden) and `encoder_attention_mask`, (B,) lengths, (B, S') or (B, S, S'):
         cross-attention of a decoder. `dropout_seed`:
         key of all dropout masks in training; None draws one from torch's default generator. `read_tokens`: (R,)
@@ -90,6 +91,9 @@ class BertModel(InFolders, nn.Module):
         tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
             raise ModelError("input_ids, inputs_embeds: expected exactly one of them")
+        if sequence_offsets is not None and attention_mask is not None:
+            raise ModelError("attention_mask: found one with sequence_offsets, which say who is who; "
+                             "leave it out")
         longest = _longest(tokens, sequence_offsets, max_sequence_length)
         check_length(self.config, longest)
         if position_ids is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 
 class ModelError(ValueError):
@@ -15,12 +15,20 @@ class ModelError(ValueError):
 SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
 
 
+def _check_choices(section: str, config: object) -> None:
+    """Raise ModelError, naming the field, where one of `config` holds none of the names it is declared to."""
+    for name, kind in get_type_hints(type(config)).items():
+        if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
+            raise ModelError(f"{section}.{name}: found {getattr(config, name)!r}, expected one of "
+                             f"{', '.join(get_args(kind))}")
+
+
 @dataclass(frozen=True)
 class BertConfig:
     """Shape and variant of a BERT. The defaults are BERT-base as published; names are those of Hugging Face.
 
-    Raises ModelError, naming the field, for values outside their range and for combinations that no kernel
-    serves.
+    Raises ModelError, naming the field, for unknown names, values outside their range and combinations that no
+    kernel serves.
     """
 
     vocab_size: int = 0
@@ -114,6 +122,7 @@ class BertConfig:
     """
 
     def __post_init__(self) -> None:
+        _check_choices("model", self)
         for name, least in (
             ("vocab_size", 0), ("hidden_size", 1), ("num_hidden_layers", 1), ("num_attention_heads", 1),
             ("intermediate_size", 1), ("max_position_embeddings", 1), ("type_vocab_size", 0),
@@ -180,14 +189,18 @@ class BertConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a head predicts: its labels by name. Raises ModelError for kinds that contradict their labels."""
+    """What a head predicts: its labels by name. Raises ModelError for unknown kinds and those that contradict their
+    labels.
+    """
 
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
     """Names of the classes (single_label), of the independent labels (multi_label) or of the targets
     (regression).
     """
-    problem: Literal["single_label", "multi_label", "regression", "columns"] = "single_label"
-    """One class; a sigmoid for each label; numbers; or one class in each of several named columns."""
+    problem: Literal["single_label", "multi_label", "regression", "score", "columns"] = "single_label"
+    """One class; a sigmoid for each label; numbers; one number that is read through a sigmoid, as in transformers where
+    nothing is said of a single label (a cross-encoder's); or one class in each of several named columns.
+    """
     columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """columns only: (name, its classes) of each label column; each has a softmax of its own, losses are
     summed.
@@ -209,6 +222,7 @@ class HeadConfig:
     """Tokens from the start of one piece to the next."""
 
     def __post_init__(self) -> None:
+        _check_choices("head", self)
         if self.pieces != "none" and not 0 < self.piece_step <= self.piece_length - 2:
             raise ModelError(f"head.piece_step: found {self.piece_step} with head.piece_length = {self.piece_length}, "
                              "expected 1 to two less, lest tokens between two pieces be in none")
@@ -220,6 +234,8 @@ class HeadConfig:
                 f"head.columns: found {len(self.columns)} columns with head.problem = {self.problem}, expected "
                 "columns with problem = columns and with no other"
             )
+        if self.problem == "score" and len(self.labels) != 1:
+            raise ModelError(f"head.labels: found {len(self.labels)} with head.problem = score, expected one")
         if self.num_outputs < 1 or any(not classes for _, classes in self.columns):
             raise ModelError("head.labels: found none, expected at least one; give the labels")
 

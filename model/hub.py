@@ -31,6 +31,7 @@ _PROBLEMS = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
+_SEGMENTS = "segment_embeddings"  # false in config.json: the one segment is of zeros, and stands for none
 # Fields that BERT's configuration in transformers has under the same name.
 _BERT_FIELDS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -60,6 +61,8 @@ def config_to_huggingface(
     if family == "bert":
         values |= {"architectures": [architecture], "hidden_act": _ACTIVATIONS[config.hidden_act]}
         values |= {name: getattr(config, name) for name in _BERT_FIELDS}
+        if not config.type_vocab_size:  # which BERT there is never without
+            values |= {"type_vocab_size": 1, _SEGMENTS: False}
     else:
         theirs = architecture.replace("BertForPreTraining", "BertForMaskedLM")  # there are no pairs
         values |= {"architectures": [f"Modern{theirs}"]}
@@ -81,7 +84,7 @@ def config_to_huggingface(
     if head is not None:
         values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
         values["label2id"] = {label: number for number, label in enumerate(head.labels)}
-        values["problem_type"] = _PROBLEMS[head.problem]
+        values["problem_type"] = _PROBLEMS.get(head.problem)  # of a score it says nothing
         if family == "modernbert":
             values["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
     return values
@@ -258,7 +261,13 @@ def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
     weights = _read_weights(folder)
     if values["model_type"] == OWN_MODEL_TYPE:
         return config, with_padding(weights, config)
-    return config, from_huggingface(weights, config, (values.get("architectures") or [""])[0])
+    weights = from_huggingface(weights, config, (values.get("architectures") or [""])[0])
+    segments = "bert.embeddings.segment.weight"
+    # Training in transformers moves the zeros, and makes a segment of them as others are.
+    if values.get(_SEGMENTS) is False and segments in weights and not weights[segments].any():
+        config = dataclasses.replace(config, type_vocab_size=0)
+        del weights[segments]
+    return config, weights
 
 
 def load_architecture(folder: str | os.PathLike) -> str:
@@ -291,7 +300,7 @@ def load_head(folder: str | os.PathLike) -> HeadConfig | None:
     problems = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     problem = problems.get(values.get("problem_type"), "single_label")
     if len(labels) == 1 and problem == "single_label":
-        problem = "multi_label"  # a cross-encoder's score: transformers' text-classification pipeline takes its sigmoid
+        problem = "score"
     return HeadConfig(labels, problem, pooling=pooling)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from model.config import BertConfig, ModelError
 from model.embeddings import Embeddings, Norm
-from model.heads import VocabularyProjection
+from model.heads import LayerMix, VocabularyProjection
 
 
 def init_weights(model: nn.Module, seed: int) -> None:
@@ -25,6 +25,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
     | biases                                      | 0                                                 |
     | normalisation                               | weight 1, bias 0                                  |
     | factor of scaled sinusoids                  | 1/sqrt(hidden_size)                               |
+    | learned sum of layers                       | weights 0 (equal shares), scale 1                 |
     """
     config: BertConfig = model.config
     generator = torch.Generator().manual_seed(seed)
@@ -35,6 +36,9 @@ def init_weights(model: nn.Module, seed: int) -> None:
                 module.weight.fill_(1.0)
             elif isinstance(module, Embeddings) and config.position_embedding == "scaled_sinusoidal":
                 module.position_scale.fill_(config.hidden_size**-0.5)
+            elif isinstance(module, LayerMix):
+                module.weights.zero_()
+                module.scale.fill_(1.0)
             elif getattr(module, "weight", None) is not None and id(module.weight) not in drawn:
                 drawn.add(id(module.weight))  # a tied weight is drawn once
                 values = torch.empty(module.weight.shape).normal_(0.0, _deviation(config, name), generator=generator)

@@ -60,6 +60,7 @@ _DECODERS = {  # family -> names of the vocabulary projection's weight and bias
 }
 # Theirs that repeat another parameter or hold no weight.
 _REPEATED = (_UNTIED_BIAS, "bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_SEGMENTS = "bert.embeddings.token_type_embeddings.weight"  # BERT there is never without
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
 
 _BERT_DEFAULTS = (  # fields that must be as published
@@ -77,7 +78,7 @@ _MODERN_VALUES = {
 def family_of(config: BertConfig) -> str | None:
     """The architecture of `transformers` that this configuration is: bert, modernbert, or None of them."""
     published = BertConfig()
-    if config.type_vocab_size and all(getattr(config, name) == getattr(published, name) for name in _BERT_DEFAULTS):
+    if all(getattr(config, name) == getattr(published, name) for name in _BERT_DEFAULTS):
         return "bert"
     if config.local_attention_window and all(getattr(config, name) == value for name, value in _MODERN_VALUES.items()):
         return "modernbert"
@@ -115,7 +116,7 @@ def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, 
 def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
     """Our weights under the names of `transformers`, without the vocabulary's padding. Raises ModelError.
 
-    ModernBERT has no next-sentence head: ours is left out there.
+    ModernBERT has no next-sentence head: ours is left out there. A BERT without segments gets one of zeros.
     """
     head = next((head for head in ("classifier", "span") if f"{head}.weight" in state_dict), "masked_lm")
     names = huggingface_names(config, head)
@@ -128,6 +129,8 @@ def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
         result.update(zip(names[name], tensor.chunk(len(names[name])), strict=True))
     if not config.tie_word_embeddings and _TIED_BIAS in result:
         result[_UNTIED_BIAS] = result[_TIED_BIAS]
+    if not config.type_vocab_size and family_of(config) == "bert":
+        result[_SEGMENTS] = next(iter(result.values())).new_zeros(1, config.hidden_size)
     return result
 
 
@@ -143,9 +146,12 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
         theirs[name] = tensor
     if not config.tie_word_embeddings and _UNTIED_BIAS in theirs:
         theirs[_TIED_BIAS] = theirs[_UNTIED_BIAS]
-    prefix = "bert." if family_of(config) == "bert" else "model."
+    bert = family_of(config) == "bert"
+    prefix = "bert." if bert else "model."
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}
+    if bert and not config.type_vocab_size:
+        theirs.pop(_SEGMENTS, None)
     result: StateDict = {}
     head = "masked_lm"
     if "classifier.weight" in theirs:
@@ -187,6 +193,7 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
                 raise ModelError(f"{name}: found {len(rows)} rows, expected vocab_size = {config.vocab_size}")
             missing = config.padded_vocab_size - len(rows)
             result[name] = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
-    if config.tie_word_embeddings and any(name.startswith("masked_lm.") for name in result):
+    bare = config.mlm_head == "linear" and not config.decoder_bias  # a head that is the embeddings and nothing more
+    if config.tie_word_embeddings and (bare or any(name.startswith("masked_lm.") for name in result)):
         result["masked_lm.decoder.weight"] = result["bert.embeddings.word.weight"]
     return result

@@ -167,16 +167,18 @@ class BertForMultipleChoice(Classifier):
     def forward(
         self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, num_choices: int | None = None, **inputs
     ) -> TaskOutput:
-        """Padded: ids (B, choices, S), masks and segments alike. Concatenated: choices one after another,
-        with `num_choices`. `labels`: (B,) int64.
+        """Padded: ids (B, choices, S) or `inputs_embeds` (B, choices, S, hidden), masks and segments alike.
+        Concatenated: choices one after another, with `num_choices`. `labels`: (B,) int64.
         """
-        if input_ids is not None and input_ids.dim() == 3:
-            num_choices = input_ids.shape[1]
-            input_ids = input_ids.flatten(0, 1)
-            padded = ("token_type_ids", "attention_mask", "position_ids")
+        vectors = inputs.get("inputs_embeds")
+        tokens = input_ids if vectors is None else vectors[..., 0]
+        if tokens is not None and tokens.dim() == 3:
+            num_choices = tokens.shape[1]
+            input_ids = None if input_ids is None else input_ids.flatten(0, 1)
+            padded = ("inputs_embeds", "token_type_ids", "attention_mask", "position_ids")
             inputs |= {name: inputs[name].flatten(0, 1) for name in padded if inputs.get(name) is not None}
         elif num_choices is None:
-            raise ModelError("num_choices: expected with ids that are not (B, choices, S); give it")
+            raise ModelError("num_choices: expected with inputs that are not (B, choices, S); give it")
         scores, encoded = self.scores(input_ids, inputs)
         scores = scores.view(-1, num_choices)
         output = with_states(TaskOutput(scores), encoded)

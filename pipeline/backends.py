@@ -58,8 +58,27 @@ def from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
     names = special_names(vocabulary, config)
     specials = {*names.values(), *itertools.chain.from_iterable(_USUAL_NAMES.values())}
     cased = any(token != token.lower() for token in tokens if token not in specials and not token.startswith("["))
-    lowercase = bool(config.get("do_lower_case", not cased))
-    return wordpiece_backend(vocabulary, names, lowercase, strip_accents=config.get("strip_accents"))
+    backend = wordpiece_backend(vocabulary, names, lowercase=not cased, strip_accents=None)
+    _normalize_as_described(backend, config)
+    return backend
+
+
+def from_tokenizer_json(path: Path, config: dict) -> tokenizers.Tokenizer:
+    """The tokenizer in the library's own file, but where `config` says how a BERT's normalises: then as that says."""
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):  # they ask the file alone
+        _normalize_as_described(backend, config)
+    return backend
+
+
+def _normalize_as_described(backend: tokenizers.Tokenizer, config: dict) -> None:
+    ours = backend.normalizer
+    if isinstance(ours, tokenizers.normalizers.BertNormalizer):
+        backend.normalizer = tokenizers.normalizers.BertNormalizer(
+            clean_text=ours.clean_text, strip_accents=config.get("strip_accents", ours.strip_accents),
+            lowercase=bool(config.get("do_lower_case", ours.lowercase)),
+            handle_chinese_chars=bool(config.get("tokenize_chinese_chars", ours.handle_chinese_chars)),
+        )
 
 
 def wordpiece_backend(

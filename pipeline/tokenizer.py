@@ -21,6 +21,7 @@ import tokenizers
 from pipeline import ragged
 from pipeline.backends import (
     HUGGING_FACE_NAMES,
+    from_tokenizer_json,
     from_vocab_txt,
     put_around_texts,
     read_tokenizer_config,
@@ -114,7 +115,7 @@ class Tokenizer:
         config = read_tokenizer_config(folder)
         try:
             if found[0].suffix == ".json":
-                backend = tokenizers.Tokenizer.from_file(str(found[0]))
+                backend = from_tokenizer_json(found[0], config)
             else:
                 backend = from_vocab_txt(found[0], config)
         except UserError:

@@ -82,7 +82,7 @@ def _chances(model: Any, logits: "Tensor") -> list[dict[str | None, list[float]]
         columns = {name: part.softmax(-1).tolist() for name, part in parts.items()}
         return [{name: rows[row] for name, rows in columns.items()} for row in range(len(logits))]
     activations = {"single_label": lambda x: x.softmax(-1), "multi_label": lambda x: x.sigmoid(),
-                   "regression": lambda x: x}
+                   "score": lambda x: x.sigmoid(), "regression": lambda x: x}
     return [{None: row} for row in activations[model.head.problem](logits).tolist()]
 
 

@@ -5,7 +5,22 @@ import json
 import pytest
 
 from launch.cli import main
-from tests.launch.tiny_models import save_model
+from launch.predict import Predictor
+from model.bert import BertForPreTraining
+from model.config import BertConfig
+from model.initialization import init_weights
+from tests.launch.tiny_models import save_model, tokenizer
+
+
+def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
+    ours, text = tokenizer(), "the [MASK] sat on the mat ."
+    ours.save(tmp_path)
+    config = BertConfig(vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                        intermediate_size=48, mlm_head="linear", decoder_bias=False, pooler=False, type_vocab_size=0)
+    model = BertForPreTraining(config).eval()
+    init_weights(model, 0)
+    model.save(tmp_path, tmp_path)
+    assert Predictor.from_folder(tmp_path).fill_mask(text) == Predictor(model, ours).fill_mask(text)
 
 
 def test_the_folder_in_which_one_stands(tmp_path, capsys, monkeypatch):
@@ -22,4 +37,4 @@ def test_a_shape_that_transformers_lacks_is_named(tmp_path, capsys, model_type):
     path = tmp_path / "model/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))
     assert main(["export", str(tmp_path / "model")]) == 0
-    assert ("a format that only Cloze reads" in capsys.readouterr().err) == (model_type == "cloze")
+    assert ("in its own format, which only Cloze reads" in capsys.readouterr().err) == (model_type == "cloze")

@@ -24,6 +24,9 @@ TINY = BertConfig(
     attention_probs_dropout_prob=0.0,
 )
 
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+FLAT = ("input_ids", "token_type_ids", "position_ids", "sequence_offsets", "max_sequence_length")
+
 
 def scramble(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     """Draw weights, then move every parameter (biases and norms too) away from its initial value."""
@@ -72,6 +75,12 @@ def concatenate(padded: dict) -> dict:
     }
 
 
+def both_inputs() -> tuple[dict, dict, dict]:
+    """The padded batch, and what goes into an encoder of it in either layout."""
+    padded = batch()
+    return padded, {name: padded[name] for name in INPUTS}, {name: concatenate(padded)[name] for name in FLAT}
+
+
 def reference(
     model: torch.nn.Module, architecture: str = "BertForPreTraining", **fields
 ) -> transformers.PreTrainedModel:
@@ -91,8 +100,14 @@ def reference(
     return theirs.train(model.training)
 
 
-def _their_names(weights: dict, config: BertConfig, theirs: torch.nn.Module) -> dict:
-    if hasattr(theirs, "bert"):
+def theirs_of(model, **fields):
+    """The namesake of `model` with its weights, in training mode with no dropout."""
+    theirs = reference(model, type(model).__name__, **fields)
+    return theirs.train()
+
+
+def _their_names(weights: dict, config: BertConfig, model: torch.nn.Module) -> dict:
+    if hasattr(model, "bert"):
         return to_huggingface(weights, config)
     weights = to_huggingface({f"bert.{name}": tensor for name, tensor in weights.items()}, config)
     return {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
@@ -104,7 +119,7 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
-    return to_huggingface(found, model.config)
+    return _their_names(found, model.config, model)
 
 
 def assert_equal_gradients(model: torch.nn.Module, theirs: torch.nn.Module, tolerance: float = 1e-5) -> None:

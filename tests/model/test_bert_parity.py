@@ -72,9 +72,11 @@ def test_lengths_drawn_at_random_match_the_reference(seed):
     assert_equal_gradients(model, theirs)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_padded_tokens_match_the_reference(kernel):
-    model = pretraining_model(attention_kernel=kernel)
+@pytest.mark.parametrize("kernel, activation", [
+    ("eager", "gelu"), ("sdpa", "gelu"), ("eager", "gelu_tanh"), ("eager", "relu"), ("eager", "silu")
+])
+def test_padded_tokens_match_the_reference(kernel, activation):
+    model = pretraining_model(dataclasses.replace(TINY, hidden_act=activation), attention_kernel=kernel)
     padded = batch()
     theirs = reference(model)
     expected = run_reference(theirs, padded)
@@ -141,9 +143,10 @@ def test_masked_positions_may_come_padded():
     assert losses.shape == (5, 2) and losses[0, 1] == 0
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("hole", [False, True])
-def test_attention_masks_of_every_form_agree(hole):
-    model = pretraining_model().eval()
+def test_attention_masks_of_every_form_agree(hole, kernel):
+    model = pretraining_model(attention_kernel=kernel).eval()
     padded = batch()
     mask = padded["attention_mask"].clone()
     inputs = {name: padded[name] for name in ("input_ids", "token_type_ids")}
@@ -157,8 +160,9 @@ def test_attention_masks_of_every_form_agree(hole):
         torch.testing.assert_close(output[mask.bool()], expected[mask.bool()], **TOLERANCE)
 
 
-def test_a_mask_of_who_sees_whom_matches_the_reference():
-    model = pretraining_model().eval()
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_mask_of_who_sees_whom_matches_the_reference(kernel):
+    model = pretraining_model(attention_kernel=kernel).eval()
     padded = batch(lengths=(20, 20))
     inputs = {name: padded[name] for name in ("input_ids", "token_type_ids")}
     square = torch.rand(2, 20, 20, generator=torch.Generator().manual_seed(1)) < 0.6

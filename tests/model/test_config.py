@@ -11,13 +11,13 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from model.bert import BertForPreTraining
-from model.config import BertConfig, ModelError
+from model.config import BertConfig, HeadConfig, ModelError
 from model.flops import num_parameters, training_flops, unread_flops
 from model.hub import config_to_huggingface
 from model.initialization import init_weights, init_word_embeddings
 from model.names import to_huggingface
-from model.tasks import BertForMaskedLM
-from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
+from model.tasks import BertForMaskedLM, BertForSequenceClassification
+from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, scramble
 
 PRESETS = Path(__file__).parents[2] / "configs" / "model"
 
@@ -41,6 +41,12 @@ PRESETS = Path(__file__).parents[2] / "configs" / "model"
         dict(position_initializer_range=-1.0),
         dict(embedding_initializer_range=-1.0),
         dict(position_embedding="scaled_sinusoidal", hidden_size=33, num_attention_heads=3),
+        dict(position_embedding="rotry"),
+        dict(normalization="layernorm"),
+        dict(norm_position="Pre"),
+        dict(mlm_head="lin"),
+        dict(hidden_act="mish"),
+        dict(pooler_activation=None),
     ],
 )
 def test_wrong_fields_are_refused_by_name(fields):
@@ -59,7 +65,8 @@ def test_models_are_refused_by_name():
         BertForPreTraining(TINY, gradient_checkpointing="every_0")
     with pytest.raises(ModelError, match="attention_probs_dropout_prob"):
         BertForPreTraining(dataclasses.replace(TINY, attention_probs_dropout_prob=0.1), attention_kernel="varlen")
-    for fields in (dict(position_embedding="alibi"), dict(hidden_size=36)):  # heads of 9
+    decoder = dict(is_decoder=True, add_cross_attention=True)
+    for fields in (dict(position_embedding="alibi"), dict(hidden_size=36), decoder):  # 36: heads of 9
         with pytest.raises(ModelError, match="varlen"):
             BertForPreTraining(dataclasses.replace(TINY, **fields), attention_kernel="varlen")
     model = BertForPreTraining(TINY)
@@ -69,6 +76,8 @@ def test_models_are_refused_by_name():
         model(torch.zeros(1, 4, dtype=torch.int64), attention_mask=torch.ones(1, 5))
     with pytest.raises(ModelError, match="attention_mask"):
         model(torch.zeros(1, 4, dtype=torch.int64), attention_mask=torch.ones(1, 3, 4))
+    with pytest.raises(ModelError, match="attention_mask.* sequence_offsets"):
+        model(torch.zeros(4, dtype=torch.int64), sequence_offsets=torch.tensor([0, 4]), attention_mask=torch.ones(4))
     with pytest.raises(ModelError, match="exactly one"):
         model()
     with pytest.raises(ModelError, match="CUDA"):
@@ -182,6 +191,12 @@ def test_initial_weights_are_those_of_the_table():
             assert parameter.std().item() == pytest.approx(0.02, rel=0.2 if parameter.numel() < 300 else 0.05), name
     word = model.bert.embeddings.word.weight
     assert (word[config.pad_token_id] == 0).all() and (word[config.vocab_size :] == 0).all()
+
+
+def test_a_learned_sum_of_layers_starts_with_equal_shares():
+    model = scramble(BertForSequenceClassification(TINY, HeadConfig(layers="weighted", pooling="mean")))
+    init_weights(model, 0)
+    assert (model.mix.weights == 0).all() and model.mix.scale.item() == 1
 
 
 def test_embeddings_may_start_wider_than_linear_maps():

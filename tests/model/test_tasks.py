@@ -9,7 +9,6 @@ import transformers
 
 from model.bert import BertForPreTraining, BertModel
 from model.config import HeadConfig, ModelError
-from model.heads import pool
 from model.tasks import (
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -19,30 +18,20 @@ from model.tasks import (
     BertForTokenClassification,
 )
 from tests.model.model_batches import (
+    FLAT,
+    INPUTS,
     TINY,
     assert_equal_gradients,
     batch,
+    both_inputs,
     concatenate,
     pretraining_model,
-    reference,
     scramble,
+    theirs_of,
 )
 
 TOLERANCE = dict(atol=1e-5, rtol=0)
-INPUTS = ("input_ids", "token_type_ids", "attention_mask")
-FLAT = ("input_ids", "token_type_ids", "position_ids", "sequence_offsets", "max_sequence_length")
 THREE = HeadConfig(labels=("a", "b", "c"))
-
-
-def both_inputs():
-    padded = batch()
-    return padded, {name: padded[name] for name in INPUTS}, {name: concatenate(padded)[name] for name in FLAT}
-
-
-def theirs_of(model, **fields):
-    """The namesake of `model` with its weights, in training mode with no dropout."""
-    theirs = reference(model, type(model).__name__, **fields)
-    return theirs.train()
 
 
 def check(model, ours, expected, theirs, scores, expected_scores):
@@ -86,6 +75,7 @@ PROBLEMS = {
     "single_label": (THREE, torch.tensor([0, 2, 1, -100, 2])),
     "multi_label": (HeadConfig(("a", "b", "c"), "multi_label"), torch.eye(5)[:, :3]),
     "regression": (HeadConfig(("score",), "regression"), torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0])),
+    "score": (HeadConfig(("score",), "score"), torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0])),
     "several numbers": (HeadConfig(("x", "y"), "regression"), torch.arange(10.0).view(5, 2)),
 }
 
@@ -100,6 +90,21 @@ def test_sequence_classification(problem, layout):
     expected = theirs(**inputs, labels=labels)
     ours = model(**(inputs if layout == "padded" else flat), labels=labels)
     check(model, ours, expected, theirs, ours.logits, expected.logits)
+
+
+def test_a_single_label_of_which_nothing_is_said_has_the_loss_of_the_reference(tmp_path):
+    """A cross-encoder's, whose sigmoid is the affair of who reads it."""
+    _, inputs, _ = both_inputs()
+    labels = torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0])
+    config = transformers.BertConfig(vocab_size=211, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                                     intermediate_size=64, num_labels=1)
+    theirs = transformers.BertForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = BertForSequenceClassification.from_folder(tmp_path / "theirs")
+    torch.testing.assert_close(model(**inputs, labels=labels).loss, theirs(**inputs, labels=labels).loss, **TOLERANCE)
+    model.save(tmp_path / "ours")
+    assert BertForSequenceClassification.from_folder(tmp_path / "ours").head == model.head
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "ours").problem_type is None
 
 
 def test_several_label_columns_have_a_softmax_each_and_their_losses_are_summed():
@@ -185,32 +190,6 @@ def test_multiple_choice(layout):
     check(model, ours, expected, theirs, ours.logits, expected.logits)
 
 
-def test_the_bare_encoder_and_its_four_poolings():
-    model = scramble(BertModel(TINY))
-    padded, inputs, flat = both_inputs()
-    mask = padded["attention_mask"].bool()
-    theirs = theirs_of(model)
-    expected = theirs(**inputs)
-    ours, ours_flat = model(**inputs), model(**flat)
-    torch.testing.assert_close(ours.last_hidden_state, expected.last_hidden_state, **TOLERANCE)
-    torch.testing.assert_close(ours_flat.last_hidden_state, expected.last_hidden_state[mask], **TOLERANCE)
-    for output in (ours, ours_flat):
-        torch.testing.assert_close(output.pooled_output, expected.pooler_output, **TOLERANCE)
-    rows = [states[seen] for states, seen in zip(expected.last_hidden_state, mask, strict=True)]
-    by_hand = {
-        "cls": torch.stack([row[0] for row in rows]),
-        "mean": torch.stack([row.mean(0) for row in rows]),
-        "max": torch.stack([row.amax(0) for row in rows]),
-    }
-    for kind, wanted in by_hand.items():
-        for form in (mask.long(), mask.sum(1)):
-            torch.testing.assert_close(pool(ours.last_hidden_state, kind, None, form), wanted, **TOLERANCE)
-        flat_pooled = pool(ours_flat.last_hidden_state, kind, flat["sequence_offsets"])
-        torch.testing.assert_close(flat_pooled, wanted, **TOLERANCE)
-    with pytest.raises(ModelError, match="pooling"):
-        pool(ours.last_hidden_state, "median")
-
-
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 def test_a_classifier_may_read_any_pooling_in_either_layout(pooling):
     model = scramble(BertForSequenceClassification(TINY, dataclasses.replace(THREE, pooling=pooling)))
@@ -218,83 +197,17 @@ def test_a_classifier_may_read_any_pooling_in_either_layout(pooling):
     torch.testing.assert_close(model(**inputs).logits, model(**flat).logits, **TOLERANCE)
 
 
-def test_inputs_may_be_embeddings_and_positions_may_be_given():
-    model = scramble(BertModel(TINY))
-    _, inputs, _ = both_inputs()
-    positions = torch.arange(48).flip(0).expand(5, -1)
+def test_choices_may_be_embeddings():
+    model = scramble(BertForMultipleChoice(TINY))
+    inputs = {name: batch(lengths=(3, 48, 17, 9, 30, 22))[name].view(2, 3, -1) for name in INPUTS}
+    inputs["inputs_embeds"] = model.bert.embeddings.word(inputs.pop("input_ids"))
     theirs = theirs_of(model)
-    ids = inputs.pop("input_ids")
-    vectors = model.embeddings.word(ids)
-    expected = theirs(inputs_embeds=vectors, position_ids=positions, **inputs).last_hidden_state
-    ours = model(inputs_embeds=vectors, position_ids=positions, **inputs).last_hidden_state
-    torch.testing.assert_close(ours, expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("per_layer", [False, True])
-def test_a_head_mask_multiplies_the_probabilities_of_heads(per_layer):
-    """transformers 5 has no head mask: a head is masked there by zeroing what its output is multiplied with."""
-    model = scramble(BertModel(TINY)).eval()
-    _, inputs, flat = both_inputs()
-    mask = torch.tensor([1.0, 0.0, 0.5, 1.0])
-    if per_layer:
-        mask = torch.stack((mask, mask.flip(0), torch.ones(4)))
-    ours = model(**flat, head_mask=mask).last_hidden_state
-    expected = masked_by_weights(theirs_of(model), mask)(**inputs).last_hidden_state
-    torch.testing.assert_close(ours, expected[inputs["attention_mask"].bool()], **TOLERANCE)
-
-    config = dataclasses.replace(TINY, is_decoder=True, add_cross_attention=True)
-    decoder = scramble(BertModel(config)).eval()
-    inputs["encoder_hidden_states"] = torch.randn(5, 11, 32, generator=torch.Generator().manual_seed(2))
-    expected = masked_by_weights(theirs_of(decoder, use_cache=False), mask)(**inputs).last_hidden_state
-    torch.testing.assert_close(decoder(**inputs, head_mask=mask).last_hidden_state, expected, **TOLERANCE)
-
-
-def masked_by_weights(theirs, mask):
-    with torch.no_grad():
-        for layer, factors in zip(theirs.eval().encoder.layer, mask.expand(3, 4), strict=True):
-            columns = factors.repeat_interleave(TINY.head_size)
-            layer.attention.output.dense.weight *= columns
-            if hasattr(layer, "crossattention"):
-                layer.crossattention.output.dense.weight *= columns
-    return theirs
-
-
-def test_a_decoder_with_cross_attention_matches_the_reference():
-    config = dataclasses.replace(TINY, is_decoder=True, add_cross_attention=True)
-    model = scramble(BertModel(config))
-    _, inputs, flat = both_inputs()
-    states = torch.randn(5, 11, TINY.hidden_size, generator=torch.Generator().manual_seed(2))
-    seen = torch.arange(11) < torch.tensor([11, 4, 1, 7, 10])[:, None]
-    theirs = theirs_of(model, use_cache=False)
-    crossed = dict(encoder_hidden_states=states, encoder_attention_mask=seen.long())
-    expected = theirs(**inputs, **crossed, output_attentions=True)
-    mask = inputs["attention_mask"].bool()
-    for kernel in ("eager", "sdpa"):
-        model.attention_kernel = kernel
-        ours = model(**inputs, **crossed)
-        torch.testing.assert_close(ours.last_hidden_state, expected.last_hidden_state, **TOLERANCE)
-    asked = model(**inputs, **crossed, output_attentions=True)
-    torch.testing.assert_close(asked.cross_attentions[2], expected.cross_attentions[2], **TOLERANCE)
-    alone = model(**flat).last_hidden_state  # causal, without an encoder to attend to
-    torch.testing.assert_close(alone, theirs(**inputs).last_hidden_state[mask], **TOLERANCE)
-    for form in (seen.sum(1), seen[:, None].expand(-1, 48, -1)):
-        ours = model(**inputs, **crossed | {"encoder_attention_mask": form}).last_hidden_state
-        torch.testing.assert_close(ours, expected.last_hidden_state, **TOLERANCE)
-    bare = model(**inputs, encoder_hidden_states=states).last_hidden_state
-    one = torch.ones(5, 48, 11)
-    one[0, 7, :10] = 0  # token 7 alone sees nothing but the last
-    seventh = model(**inputs, encoder_hidden_states=states, encoder_attention_mask=one).last_hidden_state
-    assert torch.equal(seventh[:, :7], bare[:, :7]) and not torch.equal(seventh[0, 7], bare[0, 7])
-    for form in (seen[:4], seen[:, :10], seen[0, :7], one[:, :3], one[:, None]):
-        with pytest.raises(ModelError, match=r"encoder_attention_mask: found shape .* \(5,\) lengths, \(5, 11\) or"):
-            model(**inputs, encoder_hidden_states=states, encoder_attention_mask=form)
-    for shape in ((5, 11), (4, 11, 32), (5, 11, 31)):
-        with pytest.raises(ModelError, match=r"encoder_hidden_states: found shape .* \(5, S', 32\)"):
-            model(**inputs, encoder_hidden_states=torch.zeros(shape))
-    with pytest.raises(ModelError, match="padded"):
-        model(**flat, **crossed)
-    with pytest.raises(ModelError, match="add_cross_attention"):
-        BertModel(TINY)(**inputs, **crossed)
+    labels = torch.tensor([2, 0])
+    expected, ours = theirs(**inputs, labels=labels), model(**inputs, labels=labels)
+    torch.testing.assert_close(ours.logits, expected.logits, **TOLERANCE)
+    torch.testing.assert_close(ours.loss, expected.loss, **TOLERANCE)
+    with pytest.raises(ModelError, match="num_choices"):
+        model(inputs_embeds=inputs["inputs_embeds"][0])
 
 
 CLASSES = [
@@ -392,9 +305,14 @@ def test_heads_that_transformers_lacks_come_back_from_our_own_format(tmp_path):
         dict(columns=(("a", ("b",)),)),
         dict(labels=()),
         dict(problem="columns", columns=(("a", ()),)),
+        dict(problem="score"),
+        dict(problem="multi"),
+        dict(pooling="median"),
+        dict(layers="first", pooling="cls"),
+        dict(pieces="sum", piece_length=12, piece_step=6),
     ],
 )
-def test_heads_without_labels_are_refused(fields):
+def test_heads_without_labels_or_of_unknown_kinds_are_refused(fields):
     with pytest.raises(ModelError, match=r"^head\."):
         HeadConfig(**fields)
 

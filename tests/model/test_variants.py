@@ -16,7 +16,7 @@ from model.config import BertConfig, HeadConfig
 from model.embeddings import rotary_tables, rotate_packed, sinusoidal_table
 from model.hub import load_pretrained
 from model.initialization import init_weights
-from model.names import to_huggingface
+from model.names import family_of, to_huggingface
 from model.tasks import ARCHITECTURES, BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 
@@ -62,6 +62,10 @@ VARIANTS = {
     "local decoder": dict(is_decoder=True, local_attention_window=8),
     "modern": dataclasses.asdict(MODERN),
 }
+PRESETS = {path.stem: yaml.safe_load(path.read_text())
+           for path in sorted(Path(__file__).parents[2].glob("configs/model/*.yaml"))}
+SMALL = {name: getattr(TINY, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                                                "intermediate_size", "max_position_embeddings")}
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
@@ -82,6 +86,24 @@ def test_layouts_and_kernels_agree_for_every_variant(name):
         torch.testing.assert_close(output.loss, expected.loss, **TOLERANCE)
         for key, parameter in model.named_parameters():
             torch.testing.assert_close(parameter.grad, grads[key], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *PRESETS])
+def test_every_variant_and_preset_comes_back_from_its_folder(tmp_path, name):
+    """Those that transformers has no architecture of too, with all that they are configured to be."""
+    config = dataclasses.replace(TINY, **VARIANTS[name] if name in VARIANTS else PRESETS[name] | SMALL)
+    flat = concatenate(batch(config))
+    for cls in (BertForMaskedLM, BertModel, *[BertForPreTraining] * (family_of(config) != "modernbert")):
+        model = scramble(cls(config)).eval()
+        model.save(tmp_path / cls.__name__)
+        again = cls.from_folder(tmp_path / cls.__name__)
+        assert not again.new_parameters
+        unsaid = dict.fromkeys(("pooler", "classifier_dropout", "classifier_transform"))  # in formats of transformers
+        assert dataclasses.asdict(again.config) | unsaid == dataclasses.asdict(config) | unsaid
+        inputs = {key: each for key, each in flat.items() if "label" not in key and "masked" not in key}
+        ours, found = model(**inputs), again(**inputs)
+        for each, expected in zip(found, ours, strict=True):
+            assert torch.equal(each, expected) if expected is not None else each is None
 
 
 # Mean nothing by themselves.
@@ -115,6 +137,49 @@ def test_sinusoids_and_slopes_are_those_of_their_papers():
         assert table[position, column] == pytest.approx(expected, abs=1e-5)
     assert alibi_slopes(8).tolist() == [2**-number for number in range(1, 9)]
     assert alibi_slopes(12)[8:].tolist() == pytest.approx([2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
+
+
+def test_a_layer_of_alibi_rms_norm_and_swiglu_computes_what_its_papers_say():
+    """arXiv 2108.12409, 1910.07467 and 2002.05202, written out for two sequences in one piece; gradients too."""
+    config = dataclasses.replace(TINY, num_hidden_layers=1, position_embedding="alibi", normalization="rms_norm",
+                                 gated_feed_forward=True, hidden_act="silu", layer_norm_eps=1e-3)
+    model = scramble(BertModel(config)).double()
+    layer = model.encoder.layers[0]
+    output = model(torch.randint(5, 200, (17,)), sequence_offsets=torch.tensor([0, 5, 17]), output_hidden_states=True)
+
+    def normalised(rows, norm):
+        return norm.weight * rows / (rows.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+
+    def computed(rows):
+        parts = [rows @ weight.T + bias for weight, bias in zip(
+            layer.attention.qkv.weight.chunk(3), layer.attention.qkv.bias.chunk(3), strict=True)]
+        places, mixed = torch.arange(len(rows)), []
+        for head, (query, key, value) in enumerate(zip(*(part.split(8, dim=1) for part in parts), strict=True)):
+            distance = (places[:, None] - places).abs()
+            scores = (query @ key.T / math.sqrt(8) - 2.0 ** (-2 * (head + 1)) * distance).exp()
+            mixed.append(scores / scores.sum(1, keepdim=True) @ value)
+        rows = normalised(rows + layer.attention.output(torch.cat(mixed, 1)), layer.attention_norm)
+        weights, biases = layer.feed_forward.up.weight, layer.feed_forward.up.bias
+        swish, gate = rows @ weights[:64].T + biases[:64], rows @ weights[64:].T + biases[64:]
+        swish = swish / (1 + (-swish).exp())
+        return normalised(rows + layer.feed_forward.down(swish * gate), layer.feed_forward_norm)
+
+    expected = torch.cat([computed(rows) for rows in output.hidden_states[0].split((5, 12))])
+    torch.testing.assert_close(output.last_hidden_state, expected)
+    factors = torch.arange(expected.numel()).view_as(expected).cos()
+    found, wanted = (torch.autograd.grad((each * factors).sum(), list(layer.parameters()), retain_graph=True)
+                     for each in (output.last_hidden_state, expected))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_the_d2l_head_is_linear_relu_layer_norm_linear():
+    model = scramble(BertForMaskedLM(dataclasses.replace(TINY, mlm_head="d2l", tie_word_embeddings=False)))
+    ids, head = torch.randint(5, 200, (2, 7)), model.masked_lm
+    hidden = head.dense(model.bert(ids).last_hidden_state).clamp_min(0)
+    centred = hidden - hidden.mean(-1, keepdim=True)
+    hidden = head.norm.weight * centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt() + head.norm.bias
+    scores = (hidden @ head.decoder.weight.T + head.decoder.bias)[..., :TINY.vocab_size]
+    torch.testing.assert_close(model(ids).prediction_logits, scores, **TOLERANCE)
 
 
 def test_scaled_sinusoids_have_one_learned_factor_that_starts_small_and_is_saved(tmp_path):

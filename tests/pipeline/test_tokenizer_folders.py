@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from pipeline.encoding import Encoder
@@ -44,6 +44,43 @@ def test_transformers_makes_the_sequences_of_samples_whatever_stood_around_texts
     places = loaded(texts[0], return_offsets_mapping=True)["offset_mapping"]
     assert places == Encoder(copied, 64).encode(texts[0]).offsets, "the spaces before words are no part of them"
     assert len(loaded(texts[0], truncation=True)["input_ids"]) == min(len(places), config.get("model_max_length", 99))
+
+
+KINDS = {  # how the folder describes its tokenizer, tokens, and a text
+    "uncased": ({"do_lower_case": True}, "the cafe ##s caf ##é", "The Cafés THE café"),
+    "uncased, with accents": ({"do_lower_case": True, "strip_accents": False}, "the cafe ##s caf ##é", "The cafés É"),
+    "cased": ({"do_lower_case": False}, "The the Caf cafe ##é ##s", "The the THE Cafés cafe"),
+    "Chinese": ({"do_lower_case": False, "tokenize_chinese_chars": True}, "巴 黎 ##黎 A ##1 是 ,", "巴黎 是A1,巴 黎𠀀"),
+    "multilingual": ({"do_lower_case": False}, "La ville й ##ой 東 京 한국 ##어 का", "La villea йой 東京La 한국어 का"),
+    "Chinese words": ({"do_lower_case": False, "tokenize_chinese_chars": False}, "東京 東 ##京 ##駅", "東京 東京駅 東"),
+}
+
+
+@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.json", "another's tokenizer.json"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_vocabularies_of_every_kind_give_the_ids_that_transformers_gives(tmp_path, kind, file):
+    """Where tokenizer.json normalises in another way than tokenizer_config.json says, that goes before it."""
+    described, tokens, text = KINDS[kind]
+    tokens = [*NAMES.values(), *tokens.split()]
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(described | {"tokenizer_class": "BertTokenizer"}))
+    if file != "vocab.txt":
+        AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+        (tmp_path / "vocab.txt").unlink(missing_ok=True)
+    if file.startswith("another"):
+        backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+        backend.normalizer = normalizers.BertNormalizer(
+            lowercase=not described["do_lower_case"], strip_accents=True, handle_chinese_chars="Chinese" not in kind
+        )
+        backend.save(str(tmp_path / "tokenizer.json"))
+    ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs(text, text[:5])
+    found = Encoder(ours, 64).encode(text, text[:5])
+    assert found.ids == expected["input_ids"] and found.segments == expected["token_type_ids"]
+    assert ours.encode(text) == ours.encode_plainly([text])[0].tolist() and len(set(found.ids)) >= 5
+    copy_tokenizer(ours, tmp_path / "copied")
+    assert AutoTokenizer.from_pretrained(tmp_path / "copied")(text, text[:5])["input_ids"] == found.ids
 
 
 @pytest.mark.parametrize("name", ["<cls:1>", "[CLS] x", "$A"])
