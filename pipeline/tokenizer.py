@@ -232,10 +232,14 @@ class Tokenizer:
         return self._as_text[flat], offsets
 
     def encode_bytes(self, data: bytes, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of UTF-8 text cut at `bounds` (N+1,), byte positions at which no word goes on; flat ids and offsets."""
+        """Ids of UTF-8 text cut at `bounds` (N+1,), byte positions between characters; flat ids and offsets.
+
+        A word ends at a bound: a sentence may begin behind a page break, which the tokenizer leaves in the word, or
+        behind a 。 that it doesn't isolate.
+        """
         if not self.word_table:
             return self.encode_plainly(_sentences(data, bounds.tolist()))
-        keys, word, starts = self._splitter.distinct(data)
+        keys, word, starts = self._splitter.distinct(data, bounds[:-1])
         rows = self._rows(keys)
         lengths = self._lengths[rows]
         offsets = ragged.to_offsets(lengths[word])
