@@ -29,7 +29,7 @@ from pipeline.progress import Progress, Silent
 from pipeline.readers import plan
 from pipeline.readers.files import InputFile, Segment
 from pipeline.storage import alone, publish_text, readable_errors, sha256_of
-from pipeline.tokenizer import Tokenizer, copy_tokenizer
+from pipeline.tokenizer import FILES, Tokenizer, copy_tokenizer
 from pipeline.tokenizing import Report, TokenizeTask, tokenize
 
 WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
@@ -340,6 +340,8 @@ def _publish(
         counts=counts,
         unigram_entropy=entropy(unigrams),
         splits=splits,
+        more_lengths=config.more_lengths if folder == Path(config.output) else [],
+        tokenizer_files={name: sha256_of(folder / TOKENIZER_FOLDER / name) for name in FILES},
         folder=folder,
     )
 

@@ -37,6 +37,7 @@ _TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB 
 _TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
 _SPACE_BYTES = tuple("ĠĊčĉċČ")  # as byte-level models write them: the space, \n, \r, \t, \v, \f
 _WORD_MODELS = {"WordPiece", "WordLevel"}
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # of a folder
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers: that which takes tokenizer.json as it is
 # BERT tells segments apart: without this transformers leaves token_type_ids out.
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]

@@ -23,7 +23,7 @@ from pipeline.progress import Progress, Silent
 from pipeline.readers import plan, read
 from pipeline.readers.files import Segment
 from pipeline.storage import alone, publishing, readable_errors
-from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizer import FILES, Tokenizer
 from pipeline.words import WordSplitter, word_of
 
 _CHUNK_BYTES = 2 << 20
@@ -85,7 +85,7 @@ def _open_output(config: PrepareConfig) -> Path:
     if not config.output:
         raise UserError("output: found none, expected a folder to write; name one with --output")
     output = Path(config.output)
-    ours = {"tokenizer.json", "tokenizer_config.json", "vocab.txt", _LOCK}
+    ours = {*FILES, _LOCK}
     with readable_errors(output):
         output.mkdir(parents=True, exist_ok=True)
         foreign = sorted({path.name for path in output.iterdir() if not path.name.startswith(".tmp-")} - ours)
