@@ -9,7 +9,15 @@ from contextlib import redirect_stdout
 import pytest
 
 from launch import data_commands
-from pipeline.config import InspectConfig, MaskingConfig, PrepareConfig, SamplesConfig, VerifyConfig, VocabularyConfig
+from pipeline.config import (
+    InspectConfig,
+    MaskingConfig,
+    PrepareConfig,
+    SamplesConfig,
+    SourceConfig,
+    VerifyConfig,
+    VocabularyConfig,
+)
 from pipeline.errors import UserError
 from pipeline.inspecting import histogram, inspect
 from pipeline.manifest import Manifest
@@ -60,6 +68,14 @@ def test_the_table_says_what_counts(data, tmp_path):
     events = EventAccumulator(str(tmp_path / "board")).Reload()
     assert events.Tags()["histograms"] == ["data/train_lengths"]
     assert "data/samples/text_summary" in events.Tags()["tensors"]
+
+
+def test_documents_with_encoding_errors_are_told_of(tmp_path):
+    made = [b"ka lo \xff mi ren %d." % n if n < 3 else b"tas u mi ren %d." % n for n in range(20)]
+    (tmp_path / "a.txt").write_bytes(b"\n\n".join(made))
+    config = corpus.config(tmp_path, [tmp_path / "a.txt"], source=SourceConfig(encoding_errors="replace"))
+    for text in (shown(data_commands.prepare, config), shown(data_commands.inspect, InspectConfig(config.output))):
+        assert re.search(r"documents with encoding errors +│ 3 \(", text)
 
 
 def test_brackets_in_a_text_are_shown_as_they_are(tmp_path):
