@@ -52,13 +52,20 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     work = output / WORK_FOLDER
     if (complete := _complete(config, identity, files, output)) is not None:
         progress.note(f"{output} is complete already")
-        shutil.rmtree(work, ignore_errors=True)  # a kill between publishing and cleaning leaves it
+        _remove_work(work, progress)  # a kill between publishing and cleaning leaves it
         return complete
     _open_work(output, work, identity)
     with alone(output, work / "lock"):
         _run(config, tokenizer, files, segments, work, progress)
-    shutil.rmtree(work)
+    _remove_work(work, progress)
     return Manifest.load(output)
+
+
+def _remove_work(work: Path, progress: Progress) -> None:
+    """Complete is complete: on a cluster tasks of a command that was killed may outlive it and write there still."""
+    shutil.rmtree(work, ignore_errors=True)
+    if work.exists():
+        progress.note(f"{work} could not be removed; nothing needs it any more: remove it, or run this command again")
 
 
 def _run(

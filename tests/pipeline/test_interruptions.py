@@ -17,6 +17,7 @@ from launch.runs import LOCK, in_use, locked
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
 from pipeline.prepare import _hash_source, prepare
+from pipeline.progress import Silent
 from pipeline.tokenizing import tokenize
 from tests.pipeline import corpus
 
@@ -187,6 +188,26 @@ def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturb
     assert (tmp_path / "data/.work").is_dir() and (tmp_path / "data/manifest.json").is_file()
     prepare(config)
     assert corpus.contents(tmp_path / "data") == undisturbed
+
+
+def test_an_orphan_that_writes_while_the_work_is_removed_ends_nothing(folder, undisturbed, tmp_path, monkeypatch):
+    """As a task on a cluster does whose command was killed, while the next one completes the job."""
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    work, remove, notes = tmp_path / "data/.work", os.rmdir, []
+
+    def remove_too_late(path, **where):
+        if Path(path).name == ".work":
+            (work / "task-000000.json").write_text("{}")
+        remove(path, **where)
+
+    progress = Silent()
+    progress.note = notes.append
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rmdir", remove_too_late)
+        prepare(config, progress)
+    assert work.is_dir() and f"{work} could not be removed" in notes[-1]
+    prepare(config)
+    assert corpus.contents(tmp_path / "data") == undisturbed and not work.exists()
 
 
 @pytest.mark.parametrize("stage", [tokenize, _hash_source])
