@@ -239,7 +239,7 @@ def _tokenize(
 
 def _hash_sources(executor: Executor, files: list[InputFile]) -> list[str | None]:
     hashes: list[str | None] = [None] * len(files)
-    tasks = [file for file in files if file.format != "dataset"]
+    tasks = [file for file in files if file.format != "dataset" or file.parts]
 
     def on_result(place: int, digest: str) -> None:
         hashes[tasks[place].number] = digest
@@ -249,10 +249,12 @@ def _hash_sources(executor: Executor, files: list[InputFile]) -> list[str | None
 
 
 def _hash_source(file: InputFile) -> str:
-    """SHA-256 of an input file. Raises UserError if it isn't any more what was read."""
+    """SHA-256 of an input. Raises UserError if it isn't any more what was read."""
+    paths = file.parts or (file.path,)
     with readable_errors(Path(file.path)):
-        digest, status = sha256_of(Path(file.path)), os.stat(file.path)
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.changed):
+        digest, statuses = sha256_of(*paths), [os.stat(path) for path in paths]
+    size = file.size if file.parts else statuses[0].st_size  # that of a data set isn't the size of its files
+    if (size, max(status.st_mtime_ns for status in statuses)) != (file.size, file.changed):
         raise UserError(
             f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
             "same command again"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from launch.runs import LOCK, in_use, locked
+from pipeline.config import SourceConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
 from pipeline.prepare import _hash_source, prepare
@@ -232,6 +233,35 @@ def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, stage):
     (inputs / "2.jsonl").write_bytes(content)
     os.utime(inputs / "2.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
     assert prepare(config).counts["documents"] == 20 + 19 + 18
+
+
+def test_a_saved_data_set_that_changes_is_named(tmp_path, monkeypatch):
+    """Rewritten with as many bytes: before an interrupted run goes on, and after it is complete."""
+    datasets = pytest.importorskip("datasets")
+    texts = corpus.documents(30)
+    source = SourceConfig(format="dataset")
+    config = corpus.config(tmp_path, [tmp_path / "saved"], source=source)
+
+    def save(texts: list[str]) -> None:
+        shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+        datasets.Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "saved")
+
+    save(texts)
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.prepare.build", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    save(texts[::-1])
+    with pytest.raises(UserError, match="interrupted run with another times of change"):
+        prepare(config)
+    shutil.rmtree(tmp_path / "data")
+    manifest = prepare(config)
+    assert len(manifest.sources[0]["sha256"]) == 64
+    save(texts[::-1])  # the same again: only its times are others
+    assert prepare(config).hash == manifest.hash
+    save(texts)
+    with pytest.raises(UserError, match="saved, which has changed since"):
+        prepare(config)
 
 
 def test_an_input_that_changes_is_named(tmp_path, monkeypatch):
