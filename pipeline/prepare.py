@@ -30,7 +30,7 @@ from pipeline.readers import plan
 from pipeline.readers.files import InputFile, Segment
 from pipeline.storage import alone, publish_text, readable_errors, sha256_of
 from pipeline.tokenizer import FILES, Tokenizer, copy_tokenizer
-from pipeline.tokenizing import Report, TokenizeTask, tokenize
+from pipeline.tokenizing import Report, TokenizeTask, splitter_of, tokenize
 
 WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
@@ -205,12 +205,11 @@ def _open_work(output: Path, work: Path, identity: dict) -> None:
 def _tokenize(
     config: PrepareConfig, tokenizer: Tokenizer, executor: Executor, segments, work: Path, progress: Progress
 ) -> Report:
-    splitters = {"lines": "lines", "pairs": "pairs"}
     tasks = [
         TokenizeTask(
             number=number,
             segments=task,
-            splitter=splitters.get(task[0].file.format, config.sentences.splitter),
+            splitter=splitter_of(task[0].file, config),
             tokenizer=str((Path(config.output) / TOKENIZER_FOLDER).resolve()),
             fingerprint=tokenizer.fingerprint,
             folder=str(work.resolve()),
