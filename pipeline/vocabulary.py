@@ -28,7 +28,9 @@ from pipeline.words import WordSplitter, word_of
 
 _CHUNK_BYTES = 2 << 20
 _HELD_WORDS = 2 << 20  # distinct words a worker holds; beyond, those seen least are forgotten (some 300 MB)
-_COUNTED_WORDS = 1 << 25  # the same of the counts of all tasks (some 6 GB)
+# The same of the counts of all tasks: the trainer of wordpiece takes some 1.2 KB for each. Of English prose what is
+# forgotten was seen a few times in gigabytes.
+_COUNTED_WORDS = 1 << 22
 _FED_WORDS = 1 << 27  # occurrences that the trainer is fed; counts of larger corpora are scaled down
 _FED_BYTES = 1 << 14  # of one string for the trainer
 _LOCK = ".lock"
