@@ -85,7 +85,7 @@ def _run(
             progress.note(f"estimate: {expected}")
         copy_tokenizer(tokenizer, Path(config.output) / TOKENIZER_FOLDER)  # workers read this one
         report = _tokenize(config, tokenizer, executor, segments, work, progress)
-        hashes = _hash_sources(executor, files)
+        hashes = _hash_sources(executor, files, progress)
         splits, remarks = plan_splits(config, report, work)
         for remark in remarks:
             progress.note(remark)
@@ -236,12 +236,15 @@ def _tokenize(
     return whole
 
 
-def _hash_sources(executor: Executor, files: list[InputFile]) -> list[str | None]:
+def _hash_sources(executor: Executor, files: list[InputFile], progress: Progress) -> list[str | None]:
     hashes: list[str | None] = [None] * len(files)
     tasks = [file for file in files if file.format != "dataset" or file.parts]
+    if tasks:
+        progress.stage("hash", sum(file.size for file in tasks), "bytes")
 
     def on_result(place: int, digest: str) -> None:
         hashes[tasks[place].number] = digest
+        progress.advance(tasks[place].size, 0, 0)
 
     run_tasks(executor, _hash_source, tasks, [file.size for file in tasks], on_result)
     return hashes
