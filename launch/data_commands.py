@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import timedelta
 
 import numpy as np
 from rich.console import Console
@@ -22,18 +23,19 @@ from pipeline.prepare import prepare as prepare_data
 from pipeline.verifying import verify as verify_data
 from pipeline.vocabulary import train_vocabulary
 
+_SECONDS_A_LINE = 30  # where no bar can be drawn
 _STYLES = {"plain": "", "special": "dim", "masked": "bold green", "random": "bold red", "kept": "bold yellow"}
 
 
 class Bars:
-    """A bar for each stage, on a terminal only; remarks always, on stderr."""
+    """A bar for each stage on a terminal, or else a line every half minute, as in a job's log; remarks. On stderr."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._bars: Progress | None = None
         self._task = None
-        self._documents = self._tokens = 0
-        self._began = 0.0
+        self._total = self._done = self._documents = self._tokens = 0
+        self._began = self._told = 0.0
         self.stages: list[tuple[str, float, int, int]] = []
 
     def __enter__(self) -> Bars:
@@ -52,17 +54,24 @@ class Bars:
 
     def stage(self, name: str, total: int, unit: str) -> None:
         self._close_stage()
-        self._name, self._began, self._documents, self._tokens = name, time.monotonic(), 0, 0
+        self._name, self._total, self._done, self._documents, self._tokens = name, total, 0, 0, 0
+        self._began = self._told = time.monotonic()
         if self._bars:
             self._task = self._bars.add_task(name, total=total, rates="")
 
     def advance(self, amount: int, documents: int, tokens: int) -> None:
+        self._done += amount
         self._documents += documents
         self._tokens += tokens
+        now = time.monotonic()
+        rates = _rates(now - self._began, self._documents, self._tokens)
         if self._bars and self._task is not None:
-            seconds = max(time.monotonic() - self._began, 1e-3)
-            rates = f"{self._documents / seconds:,.0f} documents/s {self._tokens / seconds:,.0f} tokens/s"
             self._bars.update(self._task, advance=amount, rates=rates)
+        elif now - self._told >= _SECONDS_A_LINE and self._done:
+            self._told = now
+            left = timedelta(seconds=round((now - self._began) * (self._total - self._done) / self._done))
+            parts = [f"{self._name}: {self._done / self._total:.0%}", *filter(None, [rates]), f"{left} left"]
+            self._console.print(", ".join(parts), markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         self._console.print(f"note: {text}", markup=False, soft_wrap=True)
@@ -71,6 +80,11 @@ class Bars:
         if self._began:
             self.stages.append((self._name, time.monotonic() - self._began, self._documents, self._tokens))
             self._began = 0.0
+
+
+def _rates(seconds: float, documents: int, tokens: int) -> str:
+    counts = {"documents": documents, "tokens": tokens}
+    return ", ".join(f"{count / max(seconds, 1e-3):,.0f} {name}/s" for name, count in counts.items() if count)
 
 
 def vocab(config: PrepareConfig) -> None:
@@ -91,8 +105,7 @@ def prepare(config: PrepareConfig) -> None:
     seconds = time.monotonic() - began
     table = _facts_table(f"{config.output}: prepared", manifest)
     for name, took, documents, tokens in bars.stages:
-        rates = f"{documents / took:,.0f} documents/s, {tokens / took:,.0f} tokens/s"
-        table.add_row(f"stage {name}", f"{took:.1f} s, {rates}")
+        table.add_row(f"stage {name}", ", ".join(filter(None, [f"{took:.1f} s", _rates(took, documents, tokens)])))
     tokens = manifest.counts["tokens"]
     table.add_row("in all", f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
     Output().print(table)

@@ -121,7 +121,8 @@ class SamplesConfig:
     cross_documents: bool = True
     """Whether full sentences run on into the next document (a separator between); true or false."""
     pair_sets: int = 1
-    """Times that the samples are built anew, with new cuts and partners; epochs cycle through them; at least 1."""
+    """Times that the pairs are built anew, with new cuts and partners; epochs cycle through them; at least 1, and 1
+    where nothing is drawn: full_sentences, single_sentences, given_pairs with random_share 0."""
     min_document_tokens: int = 1
     """Documents with fewer tokens are left out and counted; at least 1."""
 
@@ -129,6 +130,9 @@ class SamplesConfig:
         _require_share("samples.random_share", self.random_share)
         _require_share("samples.short_share", self.short_share)
         _require(self.pair_sets >= 1, "samples.pair_sets", self.pair_sets, "at least 1")
+        draws = self.objective in PAIR_OBJECTIVES and (self.objective != "given_pairs" or self.random_share > 0)
+        _require(self.pair_sets == 1 or draws, "samples.pair_sets", self.pair_sets,
+                 f"1: {self.objective} draws no cuts or partners, so that all sets would be the same")
         _require(self.min_document_tokens >= 1, "samples.min_document_tokens", self.min_document_tokens, "at least 1")
 
 

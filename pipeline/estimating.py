@@ -1,28 +1,37 @@
 """Before a long job: about how long it will take and how much disk it needs, from a small sample."""
 
+import hashlib
 import itertools
 import lzma
 import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
+from pipeline import ragged
 from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
+from pipeline.masking import MaskingRules, draw_sets
 from pipeline.readers import read
 from pipeline.readers.files import InputFile, Segment
-from pipeline.sentences import split
+from pipeline.records import Document
+from pipeline.samples import Documents, SampleBuilder
 from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizing import Report, encode, splitter_of
 
-_SAMPLE_BYTES = 128 << 10  # of text: some ten milliseconds of work
+_READ_BYTES = 1 << 20  # of text: a block, of which reading takes as long as of its first document
+_SAMPLE_BYTES = 128 << 10  # of text that goes through both stages: some twenty milliseconds of work
 _RATIO_BYTES = 1 << 20  # of decompressed text, to learn what compression saves
 # Measured on English prose with next-sentence pairs (docs/performance.md): tokens in samples for each of the text,
-# bytes of a token in the shards and of its share of a mask set, and the time of stage 2 as a share of stage 1.
+# bytes of a token in the shards and of its share of a mask set, and the time of stage 2 (which also collects documents
+# and writes) as a share of that of building samples and drawing masks; of stage 1 as a share of reading and encoding.
 _BORROWED = 1.33
 _BYTES = {"zstd": (1.35, 0.28), "none": (2.1, 0.7)}
-_STAGE_2 = 0.8
+_STAGE_1, _STAGE_2 = 1.1, 1.5
 
 
 @dataclass(frozen=True)
@@ -47,20 +56,18 @@ def estimate(
     """From the first documents of the input; None if the size of a data set on the hub isn't known."""
     if not all(file.size for file in files if file.format == "dataset"):
         return None
-    texts, size = [], 0
-    for document in itertools.chain.from_iterable(map(read, tasks)):
-        texts.append(document.text[:_SAMPLE_BYTES].decode(errors="ignore"))
-        size += len(document.text[:_SAMPLE_BYTES])
-        if size >= _SAMPLE_BYTES:
-            break
+    began = time.process_time()  # not the wall clock: workers start meanwhile, and others may use the machine
+    documents = list(_first(itertools.chain.from_iterable(map(read, tasks)), _READ_BYTES))
+    reading = (time.process_time() - began) / max(1, sum(len(document.text) for document in documents))
+    sample = [(0, replace(each, text=_head(each.text))) for each in _first(documents, _SAMPLE_BYTES)]
+    size = sum(len(document.text) for _, document in sample)
     if not size:
         return None
-    sentences = [sentence for text in texts for sentence in split(text)]
-    tokens = len(tokenizer.encode_batch(sentences)[0])
-    began = time.perf_counter()
-    for text in texts:
-        tokenizer.encode_batch(split(text))
-    rate = size / max(time.perf_counter() - began, 1e-4)
+    splitter = splitter_of(tasks[0][0].file, config)
+    encoded, encoding = _timed(lambda: encode(sample, tokenizer, splitter, Report()))
+    tokens = len(encoded["tokens"])
+    _, building = _timed(lambda: _build(config, tokenizer, encoded))
+    _, hashing = _timed(lambda: hashlib.sha256(bytes(_READ_BYTES)))
     weight = sum(file.size for file in files)
     sources = config.all_sources
     repeated = sum(file.size * sources[file.source].weight for file in files) / weight
@@ -74,8 +81,52 @@ def estimate(
     copies = len(config.lengths) * config.samples.pair_sets * repeated
     shard_bytes = in_samples * (base + masks * config.stored_mask_sets) * copies
     stage_1 = whole * (2 if tokenizer.vocab_size <= 1 << 16 else 4) * 1.1
-    seconds = text_bytes / rate * (1 + _STAGE_2 * copies) / config.workers
-    return Estimate(int(whole), seconds, int(shard_bytes), int(shard_bytes + stage_1))
+    seconds = text_bytes * (_STAGE_1 * (reading + encoding / size) + _STAGE_2 * building / size * copies)
+    seconds += weight * hashing / _READ_BYTES
+    return Estimate(int(whole), seconds / config.workers, int(shard_bytes), int(shard_bytes + stage_1))
+
+
+def _first(documents: Iterable[Document], size: int) -> Iterator[Document]:
+    """So many that they have `size` bytes."""
+    for document in documents:
+        yield document
+        size -= len(document.text)
+        if size <= 0:
+            return
+
+
+def _head(text: bytes) -> bytes:
+    return text[:_SAMPLE_BYTES].decode(errors="ignore").encode()
+
+
+def _timed(work: Callable) -> tuple:
+    """What some work gives, and the seconds it takes a core once words are known: the better one of two times."""
+    found, seconds = work(), []
+    for _ in range(2):
+        began = time.process_time()
+        work()
+        seconds.append(time.process_time() - began)
+    return found, min(seconds)
+
+
+def _build(config: PrepareConfig, tokenizer: Tokenizer, encoded: dict[str, np.ndarray]) -> None:
+    """Samples and masks of one copy of some documents, if any has a token."""
+    if not len(encoded["hash"]):
+        return
+    documents = Documents(
+        tokens=encoded["tokens"],
+        sentence_offsets=ragged.to_offsets(encoded["sentences"].astype(np.int64)),
+        document_offsets=ragged.to_offsets(encoded["num_sentences"]),
+        ids=encoded["document"],
+        keys=encoded["hash"],
+    )
+    builder = SampleBuilder(asdict(config.samples), config.max_length, tokenizer.special_tokens)
+    samples, _ = builder.build(documents, (config.seed,))
+    rules = MaskingRules(
+        asdict(config.masking), config.max_length, tokenizer.vocab_size, tokenizer.special_tokens,
+        tokenizer.continues_word,
+    )
+    draw_sets(rules, samples, (config.seed,), config.stored_mask_sets)
 
 
 def check_disk(found: Estimate, output: Path) -> None:

@@ -80,6 +80,8 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("empty or short documents", f"{counts.get('documents_empty', 0) + counts['documents_short']:,}"),
         ("sentences", f"{counts['sentences']:,}"),
     ]
+    if damaged := counts.get("documents_with_encoding_errors"):
+        rows.append(("documents with encoding errors", f"{damaged:,} (what wasn't UTF-8 is U+FFFD now)"))
     for name, split in manifest.splits.items():
         if split.shards:
             size = sum(shard.bytes for shard in split.shards)

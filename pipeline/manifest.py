@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class Manifest:
 
     unigram_entropy: nats, of the ordinary tokens of the train split; predicting by frequency alone reaches it,
     so a masked language model must get below it.
+    more_lengths: those of the folders length-N below. tokenizer_files: SHA-256 by name. sha256: of
+    manifest.json with this value empty. The three are None in a manifest of an earlier version.
     """
 
     tokenizer_fingerprint: str
@@ -60,16 +62,23 @@ class Manifest:
     unigram_entropy: float
     splits: dict[str, SplitInfo]
     format_version: int = FORMAT_VERSION
+    more_lengths: list[int] | None = None
+    tokenizer_files: dict[str, str] | None = None
+    sha256: str | None = None
     folder: Path = field(default=Path("."), compare=False)
 
     def to_json(self) -> str:
-        content = asdict(self)
-        del content["folder"]
+        content = {name: value for name, value in asdict(self).items() if name != "folder" and value is not None}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def save(self, folder: str | Path) -> None:
-        """Publish into `folder`, atomically."""
-        publish_text(Path(folder) / FILE_NAME, self.to_json())
+        """Publish into `folder`, atomically, with the hash of itself."""
+        publish_text(Path(folder) / FILE_NAME, replace(self, sha256=self.own_hash).to_json())
+
+    @property
+    def own_hash(self) -> str:
+        """What `sha256` must be."""
+        return replace(self, sha256="").hash
 
     @cached_property
     def hash(self) -> str:

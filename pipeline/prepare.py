@@ -29,8 +29,8 @@ from pipeline.progress import Progress, Silent
 from pipeline.readers import plan
 from pipeline.readers.files import InputFile, Segment
 from pipeline.storage import alone, publish_text, readable_errors, sha256_of
-from pipeline.tokenizer import Tokenizer, copy_tokenizer
-from pipeline.tokenizing import Report, TokenizeTask, tokenize
+from pipeline.tokenizer import FILES, Tokenizer, copy_tokenizer
+from pipeline.tokenizing import Report, TokenizeTask, splitter_of, tokenize
 
 WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
@@ -52,13 +52,20 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     work = output / WORK_FOLDER
     if (complete := _complete(config, identity, files, output)) is not None:
         progress.note(f"{output} is complete already")
-        shutil.rmtree(work, ignore_errors=True)  # a kill between publishing and cleaning leaves it
+        _remove_work(work, progress)  # a kill between publishing and cleaning leaves it
         return complete
     _open_work(output, work, identity)
     with alone(output, work / "lock"):
         _run(config, tokenizer, files, segments, work, progress)
-    shutil.rmtree(work)
+    _remove_work(work, progress)
     return Manifest.load(output)
+
+
+def _remove_work(work: Path, progress: Progress) -> None:
+    """Complete is complete: on a cluster tasks of a command that was killed may outlive it and write there still."""
+    shutil.rmtree(work, ignore_errors=True)
+    if work.exists():
+        progress.note(f"{work} could not be removed; nothing needs it any more: remove it, or run this command again")
 
 
 def _run(
@@ -78,7 +85,7 @@ def _run(
             progress.note(f"estimate: {expected}")
         copy_tokenizer(tokenizer, Path(config.output) / TOKENIZER_FOLDER)  # workers read this one
         report = _tokenize(config, tokenizer, executor, segments, work, progress)
-        hashes = _hash_sources(executor, files)
+        hashes = _hash_sources(executor, files, progress)
         splits, remarks = plan_splits(config, report, work)
         for remark in remarks:
             progress.note(remark)
@@ -198,12 +205,11 @@ def _open_work(output: Path, work: Path, identity: dict) -> None:
 def _tokenize(
     config: PrepareConfig, tokenizer: Tokenizer, executor: Executor, segments, work: Path, progress: Progress
 ) -> Report:
-    splitters = {"lines": "lines", "pairs": "pairs"}
     tasks = [
         TokenizeTask(
             number=number,
             segments=task,
-            splitter=splitters.get(task[0].file.format, config.sentences.splitter),
+            splitter=splitter_of(task[0].file, config),
             tokenizer=str((Path(config.output) / TOKENIZER_FOLDER).resolve()),
             fingerprint=tokenizer.fingerprint,
             folder=str(work.resolve()),
@@ -230,22 +236,27 @@ def _tokenize(
     return whole
 
 
-def _hash_sources(executor: Executor, files: list[InputFile]) -> list[str | None]:
+def _hash_sources(executor: Executor, files: list[InputFile], progress: Progress) -> list[str | None]:
     hashes: list[str | None] = [None] * len(files)
-    tasks = [file for file in files if file.format != "dataset"]
+    tasks = [file for file in files if file.format != "dataset" or file.parts]
+    if tasks:
+        progress.stage("hash", sum(file.size for file in tasks), "bytes")
 
     def on_result(place: int, digest: str) -> None:
         hashes[tasks[place].number] = digest
+        progress.advance(tasks[place].size, 0, 0)
 
     run_tasks(executor, _hash_source, tasks, [file.size for file in tasks], on_result)
     return hashes
 
 
 def _hash_source(file: InputFile) -> str:
-    """SHA-256 of an input file. Raises UserError if it isn't any more what was read."""
+    """SHA-256 of an input. Raises UserError if it isn't any more what was read."""
+    paths = file.parts or (file.path,)
     with readable_errors(Path(file.path)):
-        digest, status = sha256_of(Path(file.path)), os.stat(file.path)
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.changed):
+        digest, statuses = sha256_of(*paths), [os.stat(path) for path in paths]
+    size = file.size if file.parts else statuses[0].st_size  # that of a data set isn't the size of its files
+    if (size, max(status.st_mtime_ns for status in statuses)) != (file.size, file.changed):
         raise UserError(
             f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
             "same command again"
@@ -340,6 +351,8 @@ def _publish(
         counts=counts,
         unigram_entropy=entropy(unigrams),
         splits=splits,
+        more_lengths=config.more_lengths if folder == Path(config.output) else [],
+        tokenizer_files={name: sha256_of(folder / TOKENIZER_FOLDER / name) for name in FILES},
         folder=folder,
     )
 

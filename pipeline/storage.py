@@ -124,10 +124,11 @@ def describe(error: OSError, path: Path) -> str:
     return f"{where}: {advice}"
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal, read in pieces."""
+def sha256_of(*paths: Path | str) -> str:
+    """SHA-256 of a file, or of several as if they were one, hexadecimal, read in pieces."""
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
     return digest.hexdigest()

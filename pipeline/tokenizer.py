@@ -38,6 +38,7 @@ _TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB 
 _TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
 _SPACE_BYTES = tuple("ĠĊčĉċČ")  # as byte-level models write them: the space, \n, \r, \t, \v, \f
 _WORD_MODELS = {"WordPiece", "WordLevel"}
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # of a folder
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers: that which takes tokenizer.json as it is
 # BERT tells segments apart: without this transformers leaves token_type_ids out.
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
@@ -233,10 +234,14 @@ class Tokenizer:
         return self._as_text[flat], offsets
 
     def encode_bytes(self, data: bytes, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of UTF-8 text cut at `bounds` (N+1,), byte positions at which no word goes on; flat ids and offsets."""
+        """Ids of UTF-8 text cut at `bounds` (N+1,), byte positions between characters; flat ids and offsets.
+
+        A word ends at a bound: a sentence may begin behind a page break, which the tokenizer leaves in the word, or
+        behind a 。 that it doesn't isolate.
+        """
         if not self.word_table:
             return self.encode_plainly(_sentences(data, bounds.tolist()))
-        keys, word, starts = self._splitter.distinct(data)
+        keys, word, starts = self._splitter.distinct(data, bounds[:-1])
         rows = self._rows(keys)
         lengths = self._lengths[rows]
         offsets = ragged.to_offsets(lengths[word])

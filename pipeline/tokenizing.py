@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline import ragged
+from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
 from pipeline.readers import read
-from pipeline.readers.files import Segment
+from pipeline.readers.files import InputFile, Segment
 from pipeline.records import Document, token_type
 from pipeline.sentences import SPLITTERS
 from pipeline.storage import publish_text, publishing
@@ -100,6 +101,11 @@ def part_schema(vocab_size: int) -> pa.Schema:
     )
 
 
+def splitter_of(file: InputFile, config: PrepareConfig) -> str:
+    """The rule that cuts a file's documents into sentences: its own, or the configured one."""
+    return file.format if file.format in ("lines", "pairs") else config.sentences.splitter
+
+
 @lru_cache(maxsize=1)  # one tokenizer a worker, with its table of words
 def load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
     """The tokenizer of a run. A worker of a cluster outlives runs, so the path alone doesn't name it."""
@@ -118,7 +124,7 @@ def tokenize(task: TokenizeTask) -> Report:
     held: list[dict[str, np.ndarray]] = []
     size = 0
     for chunk in _chunks(task, report):
-        held.append(_encode(chunk, tokenizer, task, report))
+        held.append(encode(chunk, tokenizer, task.splitter, report))
         size += sum(column.nbytes for column in held[-1].values())
         if size >= _PART_BYTES:
             _write_part(task, report, held, tokenizer.vocab_size)
@@ -175,24 +181,24 @@ def _id_hash(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "replace")).digest()[:8], "big")
 
 
-def _encode(
-    chunk: list[tuple[int, Document]], tokenizer: Tokenizer, task: TokenizeTask, report: Report
+def encode(
+    chunk: list[tuple[int, Document]], tokenizer: Tokenizer, splitter: str, report: Report
 ) -> dict[str, np.ndarray]:
     """Flat arrays of a chunk's documents; those without a token are left out and counted."""
     documents = [document for _, document in chunk]
     data = b"".join(part for document in documents for part in (document.text, b"\n"))
     starts = ragged.to_offsets(np.array([len(document.text) + 1 for document in documents], np.int64))
-    cuts = ragged.union(SPLITTERS[task.splitter](data), starts)
+    cuts = ragged.union(SPLITTERS[splitter](data), starts)
     tokens, offsets = tokenizer.encode_bytes(data, cuts)
     lengths = np.diff(offsets)
     owner = np.searchsorted(starts, cuts[:-1], side="right") - 1
-    if task.splitter != "pairs":  # a given pair has two segments, even where one of them is empty
+    if splitter != "pairs":  # a given pair has two segments, even where one of them is empty
         owner, lengths = owner[lengths > 0], lengths[lengths > 0]
     sentences = np.bincount(owner, minlength=len(documents))
     sizes = np.bincount(owner, weights=lengths, minlength=len(documents)).astype(np.int64)
     kept = np.flatnonzero(sizes)
     report.add(documents_empty=len(documents) - len(kept), sentences=len(lengths), tokens=len(tokens))
-    hashes = content_hashes(data, starts, pairs=task.splitter == "pairs")
+    hashes = content_hashes(data, starts, pairs=splitter == "pairs")
     hashes = [
         (hashes[number][0] | (_LAST_BIT if documents[number].piece else 0), hashes[number][1]) for number in kept
     ]

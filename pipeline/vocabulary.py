@@ -23,12 +23,14 @@ from pipeline.progress import Progress, Silent
 from pipeline.readers import plan, read
 from pipeline.readers.files import Segment
 from pipeline.storage import alone, publishing, readable_errors
-from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizer import FILES, Tokenizer
 from pipeline.words import WordSplitter, word_of
 
 _CHUNK_BYTES = 2 << 20
 _HELD_WORDS = 2 << 20  # distinct words a worker holds; beyond, those seen least are forgotten (some 300 MB)
-_COUNTED_WORDS = 1 << 25  # the same of the counts of all tasks (some 6 GB)
+# The same of the counts of all tasks: the trainer of wordpiece takes some 1.2 KB for each. Of English prose what is
+# forgotten was seen a few times in gigabytes.
+_COUNTED_WORDS = 1 << 22
 _FED_WORDS = 1 << 27  # occurrences that the trainer is fed; counts of larger corpora are scaled down
 _FED_BYTES = 1 << 14  # of one string for the trainer
 _LOCK = ".lock"
@@ -85,7 +87,7 @@ def _open_output(config: PrepareConfig) -> Path:
     if not config.output:
         raise UserError("output: found none, expected a folder to write; name one with --output")
     output = Path(config.output)
-    ours = {"tokenizer.json", "tokenizer_config.json", "vocab.txt", _LOCK}
+    ours = {*FILES, _LOCK}
     with readable_errors(output):
         output.mkdir(parents=True, exist_ok=True)
         foreign = sorted({path.name for path in output.iterdir() if not path.name.startswith(".tmp-")} - ours)

@@ -12,6 +12,7 @@ from pipeline import ragged
 _SPACE, _LETTER, _ISOLATED, _ISOLATED_REST, _UNASKED = range(5)  # classes of a byte or character
 _CONTEXT_FREE_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFD", "StripAccents"}
 _WORD_PRE_TOKENIZERS = {"BertPreTokenizer", "WhitespaceSplit"}
+_NO_CUTS = np.empty(0, np.int64)
 _MASKS = np.array([(1 << 8 * length) - 1 for length in range(8)], np.uint64)
 
 
@@ -36,25 +37,26 @@ class WordSplitter:
         if not self.reason:
             self._byte_classes[:128] = [self._ask(chr(code)) for code in range(128)]
 
-    def split(self, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Byte positions and lengths of the words of a text."""
+    def split(self, data: bytes, cuts: np.ndarray = _NO_CUTS) -> tuple[np.ndarray, np.ndarray]:
+        """Byte positions and lengths of the words of a text; none goes on at the byte positions `cuts`."""
         classes = self._classify(np.frombuffer(data, np.uint8))
         letter = classes == _LETTER
         starts = classes == _ISOLATED
         starts[:1] |= letter[:1]
         starts[1:] |= letter[1:] & ~letter[:-1]
+        starts[cuts] |= letter[cuts]
         ends = classes != _SPACE
         ends[:-1] &= starts[1:] | ~ends[1:]
         positions = np.flatnonzero(starts)
         return positions, np.flatnonzero(ends) - positions + 1
 
-    def distinct(self, data: bytes) -> tuple[list[int | str], np.ndarray, np.ndarray]:
+    def distinct(self, data: bytes, cuts: np.ndarray = _NO_CUTS) -> tuple[list[int | str], np.ndarray, np.ndarray]:
         """The distinct words as keys (see `word_of`), for each word of the text which of them it is, and its position.
 
         Words of up to 7 bytes are numbers here: their bytes, and their length in the highest byte. Arrow encodes
         numbers several times as fast as strings.
         """
-        positions, lengths = self.split(data)
+        positions, lengths = self.split(data, cuts)
         padded = data + bytes(8)
         at_each_byte = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))
         short = lengths <= 7

@@ -28,7 +28,7 @@ class InputFile:
 
     name: relative to the folder that its source's files share, so that manifests don't depend on where they lie.
     size: bytes (of a data set: of its text or all of its columns; 0 if unknown). rows: of a saved data set, or stream
-    shards of one on the hub. changed: when, nanoseconds.
+    shards of one on the hub. changed: when, nanoseconds; 0 on the hub. parts: the files of a saved data set.
     """
 
     number: int
@@ -41,6 +41,7 @@ class InputFile:
     changed: int
     config: SourceConfig
     rows: int = 0
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,16 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
             path, name = saved, os.path.basename(saved)
             data = _load(path, config)
             count, size = len(data), data.data.nbytes
+            parts = tuple(part["filename"] for part in data.cache_files)
         else:
             path = name = _with_commit(entry)
             data = _load(path, config)
             split = (data.info.splits or {}).get(config.dataset_split)
-            count, size = data.num_shards, (split and split.num_bytes) or 0
+            count, size, parts = data.num_shards, (split and split.num_bytes) or 0, ()
         if not count:
             raise UserError(f"input: found no rows in the data set {entry!r}, expected text")
-        files.append(InputFile(number, source, path, name, "dataset", None, size, 0, config, count))
+        changed = max((os.stat(part).st_mtime_ns for part in parts), default=0)
+        files.append(InputFile(number, source, path, name, "dataset", None, size, changed, config, count, parts))
     return files
 
 

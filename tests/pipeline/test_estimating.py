@@ -1,17 +1,20 @@
 """Estimates: near enough, and a refusal before the disk is full."""
 
 import gzip
+import time
 from collections import namedtuple
+from dataclasses import replace
 
 import pytest
 
 from pipeline import readers
-from pipeline.config import MixtureSource
+from pipeline.config import MaskingConfig, MixtureSource
 from pipeline.errors import UserError
 from pipeline.estimating import estimate
 from pipeline.prepare import prepare
 from pipeline.tokenizer import Tokenizer
 from tests.pipeline import corpus
+from tests.pipeline.test_tokenizer import byte_level
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
@@ -27,6 +30,30 @@ def test_tokens_and_bytes_are_about_right(tmp_path, suffix, compression):
     assert expected.tokens == pytest.approx(manifest.counts["tokens"], rel=0.2)
     assert 0.6 < expected.shard_bytes / written < 1.8
     assert expected.disk_bytes > expected.shard_bytes and expected.seconds > 0
+
+
+@pytest.mark.parametrize(("suffix", "masking", "pieces"), [
+    (".txt", MaskingConfig(), "words"),  # paragraphs: many short documents
+    (".jsonl.gz", MaskingConfig(strategy="whole_word"), "words"),
+    (".jsonl", MaskingConfig(mode="dynamic"), "bytes"),  # without the table of words
+])
+def test_seconds_are_about_right(tmp_path, suffix, masking, pieces):
+    """Of a core: by its own clock, since others use this machine; the least of three, since they also use its cache."""
+    path, texts = tmp_path / f"a{suffix}", corpus.documents(800, sentences=(10, 30))
+    if suffix == ".txt":
+        path.write_text("\n\n".join(texts), encoding="utf-8")
+    else:
+        corpus.write_jsonl(path, texts)
+    config = corpus.config(tmp_path, [path], max_length=128, masking=masking, shards=corpus.ShardsConfig())
+    if pieces == "bytes":
+        byte_level().save(tmp_path / "bytes")
+        config = replace(config, tokenizer=str(tmp_path / "bytes"))
+    files, tasks = readers.plan(config)
+    tokenizer = Tokenizer.from_folder(config.tokenizer)
+    expected = min(estimate(config, tokenizer, files, tasks).seconds for _ in range(3))
+    began = time.process_time()
+    prepare(config)
+    assert expected / 3 < time.process_time() - began < expected * 3
 
 
 def test_weights_count(tmp_path):

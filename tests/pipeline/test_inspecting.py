@@ -1,13 +1,23 @@
 """What `inspect` shows and `verify` finds, through the commands that call them."""
 
 import io
+import json
 import re
+import shutil
 from contextlib import redirect_stdout
 
 import pytest
 
 from launch import data_commands
-from pipeline.config import InspectConfig, MaskingConfig, PrepareConfig, SamplesConfig, VerifyConfig, VocabularyConfig
+from pipeline.config import (
+    InspectConfig,
+    MaskingConfig,
+    PrepareConfig,
+    SamplesConfig,
+    SourceConfig,
+    VerifyConfig,
+    VocabularyConfig,
+)
 from pipeline.errors import UserError
 from pipeline.inspecting import histogram, inspect
 from pipeline.manifest import Manifest
@@ -60,6 +70,14 @@ def test_the_table_says_what_counts(data, tmp_path):
     assert "data/samples/text_summary" in events.Tags()["tensors"]
 
 
+def test_documents_with_encoding_errors_are_told_of(tmp_path):
+    made = [b"ka lo \xff mi ren %d." % n if n < 3 else b"tas u mi ren %d." % n for n in range(20)]
+    (tmp_path / "a.txt").write_bytes(b"\n\n".join(made))
+    config = corpus.config(tmp_path, [tmp_path / "a.txt"], source=SourceConfig(encoding_errors="replace"))
+    for text in (shown(data_commands.prepare, config), shown(data_commands.inspect, InspectConfig(config.output))):
+        assert re.search(r"documents with encoding errors +│ 3 \(", text)
+
+
 def test_brackets_in_a_text_are_shown_as_they_are(tmp_path):
     """Whole words with brackets in them, and brackets that are tokens of their own: neither is markup."""
     texts = [f"see [see the note] end [/quote] {word}" for word in corpus.words()]
@@ -110,19 +128,52 @@ def test_verify_names_every_damage(data):
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "line"),
+    ("name", "old", "new"),
     [
-        ("tokenizer/vocab.txt", "ka\n", "ak\n", "vocab.txt: found other tokens"),
-        ("tokenizer/tokenizer_config.json", "{", "[", "tokenizer_config.json"),
-        ("manifest.json", '\n    "samples": ', '\n    "samples": 1', "found .* samples, .* by length"),
+        ("tokenizer/vocab.txt", "ka\n", "ak\n"),
+        ("tokenizer/tokenizer_config.json", "{", "["),
+        ("tokenizer/tokenizer_config.json", '"do_lower_case": true', '"do_lower_case": false'),
+        ("tokenizer/tokenizer.json", '"type_id": 1', '"type_id": 0'),
+        ("manifest.json", '\n    "samples": ', '\n    "samples": 1'),
+        ("manifest.json", '"seed": 42', '"seed": 43'),
+        ("manifest.json", '"pad": 0', '"pad": 1'),
+        ("manifest.json", '"unigram_entropy": ', '"unigram_entropy": 1'),
+        ("manifest.json", '"tokens_borrowed": ', '"tokens_borrowed": 1'),
+        ("manifest.json", '"objective": "next_sentence"', '"objective": "given_pairs"'),
+        ("manifest.json", '\n "sha256": "', '\n "sha256": "0'),
     ],
 )
-def test_verify_names_damage_beside_the_shards(data, name, old, new, line):
+def test_verify_names_damage_beside_the_shards(data, name, old, new):
     content = (data / name).read_text(encoding="utf-8")
     assert old in content
     (data / name).write_text(content.replace(old, new, 1), encoding="utf-8")
     _, damaged = verify(VerifyConfig(str(data)))
-    assert damaged and re.search(line, damaged[0])
+    assert damaged and f"{name}: found SHA-256" in damaged[0]
+
+
+def without_hashes(folder) -> dict:
+    """The manifest as an earlier version wrote it."""
+    content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    return {name: value for name, value in content.items() if name not in ("more_lengths", "tokenizer_files", "sha256")}
+
+
+def test_verify_checks_a_manifest_without_hashes_as_well_as_it_can(data, capsys):
+    content = without_hashes(data)
+
+    def verified(changes: dict) -> list[str]:
+        text = json.dumps(content | changes, indent=1, ensure_ascii=False) + "\n"
+        (data / "manifest.json").write_text(text, encoding="utf-8")
+        assert Manifest.load(data).to_json() == text  # so that its hash stays what it was
+        with data_commands.Bars() as bars:
+            return verify(VerifyConfig(str(data)), bars)[1]
+
+    assert verified({}) == [] and "without hashes" in capsys.readouterr().err
+    special = content["special_tokens"]
+    assert "expected SpecialTokens" in verified({"special_tokens": special | {"pad": 1}})[0]
+    assert "1 tokens lost" in verified({"counts": content["counts"] | {"tokens": content["counts"]["tokens"] + 1}})[0]
+    train = content["splits"]["train"]
+    train["counts"]["samples"] += 1
+    assert re.search("found .* samples, .* by length", verified({"splits": content["splits"]})[0])
 
 
 def test_verify_looks_into_further_lengths(tmp_path):
@@ -132,6 +183,7 @@ def test_verify_looks_into_further_lengths(tmp_path):
     shard.write_bytes(shard.read_bytes()[:-8])
     _, damaged = verify(VerifyConfig(str(tmp_path / "data")))
     assert len(damaged) == 1 and str(shard) in damaged[0]
-    (tmp_path / "data/length-128/manifest.json").unlink()
-    with pytest.raises(UserError, match="length-128: found no manifest.json"):
-        verify(VerifyConfig(str(tmp_path / "data")))
+    assert verify(VerifyConfig(str(tmp_path / "data/length-128")))[1] == damaged
+    shutil.rmtree(tmp_path / "data/length-128")
+    _, damaged = verify(VerifyConfig(str(tmp_path / "data")))
+    assert len(damaged) == 1 and "length-128: found no manifest.json" in damaged[0]

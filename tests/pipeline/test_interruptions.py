@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from launch.runs import LOCK, in_use, locked
+from pipeline.config import SourceConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
 from pipeline.prepare import _hash_source, prepare
+from pipeline.progress import Silent
 from pipeline.tokenizing import tokenize
 from tests.pipeline import corpus
 
@@ -189,6 +191,26 @@ def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturb
     assert corpus.contents(tmp_path / "data") == undisturbed
 
 
+def test_an_orphan_that_writes_while_the_work_is_removed_ends_nothing(folder, undisturbed, tmp_path, monkeypatch):
+    """As a task on a cluster does whose command was killed, while the next one completes the job."""
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    work, remove, notes = tmp_path / "data/.work", os.rmdir, []
+
+    def remove_too_late(path, **where):
+        if Path(path).name == ".work":
+            (work / "task-000000.json").write_text("{}")
+        remove(path, **where)
+
+    progress = Silent()
+    progress.note = notes.append
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rmdir", remove_too_late)
+        prepare(config, progress)
+    assert work.is_dir() and f"{work} could not be removed" in notes[-1]
+    prepare(config)
+    assert corpus.contents(tmp_path / "data") == undisturbed and not work.exists()
+
+
 @pytest.mark.parametrize("stage", [tokenize, _hash_source])
 def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, stage):
     """Before its task begins, or after it has been read."""
@@ -211,6 +233,35 @@ def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, stage):
     (inputs / "2.jsonl").write_bytes(content)
     os.utime(inputs / "2.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
     assert prepare(config).counts["documents"] == 20 + 19 + 18
+
+
+def test_a_saved_data_set_that_changes_is_named(tmp_path, monkeypatch):
+    """Rewritten with as many bytes: before an interrupted run goes on, and after it is complete."""
+    datasets = pytest.importorskip("datasets")
+    texts = corpus.documents(30)
+    source = SourceConfig(format="dataset")
+    config = corpus.config(tmp_path, [tmp_path / "saved"], source=source)
+
+    def save(texts: list[str]) -> None:
+        shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+        datasets.Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "saved")
+
+    save(texts)
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.prepare.build", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    save(texts[::-1])
+    with pytest.raises(UserError, match="interrupted run with another times of change"):
+        prepare(config)
+    shutil.rmtree(tmp_path / "data")
+    manifest = prepare(config)
+    assert len(manifest.sources[0]["sha256"]) == 64
+    save(texts[::-1])  # the same again: only its times are others
+    assert prepare(config).hash == manifest.hash
+    save(texts)
+    with pytest.raises(UserError, match="saved, which has changed since"):
+        prepare(config)
 
 
 def test_an_input_that_changes_is_named(tmp_path, monkeypatch):

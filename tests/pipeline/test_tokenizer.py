@@ -1,5 +1,6 @@
 """The word table gives the plain tokenizer's ids, whatever the text."""
 
+import itertools
 import json
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from pipeline import ragged
 from pipeline.errors import UserError
+from pipeline.sentences import SPLITTERS
 from pipeline.tokenizer import Tokenizer
 from tests.pipeline import corpus
 
@@ -59,6 +62,51 @@ def test_every_odd_character_alone_between_letters_and_in_pairs(kind):
 def test_every_code_point(kind):
     codes = [code for code in range(0x20000) if not 0xD800 <= code < 0xE000]
     assert_same_ids(TOKENIZERS[kind], [f"a{chr(code)}b {chr(code)}" for code in codes])
+
+
+def whole_words(normalizer=None) -> Tokenizer:
+    """Whole words, split at white space alone: marks don't end them, so that 。 stands inside."""
+    listed = {name: number for number, name in enumerate([*corpus.NAMES.values(), "ka", "中", "文", "中。", "ren."])}
+    backend = Backend(models.WordLevel(listed, corpus.NAMES["unknown"]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if normalizer:
+        backend.normalizer = normalizer
+    return Tokenizer(backend, corpus.NAMES)
+
+
+SENTENCE_TOKENIZERS = {
+    **TOKENIZERS,
+    "words": whole_words(),
+    "words, lowercase": whole_words(normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase()])),
+    "words without control characters": whole_words(normalizers.BertNormalizer()),
+}
+
+
+def assert_same_sentences(tokenizer: Tokenizer, text: str, splitter: str) -> None:
+    data = text.encode() + b"\n"
+    bounds = ragged.union(SPLITTERS[splitter](data), np.array([0, len(data)]))
+    sentences = [data[low:high].decode() for low, high in itertools.pairwise(bounds.tolist())]
+    found, plain = tokenizer.encode_bytes(data, bounds), tokenizer.encode_plainly(sentences)
+    assert np.array_equal(found[1], plain[1])
+    assert np.array_equal(found[0], plain[0])
+
+
+@pytest.mark.parametrize("kind", SENTENCE_TOKENIZERS)
+@settings(max_examples=100)
+@given(text=st.lists(
+    st.one_of(st.sampled_from("\f\v。.！? \n\taK中”é"), st.sampled_from(["ka lo.", "Ren.", "\n\n\f", "mi", *ODD])),
+    max_size=30,
+).map("".join), splitter=st.sampled_from(sorted(SPLITTERS)))
+def test_ids_of_sentences_are_the_plain_tokenizers(kind, text, splitter):
+    """The tokenizer may leave a page break or a 。 inside a word, where the splitter has found a boundary."""
+    assert_same_sentences(SENTENCE_TOKENIZERS[kind], text, splitter)
+
+
+@pytest.mark.parametrize("kind", SENTENCE_TOKENIZERS)
+@pytest.mark.parametrize("text", ["ka lo.\n\n\fmi ren. Tas u.", "Ka.\fMi", "Ka.\v \v\fMi", "中文。中！”中 ka"])
+def test_sentences_behind_page_breaks_and_inside_words(kind, text):
+    for splitter in SPLITTERS:
+        assert_same_sentences(SENTENCE_TOKENIZERS[kind], text, splitter)
 
 
 def test_the_same_as_the_library_without_our_settings(tmp_path):
