@@ -93,13 +93,16 @@ def first_host(nodes: str) -> str:
 def protect_process() -> None:
     """Set what every command wants, before torch, DeepSpeed or tokenizers are imported.
 
-    - TORCH_FORCE_WEIGHTS_ONLY_LOAD: DeepSpeed hard-codes weights_only=False in its loads; this forbids pickled code.
     - TOKENIZERS_PARALLELISM: threads of `tokenizers` deadlock in forked children (datasets#620).
     - KINETO_LOG_LEVEL: torch.profiler prints when it starts and stops; above 5 it does not.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def forbid_pickled_code() -> None:
+    """Let torch load nothing but tensors in this process, also where DeepSpeed hard-codes weights_only=False."""
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 
 
 def device_type() -> str:

@@ -23,11 +23,13 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 
 from launch.checkpoint.state import read_state
 from launch.engine import base_optimizer
+from launch.environment import forbid_pickled_code
 from launch.saving import BackgroundWriter
 from pipeline.errors import UserError
 
 # Everything but tensors that DeepSpeed's files hold. A file with any other class in it is refused, by our loads and by
-# DeepSpeed's own, which TORCH_FORCE_WEIGHTS_ONLY_LOAD (environment.py) holds to the same list.
+# DeepSpeed's own: from the import of this module on, so that Python programs are as safe as our commands.
+forbid_pickled_code()
 ALLOWED_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
 torch.serialization.add_safe_globals(ALLOWED_CLASSES)
 

@@ -21,7 +21,7 @@ from launch.checkpoint.deepspeed_files import kept_hyper_parameters
 from launch.cli import main
 from launch.config import PretrainConfig
 from launch.engine import build_engine, deepspeed_config
-from launch.environment import Environment
+from launch.environment import Environment, child_variables
 from pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import (
@@ -336,6 +336,13 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name)
     assert "other than tensors" in output.splitlines()[-1]
     if not name.startswith("rank"):
         assert "other than tensors" in error_of(capsys, "export", run)
+    if name == "zero":  # which DeepSpeed's own tool reads
+        variables = child_variables(DS_ACCELERATOR="cpu")
+        variables.pop("TORCH_FORCE_WEIGHTS_ONLY_LOAD", None)  # as in a program that never was one of our commands
+        program = "import sys; from launch.predict import Predictor; Predictor.from_folder(sys.argv[1])"
+        tried = subprocess.run([sys.executable, "-c", program, str(run)], cwd=ROOT, env=variables, text=True,
+                               capture_output=True)
+        assert "other than tensors" in tried.stderr
     assert not trap.exists()
 
 
