@@ -4,11 +4,14 @@ Weight decay is 1, a hundred times the usual, and the weights are tied: a group 
 step that was counted twice, moves the weights by far more than the tolerance.
 """
 
+import resource
 import shutil
 
 import pytest
 
-from tests.launching import curve, train, weights
+from launch import cli
+from tests.forked import ForkedRun
+from tests.launching import curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
 
 RUN = ("--train.max_steps", "15", "--checkpoint.every_steps", "5", "--checkpoint.keep_last", "9",
@@ -89,3 +92,19 @@ def test_from_one_process_to_two(data, tmp_path):
     changed = shutil.copytree(tmp_path / "one", tmp_path / "changed")
     go_on(data, changed, 5, 15, "--zero.stage", "3", processes=2)
     assert distance(weights(tmp_path / "one"), weights(changed)) <= 1e-5
+
+
+def limited_main(command: list[str]) -> int:
+    """The command in a process whose disk is full in the middle of a tensor."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
+    return cli.main(command)
+
+
+def test_a_disk_that_a_conversion_fills_is_named_and_not_the_checkpoint(data, tmp_path):
+    run, overrides = tmp_path / "run", ("--train.max_steps", "2", "--zero.stage", "2")
+    train(data, run, *overrides, processes=2)
+    output = finish(ForkedRun(pretrain_arguments(data, run, *overrides), main=limited_main), status=2)
+    line = output.splitlines()[-1]
+    assert line.startswith(f"error: {run}/checkpoints/step-00000002.universal.tmp: ") and "good" in line, output
+    assert not list((run / "checkpoints").glob("*.universal.tmp"))
+    assert "complete at step 2" in train(data, run, *overrides)
