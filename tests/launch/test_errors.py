@@ -87,6 +87,7 @@ def error_of(capsys, *arguments) -> str:
         (["--train.initial_global_batch_size", "8"], "train.batch_warmup_tokens: found 8 and 0, expected both or none"),
         (["--train.batch_increment", "8"], "train.batch_increment: found 8 without train.initial_global_batch_size"),
         (["--train.initial_global_batch_size", "12", "--train.batch_warmup_tokens", "9"], "train.batch_increment: fo"),
+        (["--monitor.hang_seconds", "7200"], "monitor.hang_seconds: found 7200.0, expected less than the 1800 after"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--config", sys.executable], "cloze pretrain"),
         (["--deepspeed", '{"bf16": {"enabled": true}}'], "deepspeed.bf16: found a setting, expected none"),
@@ -251,7 +252,7 @@ def test_a_lost_model_does_not_push_out_the_good_checkpoints(data, tmp_path):
     output = train(data, tmp_path / "run", "--train.learning_rate", "1e30", "--schedule.warmup_steps", "3",
                    "--train.log_every_steps", "50", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "1",
                    status=2)
-    assert "20 steps in a row whose gradient is infinite or NaN" in output.splitlines()[-1]
+    assert "20 steps in a row whose loss or gradient are infinite or NaN" in output.splitlines()[-1]
     steps = CheckpointManager(tmp_path / "run" / "checkpoints", Environment(), torch.device("cpu")).steps()
     assert steps == [1, 2]
     good, lost = (weights(tmp_path / "run", step).values() for step in steps)
