@@ -265,6 +265,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     protect_process()
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0].startswith("--local_rank="):  # of `deepspeed`, which sets LOCAL_RANK too
+        arguments = arguments[1:]
     try:
         status = _run(arguments)
         if sys.stdout:

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
+from launch.config.running import COLLECTIVE_SECONDS
 from launch.devices import work_on
 from launch.environment import Environment, device_index, device_type
 
-# Long enough for rank 0 to verify or convert a large checkpoint while the others wait.
-TIMEOUT = datetime.timedelta(minutes=30)
+TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
 
 
 def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,17 @@ from pathlib import Path
 from pipeline import allocator
 from pipeline.errors import UserError
 
-# Variables that name (rank, local rank, world size), by launcher, the most specific first.
+# Variables that name (rank, local rank, world size), by launcher, the most specific first: in a job of Slurm mpirun has
+# its daemons started by srun.
 LAUNCHERS = {
     "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # also `deepspeed`
+    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    "hydra": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # MPICH, Intel MPI
     "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
-    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
 }
+# Without these the others say nothing: a plain `python` inside an sbatch script sees SLURM_PROCID too, and only srun
+# sets SLURM_STEP_ID with it; srun itself may set PMI_RANK.
+_MARKS = {"slurm": "SLURM_STEP_ID", "hydra": "MPI_LOCALRANKID"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Environment:
     local_rank: int = 0
     world_size: int = 1
     launcher: str = "single"
-    """torchrun, slurm, mpi, or single: one process, started by hand."""
+    """torchrun, mpi, hydra, slurm, or single: one process, started by hand."""
     address: str = "127.0.0.1"
     """Host of rank 0."""
     port: str = "0"
@@ -46,8 +52,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     """
     variables = os.environ if variables is None else variables
     for launcher, names in LAUNCHERS.items():
-        # A plain `python` inside an sbatch script sees SLURM_PROCID too: only srun sets SLURM_STEP_ID with it.
-        if names[0] not in variables or (launcher == "slurm" and "SLURM_STEP_ID" not in variables):
+        if names[0] not in variables or _MARKS.get(launcher, names[0]) not in variables:
             continue
         values = []
         for name in names:
@@ -68,7 +73,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str]) -> tuple[str, str]:
-    """Host and port of rank 0: MASTER_ADDR and MASTER_PORT, or what Slurm knows, or nothing that one process needs."""
+    """Host and port of rank 0: MASTER_ADDR and MASTER_PORT, or what Slurm knows, or on one machine Open MPI, or nothing
+    that one process needs.
+    """
     known = {"address": Environment.address, "port": Environment.port} if world_size == 1 else {}
     hosts = variables.get("SLURM_STEP_NODELIST")
     if launcher == "slurm" and hosts:
@@ -76,11 +83,14 @@ def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str])
         # those that Linux gives to outgoing connections (32768 and above).
         number = int(variables.get("SLURM_JOB_ID", "0")) + int(variables["SLURM_STEP_ID"])
         known = {"address": first_host(hosts), "port": str(20000 + number % 10000)}
+    job = variables.get("PMIX_NAMESPACE")
+    if launcher == "mpi" and job and variables.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(world_size):
+        known = {"address": "127.0.0.1", "port": str(20000 + zlib.crc32(job.encode()) % 10000)}
     address = variables.get("MASTER_ADDR") or known.get("address")
     port = variables.get("MASTER_PORT") or known.get("port")
     if not address or not port:
         raise UserError(f"{launcher} started {world_size} processes but MASTER_ADDR and MASTER_PORT are not set; "
-                        "export both or start with torchrun")
+                        "export both, the host of rank 0 and a free port there, or start with torchrun")
     return address, port
 
 
@@ -93,13 +103,16 @@ def first_host(nodes: str) -> str:
 def protect_process() -> None:
     """Set what every command wants, before torch, DeepSpeed or tokenizers are imported.
 
-    - TORCH_FORCE_WEIGHTS_ONLY_LOAD: DeepSpeed hard-codes weights_only=False in its loads; this forbids pickled code.
     - TOKENIZERS_PARALLELISM: threads of `tokenizers` deadlock in forked children (datasets#620).
     - KINETO_LOG_LEVEL: torch.profiler prints when it starts and stops; above 5 it does not.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def forbid_pickled_code() -> None:
+    """Let torch load nothing but tensors in this process, also where DeepSpeed hard-codes weights_only=False."""
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 
 
 def device_type() -> str:
@@ -117,7 +130,7 @@ def device_index(environment: Environment, num_devices: int) -> int:
     """
     if environment.local_rank < num_devices:
         return environment.local_rank
-    if num_devices == 1 and environment.launcher in ("slurm", "mpi"):
+    if num_devices == 1 and environment.launcher in ("slurm", "mpi", "hydra"):
         return 0  # `srun --gpus-per-task=1` shows each process its own GPU alone
     raise UserError(f"local rank {environment.local_rank}: found {num_devices} GPUs on this machine, expected one for "
                     "each process; start fewer processes, or DS_ACCELERATOR=cpu to train on the CPU")
@@ -125,7 +138,8 @@ def device_index(environment: Environment, num_devices: int) -> int:
 
 def processes_on_this_machine(environment: Environment) -> int:
     """How many of the run's processes share this machine, as its launcher says; else all of them."""
-    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+             "MPI_LOCALNRANKS")
     given = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in given if text.isdigit()), environment.world_size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import threading
 from collections import deque
@@ -59,7 +60,9 @@ class MetricsWriter:
                 scalars = scalars | {"train/loss_spike": ratio}
             self._losses.append(loss)
         with readable_errors(self._folder):
-            self._file.write(json.dumps({"step": step, **scalars}) + "\n")
+            # JSON has no word for infinity and NaN, which a validation loss may be.
+            known = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+            self._file.write(json.dumps({"step": step, **known}) + "\n")
             self._file.flush()
             for name, value in scalars.items():
                 self._board.add_scalar(name, value, step)

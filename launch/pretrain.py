@@ -102,7 +102,7 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process
     objective = PretrainingObjective(config.train.loss_reduction)
     batches = validation(config, manifest, environment, console)
     trainer = running.make_trainer(
-        config, process, engine, checkpoints, facts={}, objective=objective,
+        config, process, engine, checkpoints, facts=runs.data_facts(manifest), objective=objective,
         evaluate=None if batches is None else partial(evaluate, engine, objective, batches, process.device),
         flops=partial(_micro_batch_flops, config.model),
     )

@@ -71,8 +71,9 @@ def carry_out(config, facts: dict[str, str], environment: Environment, console: 
     runs.check_folder(config, facts)
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(output) if environment.is_main else nullcontext():
-        device = distributed.initialize(environment)
-        with Heartbeat(output, environment, config.monitor) as heartbeat:
+        with Heartbeat(output, environment, config.monitor) as heartbeat:  # it names a rank that does not join
+            device = distributed.initialize(environment)
+            heartbeat.beat(0, "start")
             complete = work(Process(environment, device, console, heartbeat), StopRequest(deadline))
         distributed.shutdown()
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
@@ -119,7 +120,7 @@ def make_trainer(config, process: Process, engine, checkpoints: CheckpointManage
     """A trainer at step 0.
 
     Args:
-        facts: plain values kept in every checkpoint, beside the ZeRO stage.
+        facts: plain values kept in every checkpoint, beside the ZeRO stage and the hash of the configuration.
         parts: objective, evaluate and flops of Trainer.
     """
     from launch.profiling import StepProfiler
@@ -129,7 +130,7 @@ def make_trainer(config, process: Process, engine, checkpoints: CheckpointManage
     profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
     return Trainer(config, engine=engine, checkpoints=checkpoints, console=process.console, environment=environment,
                    device=device, heartbeat=process.heartbeat, profiler=profiler,
-                   facts={"zero_stage": config.zero.stage, **facts}, **parts)
+                   facts={"zero_stage": config.zero.stage, "config_hash": runs.config_hash(config), **facts}, **parts)
 
 
 def resume(trainer: Trainer, step: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -57,6 +58,11 @@ def _shaping(values: dict) -> dict[str, object]:
         name: value for name, value in flatten(values).items()
         if name not in FREE_FIELDS and name.split(".")[0] not in FREE_FIELDS
     }
+
+
+def config_hash(config) -> str:
+    """SHA-256 of the fields that shape the result: of all parts of a run the same, wherever it lies."""
+    return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
 
 
 def data_facts(manifest: Manifest) -> dict[str, str]:

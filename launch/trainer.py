@@ -46,7 +46,7 @@ class _Step:
     """A step that is done, or queued on the device: how it went, and what a checkpoint after it would hold."""
 
     skipped: distributed.HostCopy
-    """Whether its gradient was infinite or NaN."""
+    """Whether its loss or gradient was infinite or NaN."""
     state: TrainState
     window: torch.Tensor
     position: int
@@ -125,7 +125,7 @@ class Trainer:
             show: called with the step after each evaluation, on every rank: pictures and texts beside its numbers.
 
         Raises:
-            UserError: the gradient was infinite or NaN too often in a row, or a checkpoint could not be written.
+            UserError: loss or gradient were infinite or NaN too often in a row, or a checkpoint could not be written.
         """
         self.metrics, self.show = metrics, show
         self.engine.train()
@@ -218,8 +218,10 @@ class Trainer:
         micro_batch = to_device(micro_batch, self.device)
         output = self.engine(**micro_batch, dropout_seed=key)
         loss, sums = self.objective(output, micro_batch, totals)
-        # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum.
-        self.engine.backward(loss * self.environment.world_size, scale_wrt_gas=False)
+        # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum. A loss that is
+        # infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none need ask.
+        share = torch.full_like(loss, self.environment.world_size).masked_fill(~loss.detach().isfinite(), math.nan)
+        self.engine.backward(loss * share, scale_wrt_gas=False)
         self.engine.step()
         return sums
 
@@ -258,7 +260,7 @@ class Trainer:
     def _note_skip(self, step: _Step) -> None:
         self.state = replace(self.state, skipped_steps=self.state.skipped_steps + 1)
         self._skipped_in_a_row += 1
-        self.console.warn(f"the gradient of {self._place(step)} is infinite or NaN; the step changes nothing")
+        self.console.warn(f"loss or gradient of {self._place(step)} are infinite or NaN; the step changes nothing")
 
     @staticmethod
     def _place(step: _Step) -> str:
@@ -271,10 +273,10 @@ class Trainer:
         self.checkpoints.publish()
         kept = ", ".join(map(str, self.checkpoints.steps()))
         raise UserError(
-            f"train.learning_rate: found {self.train.max_skipped_steps} steps in a row whose gradient is infinite or "
-            f"NaN, the last being {self._place(last)}, expected fewer (train.max_skipped_steps); lower the rate, "
-            f"lengthen the warmup or look at the data; checkpoints are there of steps {kept}: remove those that are "
-            "too late to continue from"
+            f"train.learning_rate: found {self.train.max_skipped_steps} steps in a row whose loss or gradient are "
+            f"infinite or NaN, the last being {self._place(last)}, expected fewer (train.max_skipped_steps); lower the "
+            f"rate, lengthen the warmup or look at the data; checkpoints are there of steps {kept}: remove those that "
+            "are too late to continue from"
         )
 
     def _evaluate_if_due(self) -> bool:

@@ -4,9 +4,8 @@ import os
 
 import hypothesis
 
-# Read by DeepSpeed and torch at import; the launch floor sets them in every process that it starts.
+# Read by DeepSpeed at import; the launch floor sets it in every process that it starts.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 # For tiny models a second thread costs more than it does.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

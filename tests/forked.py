@@ -68,6 +68,12 @@ class ForkedRun:
         """Send a signal to the launcher, which passes SIGTERM on."""
         os.kill(self.pid, number)
 
+    def printed(self) -> str:
+        """What was printed so far; waits a moment for more."""
+        if self._printed.poll(0.1):
+            self._text += os.read(self._printed.fileno(), 1 << 16)
+        return self._text.decode(errors="replace")
+
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """What was printed, when all processes have ended: the last one closes the pipe.
 

@@ -1,4 +1,6 @@
-"""Cloze with a NaN loss on one rank at some steps."""
+"""Cloze with a NaN or an infinite loss on one rank at some steps."""
+
+from collections.abc import Callable
 
 from launch import trainer
 from tests.slowed import slowed_main
@@ -10,14 +12,20 @@ def poisoned_main(rank: int, steps: range, slow_from: int, command: list[str]) -
     return slowed_main(slow_from, command)
 
 
-def poison(rank: int, steps: range) -> None:
-    """Multiply the loss by NaN: as an overflow in the middle of the model would."""
+def infinite_main(rank: int, steps: range, slow_from: int, command: list[str]) -> int:
+    """The same with a loss that is infinite, while its gradient is as finite as ever."""
+    poison(rank, steps, lambda part: part + float("inf"))
+    return slowed_main(slow_from, command)
+
+
+def poison(rank: int, steps: range, change: Callable = lambda part: part * float("nan")) -> None:
+    """Change the loss, to NaN if nothing else is said: as an overflow in the middle of the model would."""
     accumulate = trainer.Trainer._accumulate
 
     def poisoned(self, micro_step, micro_batch, totals):
         if self.environment.rank == rank and self.state.step in steps and micro_step == 0:
             objective = self.objective
-            self.objective = lambda *arguments: tuple(part * float("nan") for part in objective(*arguments))
+            self.objective = lambda *arguments: tuple(map(change, objective(*arguments)))
             try:
                 return accumulate(self, micro_step, micro_batch, totals)
             finally:

@@ -23,11 +23,13 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 
 from launch.checkpoint.state import read_state
 from launch.engine import base_optimizer
+from launch.environment import forbid_pickled_code
 from launch.saving import BackgroundWriter
 from pipeline.errors import UserError
 
 # Everything but tensors that DeepSpeed's files hold. A file with any other class in it is refused, by our loads and by
-# DeepSpeed's own, which TORCH_FORCE_WEIGHTS_ONLY_LOAD (environment.py) holds to the same list.
+# DeepSpeed's own: from the import of this module on, so that Python programs are as safe as our commands.
+forbid_pickled_code()
 ALLOWED_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
 torch.serialization.add_safe_globals(ALLOWED_CLASSES)
 
@@ -189,15 +191,37 @@ def _give_states(optimizer: torch.optim.Optimizer, group: dict, other: dict) -> 
 
 
 def convert_to_universal(folder: Path, target: Path) -> None:
-    """Write a checkpoint's universal form, from which any number of processes can load, into `target`."""
+    """Write a checkpoint's universal form, from which any number of processes can load, into `target`.
+
+    Raises:
+        UserError: there is too little room for it, or the checkpoint holds anything but tensors.
+        OSError: the disk is full or refuses.
+    """
     shutil.rmtree(target, ignore_errors=True)
+    # The parts of all tensors and the whole ones lie there at once.
+    needed = 2 * sum(path.stat().st_size for path in folder.glob("*.pt"))
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise UserError(f"{target}: found {free:,} bytes free, expected at least {needed:,} to convert {folder.name} "
+                        "for another number of processes; free space, then run the same command again")
     arguments = Namespace(
         input_folder=str(folder), output_folder=str(target), keep_temp_folder=False, strict=True,
         # One worker runs in this process. Stages 1 and 2 lack what the converter wants of newer files.
         num_extract_workers=1, num_merge_workers=1, inject_missing_state=read_state(folder)["zero_stage"] < 3,
     )
-    with only_tensors(folder), _silence():
-        ds_to_universal.main(arguments)
+    try:
+        with _silence():
+            ds_to_universal.main(arguments)
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:
+        shutil.rmtree(target, ignore_errors=True)
+        for path in sorted(folder.glob("*.pt")):  # torch says the same of what it cannot read and cannot write
+            load_pickled(path)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{target}: found {folder.name} good but could not write its form for another number of "
+                        f"processes ({reason}), expected room and permission there; mend this, then run the same "
+                        "command again") from error
     (target.parent / "latest_universal").unlink(missing_ok=True)  # a note of the converter, which nothing here reads
 
 

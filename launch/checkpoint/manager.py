@@ -233,11 +233,15 @@ class CheckpointManager:
         return self.workplace / (self._path(step).name + ".universal.tmp")
 
     def convert(self, step: int) -> None:
-        """Make the universal form of a checkpoint, from which any number of processes can load. Collective."""
-        if self.environment.is_main:
-            self.workplace.mkdir(parents=True, exist_ok=True)
-            convert_to_universal(self._path(step), self._universal(step))
-        distributed.barrier()
+        """Make the universal form of a checkpoint, from which any number of processes can load. Collective.
+
+        Raises:
+            UserError: the disk has too little room or refuses, or the checkpoint holds anything but tensors.
+        """
+        with self._together("convert a checkpoint"), readable_errors(self._universal(step)):
+            if self.environment.is_main:
+                self.workplace.mkdir(parents=True, exist_ok=True)
+                convert_to_universal(self._path(step), self._universal(step))
 
     def load(self, engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
         """Restore weights, optimizer and random state from a published checkpoint, converted if it is elastic.

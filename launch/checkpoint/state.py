@@ -37,7 +37,7 @@ class TrainState:
     evaluations_since_best: int = 0
     """Evaluations without a better value."""
     skipped_steps: int = 0
-    """Steps that changed nothing, since their gradient was infinite or NaN."""
+    """Steps that changed nothing, since their loss or gradient was infinite or NaN."""
     inherited_steps: int = 0
     """Steps that the optimizer had made in the run that this one took its moments from."""
 
@@ -66,5 +66,6 @@ def damage(folder: Path) -> str | None:
 
 
 def read_state(folder: Path) -> dict:
-    """state.json of a checkpoint: the fields of TrainState, and `world_size`, `manifest_hash`, `zero_stage`, ..."""
+    """state.json of a checkpoint: the fields of TrainState, and `world_size`, `zero_stage`, `config_hash`, and of a
+    pretraining `manifest_hash` and `tokenizer_fingerprint`."""
     return json.loads((folder / STATE).read_text(encoding="utf-8"))

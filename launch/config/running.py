@@ -8,6 +8,9 @@ from typing import Literal
 from launch.config.checks import at_least
 from pipeline.errors import UserError
 
+# How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
+COLLECTIVE_SECONDS = 1800
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -69,7 +72,8 @@ class MonitorConfig:
     heartbeat_seconds: float = 10.0
     """Time between two writings of each process's heartbeat file, above 0."""
     hang_seconds: float = 600.0
-    """Time without progress after which a process says where it stands, with stack traces, above heartbeat_seconds."""
+    """Time without progress after which a process says where it stands, with stack traces: above heartbeat_seconds, and
+    below the 1800 after which collectives end the run."""
 
     def __post_init__(self) -> None:
         at_least("monitor", self, inspect_every_steps=0, examples=0)
@@ -78,6 +82,9 @@ class MonitorConfig:
         if self.hang_seconds <= self.heartbeat_seconds:
             raise UserError(f"monitor.hang_seconds: found {self.hang_seconds}, expected more than "
                             f"monitor.heartbeat_seconds = {self.heartbeat_seconds}")
+        if self.hang_seconds >= COLLECTIVE_SECONDS:
+            raise UserError(f"monitor.hang_seconds: found {self.hang_seconds}, expected less than the "
+                            f"{COLLECTIVE_SECONDS} after which collectives give up and the run ends")
         steps = self.profile_steps
         if steps and not (len(steps) == 2 and 0 <= steps[0] <= steps[1]):
             raise UserError(f"monitor.profile_steps: found {self.profile_steps}, expected the first and the last step")

@@ -49,7 +49,8 @@ class TrainConfig:
     log_every_steps: int = 10
     """Steps between two lines of metrics."""
     max_skipped_steps: int = 20
-    """Steps in a row whose gradient may be infinite or NaN, each skipped, before the run is given up; at least 1."""
+    """Steps in a row whose loss or gradient may be infinite or NaN, each skipped, before the run is given up; at least
+    1."""
     stop_before_seconds: float | None = None
     """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
 

@@ -1,5 +1,6 @@
 """The cluster files against the official models of Kubernetes and Kubeflow and the parsers of their tools."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from launch.cli import parse
+from launch.environment import child_variables
 from tests.launching import ROOT
 
 CLUSTERS = ROOT / "launch" / "clusters"
@@ -108,6 +110,30 @@ def test_sbatch_files_are_bash(path):
     directives = [number for number, line in enumerate(lines) if line.startswith("#SBATCH ")]
     # sbatch reads no further than the first command.
     assert all(line.startswith("#") for line in lines[: directives[-1]])
+
+
+@pytest.mark.parametrize(("before", "written", "died", "requeued", "code"), [
+    (None, "requeue", 137, True, 0),  # a process that died at the very end
+    (None, "requeue", 75, True, 0),
+    ("requeue", None, 2, False, 1),  # a start that failed
+    (None, "complete", 137, False, 0),
+    (None, "failed", 2, False, 1),
+])
+def test_several_machines_go_on_by_what_the_run_has_written(tmp_path, before, written, died, requeued, code):
+    run, programs = tmp_path / "run", tmp_path / "bin"
+    run.mkdir()
+    programs.mkdir()
+    if before:
+        (run / "status.json").write_text(f'{{"state": "{before}"}}')
+    write = f"""echo '{{"state": "{written}"}}' > {run}/status.json"""
+    scripts = {"srun": f"{write if written else ''}\nexit {died}", "scontrol": f"echo $* > {run}/asked"}
+    for name, script in scripts.items():
+        (programs / name).write_text(f"#!/bin/bash\n{script}\n")
+        (programs / name).chmod(0o755)
+    done = subprocess.run(["bash", str(CLUSTERS / "slurm-multi-node.sbatch"), str(run)], env=child_variables(
+        PATH=f"{programs}:{os.environ['PATH']}", SLURM_JOB_ID="7", SLURM_JOB_END_TIME="1", SLURM_CPUS_PER_TASK="1"))
+    assert done.returncode == code and (run / "asked").exists() is requeued
+    assert not requeued or (run / "asked").read_text() == "requeue 7\n"
 
 
 def test_docs_explain_every_field():

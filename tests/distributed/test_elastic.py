@@ -4,10 +4,12 @@ Weight decay is 1, a hundred times the usual, and the weights are tied: a group 
 step that was counted twice, moves the weights by far more than the tolerance.
 """
 
+import resource
 import shutil
 
 import pytest
 
+from launch import cli
 from tests.forked import ForkedRun
 from tests.launching import curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
@@ -126,3 +128,19 @@ def test_from_one_process_to_two(data, tmp_path, stage):
     go_on(data, changed, 5, 15, "--zero.stage", stage, processes=2)
     assert distance(weights(tmp_path / "one"), weights(changed)) <= 1e-5
     assert_same_curve(tmp_path / "one", changed, 1e-5)
+
+
+def limited_main(command: list[str]) -> int:
+    """The command in a process whose disk is full in the middle of a tensor."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
+    return cli.main(command)
+
+
+def test_a_disk_that_a_conversion_fills_is_named_and_not_the_checkpoint(data, tmp_path):
+    run, overrides = tmp_path / "run", ("--train.max_steps", "2", "--zero.stage", "2")
+    train(data, run, *overrides, processes=2)
+    output = finish(ForkedRun(pretrain_arguments(data, run, *overrides), main=limited_main), status=2)
+    line = output.splitlines()[-1]
+    assert line.startswith(f"error: {run}/checkpoints/step-00000002.universal.tmp: ") and "good" in line, output
+    assert not list((run / "checkpoints").glob("*.universal.tmp"))
+    assert "complete at step 2" in train(data, run, *overrides)

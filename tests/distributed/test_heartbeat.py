@@ -4,15 +4,29 @@ import json
 import os
 import re
 import signal
+import socket
+import threading
 import time
+from functools import partial
 
 import pytest
 
+from launch import trainer
+from launch.cli import main
 from launch.config import MonitorConfig
 from launch.environment import Environment
 from launch.heartbeat import Heartbeat
 from launch.runs import HEARTBEATS
-from tests.launching import PATIENCE_SECONDS, finish, pretrain_command, start, step_of
+from tests.forked import ForkedRun
+from tests.launching import (
+    PATIENCE_SECONDS,
+    finish,
+    kill_all,
+    pretrain_arguments,
+    pretrain_command,
+    start,
+    step_of,
+)
 from tests.synthetic import make_shards
 
 
@@ -51,6 +65,56 @@ def test_a_stopped_process_is_named_and_the_run_goes_on_with_it(tmp_path):
     # In the step, or in what follows it.
     assert "rank 0, thread MainThread:" in report and "trainer.py" in report, "where the one that waits is"
     assert {(beat["step"], beat["phase"]) for beat in beats(run).values()} == {(400, "ended")}
+
+
+def output_until(process: ForkedRun, *patterns: str) -> str:
+    """What a run has printed as soon as all patterns are in it; then it is killed."""
+    deadline, output = time.monotonic() + PATIENCE_SECONDS, ""
+    try:
+        while not all(re.search(pattern, output, re.DOTALL) for pattern in patterns):
+            assert time.monotonic() < deadline and process.poll() is None, output
+            output = process.printed()
+    finally:
+        kill_all(process)
+        process.communicate(timeout=PATIENCE_SECONDS)
+    return output
+
+
+def stuck_main(rank: int, step: int, command: list[str]) -> int:
+    """The command in a process whose data never come from that step on, on one rank."""
+    advance = trainer.Trainer._advance
+
+    def never():
+        threading.Event().wait()
+        yield
+
+    def stuck(self, stream, stop):
+        advance(self, never() if (self.environment.rank, self.state.step) == (rank, step) else stream, stop)
+
+    trainer.Trainer._advance = stuck
+    return main(command)
+
+
+OFTEN = ("--monitor.heartbeat_seconds", "0.2", "--monitor.hang_seconds", "2")
+
+
+def test_a_process_that_waits_for_data_is_named_and_says_where(tmp_path):
+    """It lives, and its heartbeat goes on."""
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    process = ForkedRun(pretrain_arguments(data, run, "--train.max_steps", "9", *OFTEN), 2, partial(stuck_main, 1, 3))
+    output_until(process, r"rank 0: no progress for \d+ s, at step 3 in collective\..*waited for: rank 1\n",
+                 r"rank 1: no progress for \d+ s, at step 3 in data\..*rank 1, thread MainThread:.*, in never\n")
+
+
+def test_a_process_that_never_joins_is_named(tmp_path):
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = ForkedRun(pretrain_arguments(data, run, *OFTEN), RANK="0", LOCAL_RANK="0", WORLD_SIZE="2",
+                        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    output = output_until(process, "waited for: rank 1\n.*init_process_group")
+    assert "rank 1: no heartbeat file" in output
 
 
 def test_a_disk_that_takes_no_heartbeat_is_said_once(tmp_path):

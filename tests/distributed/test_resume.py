@@ -5,13 +5,16 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launch import runs
 from launch.checkpoint import CHECKSUMS
-from launch.cli import main
+from launch.cli import main, parse
+from launch.pretrain import check_data
+from pipeline.manifest import Manifest
 from pipeline.storage import ASIDE
 from tests.forked import ForkedRun
 from tests.launching import (
@@ -224,6 +227,18 @@ def test_an_evaluation_that_ends_a_resumed_run_is_in_its_checkpoint(data, tmp_pa
     state = json.loads((run / "checkpoints" / "step-00000001" / "state.json").read_text())
     assert (state["evaluated_step"], state["best_step"]) == (1, 1)
     assert checkpoints(run) == ["step-00000001"] and weights(run, "best")
+
+
+def test_a_checkpoint_knows_by_hashes_what_it_is_of(data, undisturbed):
+    """The same in every part of a run; fields that say where and how do not count."""
+    run = undisturbed("0")
+    states = [json.loads((folder / "state.json").read_text()) for folder in saved(run)]
+    known = {(state["manifest_hash"], state["tokenizer_fingerprint"], state["config_hash"]) for state in states}
+    manifest = Manifest.load(data)
+    config = parse("pretrain", pretrain_arguments(data, run, *RUN, "--train.log_every_steps", "7")[1:])
+    _, model = check_data(data, config.model)
+    hashes = [runs.config_hash(replace(config, model=model, seed=seed)) for seed in (42, 43)]
+    assert known == {(manifest.hash, manifest.tokenizer_fingerprint, hashes[0])} and len(set(hashes)) == 2
 
 
 def test_damaged_checkpoints_are_passed_over_aloud(data, undisturbed, tmp_path):

@@ -1,6 +1,7 @@
-"""A step whose gradient is infinite or NaN changes nothing, on any rank, at any ZeRO stage."""
+"""A step whose loss or gradient is infinite or NaN changes nothing, on any rank, at any ZeRO stage."""
 
 import json
+import re
 from functools import partial
 
 import pytest
@@ -24,7 +25,7 @@ from tests.launching import (
     train,
     weights,
 )
-from tests.poisoned import poisoned_main
+from tests.poisoned import infinite_main, poisoned_main
 from tests.synthetic import make_shards
 
 RUN = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0", "--schedule.warmup_steps", "0",
@@ -39,9 +40,10 @@ def data(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("skipping"))
 
 
-def poisoned_run(data, run, rank: int, steps: range, *overrides: str, slow_from: int = 10**9) -> ForkedRun:
+def poisoned_run(data, run, rank: int, steps: range, *overrides: str, slow_from: int = 10**9, main=poisoned_main
+                 ) -> ForkedRun:
     """Two processes, of which one has a NaN loss at these steps."""
-    return ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), 2, partial(poisoned_main, rank, steps, slow_from))
+    return ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), 2, partial(main, rank, steps, slow_from))
 
 
 def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tensor]:
@@ -70,17 +72,22 @@ def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tenso
     return model.state_dict()
 
 
-@pytest.mark.parametrize("stage", ["0", "2", *(pytest.param(s, marks=pytest.mark.slow) for s in "13")])
-def test_the_others_steps_are_those_of_a_plain_loop(data, tmp_path, stage):
+@pytest.mark.parametrize(("stage", "main"), [
+    ("0", infinite_main), ("2", poisoned_main),
+    *(pytest.param(stage, main, marks=pytest.mark.slow) for stage, main in [
+        ("0", poisoned_main), ("1", poisoned_main), ("3", poisoned_main), ("2", infinite_main), ("3", infinite_main),
+    ]),
+])
+def test_the_others_steps_are_those_of_a_plain_loop(data, tmp_path, stage, main):
     run = tmp_path / "run"
     output = finish(poisoned_run(data, run, 1, range(2, 4), "--zero.stage", stage, "--train.max_steps", "6",
-                                 "--train.log_every_steps", "2"))
+                                 "--train.log_every_steps", "2", main=main))
     assert_same_weights(plain_loop(data, 6, {2, 3}), weights(run), TOLERANCE)
-    assert "the gradient of step 3, on samples 32 to 47 of the stream (epoch 0) is infinite or NaN" in output
+    assert "loss or gradient of step 3, on samples 32 to 47 of the stream (epoch 0) are infinite or NaN" in output
     lines = [line for line in curve(run) if "train/skipped_steps" in line]
     assert [line["train/skipped_steps"] for line in lines] == [0, 2, 2]
     assert ["train/loss" in line for line in lines] == [True, False, True], "no good step, no loss"
-    assert "NaN" not in (run / "metrics.jsonl").read_text()
+    assert not {"NaN", "Infinity"} & set(re.findall(r"\w+", (run / "metrics.jsonl").read_text()))
     state = json.loads((run / "checkpoints" / "step-00000006" / "state.json").read_text())
     assert state["skipped_steps"] == 2
 
@@ -104,7 +111,8 @@ def test_too_many_in_a_row_end_the_run_with_the_last_good_state(data, tmp_path):
     overrides = ("--train.max_steps", "30", "--train.max_skipped_steps", "5", "--checkpoint.keep_last", "1")
     output = finish(poisoned_run(data, run, 1, range(10, 30), *overrides), status=None)
     (line,) = {line for line in output.splitlines() if line.startswith("error:")}
-    assert "found 5 steps in a row whose gradient is infinite or NaN, the last being step 15, on samples 224 to" in line
+    assert "found 5 steps in a row whose loss or gradient are infinite or NaN" in line
+    assert "the last being step 15, on samples 224 to" in line
     assert json.loads((run / "status.json").read_text())["state"] == "failed"
     steps = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
     assert steps == [4, 8, 10], "the last good state, and none went since no later one had proven itself"

@@ -125,7 +125,7 @@ def test_export_refuses_a_folder_with_files_and_a_folder_without_a_run(chain):
 def test_the_deepspeed_launcher_trains_the_same_model(chain):
     folder, _ = chain
     run = folder / "by-deepspeed"
-    arguments = ["--num_accelerators", "2", "--no_local_rank", "--module", "launch", "pretrain", "--config",
+    arguments = ["--num_accelerators", "2", "--module", "launch", "pretrain", "--config",
                  "configs/pretrain/tiny.yaml", "--data", folder / "shards", "--output", run, "--train.max_steps", 30,
                  "--schedule.warmup_steps", 5, "--zero.stage", 1]
     code = "import sys; from deepspeed.launcher.runner import main; main(sys.argv[1:])"

@@ -9,9 +9,11 @@ import torch
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 
+from launch import distributed
 from launch.checkpoint import CHECKSUMS, CheckpointManager
-from launch.checkpoint.deepspeed_files import kept_hyper_parameters, padding_can_be_loaded
+from launch.checkpoint.deepspeed_files import convert_to_universal, kept_hyper_parameters, padding_can_be_loaded
 from launch.environment import Environment
+from pipeline.errors import UserError
 from pipeline.storage import sha256_of
 
 
@@ -124,6 +126,20 @@ def test_conversions_of_another_run_lie_with_the_new_one(folder, tmp_path):
     """The other run may be training, and removes what it takes for leftovers; or lie where nobody may write."""
     checkpoints = CheckpointManager(folder, Environment(), torch.device("cpu"), workplace=tmp_path / "new")
     assert checkpoints._universal(3) == tmp_path / "new" / "step-00000003.universal.tmp"
+
+
+def test_there_is_room_for_a_conversion_before_it_begins(folder, tmp_path, monkeypatch):
+    """For the parts of all tensors and the whole ones: twice the checkpoint's files."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=199))
+    with pytest.raises(UserError, match="universal.tmp: found 199 bytes free, expected at least 200 to convert"):
+        convert_to_universal(folder / "step-00000004", tmp_path / "step-00000004.universal.tmp")
+
+
+def test_a_conversion_that_fails_on_rank_0_fails_on_all(folder, monkeypatch):
+    monkeypatch.setattr(distributed, "reduce_sum", torch.ones_like)  # what rank 0 adds
+    checkpoints = CheckpointManager(folder, Environment(rank=1, world_size=2), torch.device("cpu"))
+    with pytest.raises(UserError, match="found a process that could not convert a checkpoint"):
+        checkpoints.convert(4)
 
 
 class Parameter:

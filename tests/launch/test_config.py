@@ -142,6 +142,6 @@ def test_help_states_every_field_and_print_config_round_trips(tmp_path, capsys):
 
 def test_the_command_line_without_a_command(capsys):
     assert main([]) == 0 and "pretrain" in capsys.readouterr().out
-    assert main(["--version"]) == 0
+    assert main(["--version"]) == main(["--local_rank=1", "--version"]) == 0  # as `deepspeed` starts it
     assert main(["pretrian"]) == 2
     assert "did you mean pretrain?" in capsys.readouterr().err

@@ -29,6 +29,29 @@ def test_torchrun_srun_and_mpirun():
     assert read_environment({**mpi, **ADDRESS}).launcher == "mpi"
 
 
+def test_mpirun_needs_no_address_on_one_machine():
+    """Each job meets at a port of its own. What MPICH and Intel MPI set tells no job: they want an address."""
+    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
+           "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-node1-17@1"}
+    found = [read_environment(mpi), read_environment({**mpi, "PMIX_NAMESPACE": "prterun-node1-18@1"})]
+    assert {environment.address for environment in found} == {"127.0.0.1"}
+    assert len({environment.port for environment in found}) == 2
+    with pytest.raises(UserError, match="MASTER_ADDR and MASTER_PORT are not set"):
+        read_environment({**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+    hydra = {"PMI_RANK": "1", "MPI_LOCALRANKID": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+    assert read_environment({**hydra, **ADDRESS}) == Environment(1, 1, 2, "hydra", "node1", "29500")
+    with pytest.raises(UserError, match="hydra started 2 processes but MASTER_ADDR and MASTER_PORT are not set"):
+        read_environment(hydra)
+
+
+def test_mpirun_inside_a_slurm_job_and_srun_that_speaks_pmi():
+    """Daemons of mpirun are tasks of srun: theirs are other ranks. With --mpi=pmi2 srun sets PMI_RANK by itself."""
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
+    mpi = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8"}
+    assert (read_environment({**slurm, **mpi, **ADDRESS}).rank, read_environment({**slurm, **ADDRESS}).rank) == (5, 0)
+    assert read_environment({**slurm, "PMI_RANK": "0", "PMI_SIZE": "2", **ADDRESS}).launcher == "slurm"
+
+
 def test_srun_needs_no_address():
     """Slurm says where task 0 is; each step of a job meets at a port of its own; what is exported counts more."""
     variables = {"SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "1", "SLURM_PROCID": "1", "SLURM_LOCALID": "0",

@@ -22,7 +22,7 @@ from launch.checkpoint.deepspeed_files import kept_hyper_parameters
 from launch.cli import main
 from launch.config import PretrainConfig
 from launch.engine import build_engine, deepspeed_config
-from launch.environment import Environment
+from launch.environment import Environment, child_variables
 from pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import (
@@ -88,6 +88,7 @@ def error_of(capsys, *arguments) -> str:
         (["--train.initial_global_batch_size", "8"], "train.batch_warmup_tokens: found 8 and 0, expected both or none"),
         (["--train.batch_increment", "8"], "train.batch_increment: found 8 without train.initial_global_batch_size"),
         (["--train.initial_global_batch_size", "12", "--train.batch_warmup_tokens", "9"], "train.batch_increment: fo"),
+        (["--monitor.hang_seconds", "7200"], "monitor.hang_seconds: found 7200.0, expected less than the 1800 after"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--config", sys.executable], "cloze pretrain"),
         (["--deepspeed", '{"bf16": {"enabled": true}}'], "deepspeed.bf16: found a setting, expected none"),
@@ -252,7 +253,7 @@ def test_a_lost_model_does_not_push_out_the_good_checkpoints(data, tmp_path):
     output = train(data, tmp_path / "run", "--train.learning_rate", "1e30", "--schedule.warmup_steps", "3",
                    "--train.log_every_steps", "50", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "1",
                    status=2)
-    assert "20 steps in a row whose gradient is infinite or NaN" in output.splitlines()[-1]
+    assert "20 steps in a row whose loss or gradient are infinite or NaN" in output.splitlines()[-1]
     steps = CheckpointManager(tmp_path / "run" / "checkpoints", Environment(), torch.device("cpu")).steps()
     assert steps == [1, 2]
     good, lost = (weights(tmp_path / "run", step).values() for step in steps)
@@ -351,6 +352,13 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name)
     assert "other than tensors" in output.splitlines()[-1]
     if not name.startswith("rank"):
         assert "other than tensors" in error_of(capsys, "export", run)
+    if name == "zero":  # which DeepSpeed's own tool reads
+        variables = child_variables(DS_ACCELERATOR="cpu")
+        variables.pop("TORCH_FORCE_WEIGHTS_ONLY_LOAD", None)  # as in a program that never was one of our commands
+        program = "import sys; from launch.predict import Predictor; Predictor.from_folder(sys.argv[1])"
+        tried = subprocess.run([sys.executable, "-c", program, str(run)], cwd=ROOT, env=variables, text=True,
+                               capture_output=True)
+        assert "other than tensors" in tried.stderr
     assert not trap.exists()
 
 

@@ -46,6 +46,14 @@ def test_tensorboard_has_what_metrics_jsonl_has(run):
         assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6), name
 
 
+def test_what_json_has_no_word_for_is_null(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.write(1, {"validation/loss": float("inf"), "validation/mlm_loss": float("nan"), "train/loss": 2.0})
+    writer.close()
+    (line,) = read_metrics(tmp_path)
+    assert line == {"step": 1, "validation/loss": None, "validation/mlm_loss": None, "train/loss": 2.0}
+
+
 def test_the_page_explains_every_curve_and_no_other(run):
     """Those of a run and those that the source names besides (fp16's loss scale, a spike, a task's metrics)."""
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
