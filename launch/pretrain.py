@@ -154,6 +154,7 @@ def validation(config: PretrainConfig, manifest: Manifest, environment: Environm
     return partial(
         evaluation_batches, ShardReader(config.data, "validation"), micro_batch_size=config.train.micro_batch_size,
         rank=environment.rank, world_size=environment.world_size, max_samples=config.evaluation.samples,
+        segments=config.model.segments,
     )
 
 
@@ -169,6 +170,7 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
         seed=config.seed, samples_consumed=trainer.state.samples_consumed, tokens_consumed=trainer.state.tokens,
         warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
+        segments=config.model.segments,
     )
     try:
         shown = partial(showing, config, trainer) if trainer.evaluate else None
@@ -187,7 +189,8 @@ def showing(config: PretrainConfig, trainer, metrics):
     reader = ShardReader(config.data, "validation")
     tokenizer = Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)
-    guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, metrics)
+    guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, config.model.segments,
+                                metrics)
 
     def show(step: int) -> None:
         if guesses:
