@@ -22,4 +22,4 @@ def test_a_shape_that_transformers_lacks_is_named(tmp_path, capsys, model_type):
     path = tmp_path / "model/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))
     assert main(["export", str(tmp_path / "model")]) == 0
-    assert ("a format that only Cloze reads" in capsys.readouterr().err) == (model_type == "cloze")
+    assert ("in its own format, which only Cloze reads" in capsys.readouterr().err) == (model_type == "cloze")

@@ -1,10 +1,11 @@
-"""A model whose segment 0 is padding's (configs/model/tutorial.yaml): all floors give it segments 1 and 2."""
+"""configs/model/tutorial.yaml, which transformers lacks, on all floors: its segments are 1 and 2, 0 is padding's."""
 
 import json
 
 import pytest
 import torch
 
+from launch.cli import main
 from launch.metrics import read_metrics
 from launch.onnx import write_onnx
 from launch.predict import Predictor
@@ -58,7 +59,8 @@ def test_predictions_of_the_run_its_fine_tuning_and_its_graph_agree(run, tmp_pat
 
     rows = [(f"w{n} w{n + 1}", f"w{n + 2}", "xy"[n % 2]) for n in range(16)]
     files = [write_tsv(tmp_path / f"{name}.tsv", ("text_a", "text_b", "label"), rows) for name in ("train", "dev")]
-    finetune("pair-classification", run, *files, tmp_path / "tuned", "--epochs", 2, "--max_length", 16)
+    _, said = finetune("pair-classification", run, *files, tmp_path / "tuned", "--epochs", 2, "--max_length", 16)
+    assert f"{tmp_path}/tuned/model: Cloze exports this shape in its own format" in said
     model = Predictor.from_folder(tmp_path / "tuned")
     expected = [line["probabilities"] for line in lines(tmp_path / "tuned/predictions/validation.jsonl")]
     for (text, pair, _), chances in zip(rows, expected, strict=True):
@@ -67,3 +69,13 @@ def test_predictions_of_the_run_its_fine_tuning_and_its_graph_agree(run, tmp_pat
     write_onnx(tmp_path / "tuned/model")
     described = json.loads((tmp_path / "tuned/model/onnx.json").read_text())
     assert described["inputs"]["token_type_ids"]["meaning"] == "1 up to the first [SEP], then 2"
+
+
+def test_predictions_of_the_export_are_those_of_the_run(run, tmp_path, capsys):
+    assert main(["export", str(run), "--output", str(tmp_path / "exported")]) == 0
+    assert "in its own format, which only Cloze reads" in capsys.readouterr().err
+    answers = []
+    for folder in (run, tmp_path / "exported"):
+        assert main(["predict", "fill-mask", str(folder), "w1 [MASK] w3", "--format", "json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1]
