@@ -18,8 +18,6 @@ from pipeline.storage import readable_errors
 def export(config: ExportConfig) -> int:
     """Write config.json, model.safetensors and the tokenizer's files, with `onnx` a graph; returns the exit status."""
     prepare_deepspeed(read_environment())
-    from model.hub import OWN_MODEL_TYPE
-
     console = Console()
     run = Path(config.run)
     output = Path(config.output or os.path.abspath(run) + "-hf")  # "." has no name of its own
@@ -36,16 +34,22 @@ def export(config: ExportConfig) -> int:
         with readable_errors(output):
             said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (
                 _copy_model(config, run, aside))
-            described = json.loads((aside / "config.json").read_text(encoding="utf-8"))
             if config.onnx:
                 write_onnx(aside)
             os.replace(aside, output)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
-    if described.get("model_type") == OWN_MODEL_TYPE:
-        console.warn("Cloze exports this shape in its own format, which only Cloze reads")
+    warn_of_own_format(output, console)
     return 0
+
+
+def warn_of_own_format(folder: Path, console: Console) -> None:
+    """Say it if a model folder is none that transformers loads."""
+    from model.hub import OWN_MODEL_TYPE
+
+    if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") == OWN_MODEL_TYPE:
+        console.warn(f"{folder}: Cloze exports this shape in its own format, which only Cloze reads")
 
 
 def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:

@@ -60,7 +60,7 @@ def read_job(config: FinetuneConfig) -> Job:
     submission_names(config)  # whatever is wrong with them is said before anything is read
     source = find_source(config)
     config = config.for_task(task, source.config.max_position_embeddings)
-    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer)
+    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, source.config.segments)
     return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test)
 
 

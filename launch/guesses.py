@@ -19,14 +19,16 @@ class Guesses:
 
     Args:
         count: samples shown.
+        segments: the model's.
         metrics: rank 0's writer; None elsewhere.
     """
 
     def __init__(self, engine, device: torch.device, reader: ShardReader, tokenizer: Tokenizer, count: int,
-                 metrics: MetricsWriter | None) -> None:
+                 segments: tuple[int, int], metrics: MetricsWriter | None) -> None:
         self._engine, self._device, self._tokenizer, self._metrics = engine, device, tokenizer, metrics
         # The same batch on every rank: a forward is collective where parameters are partitioned.
-        (self._batch,) = evaluation_batches(reader, micro_batch_size=count, rank=0, world_size=1, max_samples=count)
+        (self._batch,) = evaluation_batches(reader, micro_batch_size=count, rank=0, world_size=1, max_samples=count,
+                                            segments=segments)
 
     @torch.no_grad()
     def __call__(self, step: int) -> None:

@@ -32,7 +32,7 @@ _OUTPUTS = {
 _MEANINGS = {
     "input_ids": "token ids, [CLS] and [SEP] included; padding may be any id",
     "attention_mask": "1 for tokens, 0 for padding, which stands at the end",
-    "token_type_ids": "0 up to the first [SEP], then 1",
+    "token_type_ids": "{} up to the first [SEP], then {}",
 }
 _TOLERANCE = 1e-4  # of the check; the order of sums differs between torch and onnxruntime
 
@@ -93,8 +93,10 @@ def write_onnx(folder: Path) -> None:
         )
         program.save(folder / GRAPH)
     shapes = _check(folder / GRAPH, model)
+    segments = model.model.config.segments
     described = {
-        "inputs": {name: {"dtype": "int64", "shape": list(axes), "meaning": _MEANINGS[name]} for name in inputs},
+        "inputs": {name: {"dtype": "int64", "shape": list(axes), "meaning": _MEANINGS[name].format(*segments)}
+                   for name in inputs},
         "outputs": {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()},
         "max_length": longest, "architecture": cls.__name__,
     }
@@ -117,7 +119,7 @@ def _sample(model: nn.Module, batch: int, length: int) -> dict[str, Tensor]:
     places = torch.arange(length).expand(shape)
     inputs = {"input_ids": ids, "attention_mask": (places < lengths[..., None]).long()}
     if model.config.type_vocab_size > 1:
-        inputs["token_type_ids"] = (places >= lengths[..., None] // 2).long()
+        inputs["token_type_ids"] = torch.tensor(model.config.segments)[(places >= lengths[..., None] // 2).long()]
     return inputs
 
 

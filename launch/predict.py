@@ -231,7 +231,8 @@ class Predictor:
             "max_sequence_length": max(map(len, encodings)),
         }
         if self.config.type_vocab_size > 1:
-            inputs["token_type_ids"] = self._tensor([segment for each in encodings for segment in each.segments])
+            types = self.config.segments
+            inputs["token_type_ids"] = self._tensor([types[segment] for each in encodings for segment in each.segments])
         batch = Batch(encodings, bounds, inputs)
         if blanks := batch.blanks():
             inputs["input_ids"][blanks] = self.tokenizer.special_tokens.mask

@@ -17,6 +17,7 @@ from launch.running import Process
 from model.config import BertConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
+from pipeline.storage import readable_errors
 
 
 def pretrain(config: PretrainConfig) -> int:
@@ -80,6 +81,22 @@ def build_model(config: PretrainConfig):
     return model
 
 
+def take_word_vectors(config: PretrainConfig, model, console: Console) -> None:
+    """Copy the vectors of `init_word_vectors` into a freshly drawn model; a token without one stays as drawn.
+
+    Raises:
+        UserError, ModelError: there is no such file, or its vectors are not those of tokens, in the model's width.
+    """
+    from model.initialization import init_word_embeddings
+    from pipeline.tokenizer import Tokenizer
+
+    path, tokens = Path(config.init_word_vectors), Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER).tokens
+    numbers = {token: number for number, token in enumerate(tokens) if token and number != config.model.pad_token_id}
+    with readable_errors(path):
+        found = init_word_embeddings(model, path, numbers)
+    console.say(f"init_word_vectors: {found:,} of {len(numbers):,} tokens start from {path}")
+
+
 def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process):
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     import torch
@@ -94,6 +111,8 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process
     checkpoints, step, elastic = running.open_checkpoints(config, process)
     model = build_model(config)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
+    if step is None and config.init_word_vectors:
+        take_word_vectors(config, model, console)
     start = Start(config, manifest, model, checkpoints, console) if step is None and config.init_from else None
     parameters = num_parameters(model)  # before ZeRO-3 empties them
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
@@ -153,6 +172,7 @@ def validation(config: PretrainConfig, manifest: Manifest, environment: Environm
     return partial(
         evaluation_batches, ShardReader(config.data, "validation"), micro_batch_size=config.train.micro_batch_size,
         rank=environment.rank, world_size=environment.world_size, max_samples=config.evaluation.samples,
+        segments=config.model.segments,
     )
 
 
@@ -168,6 +188,7 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
         seed=config.seed, samples_consumed=trainer.state.samples_consumed, tokens_consumed=trainer.state.tokens,
         warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
+        segments=config.model.segments,
     )
     try:
         shown = partial(showing, config, trainer) if trainer.evaluate else None
@@ -186,7 +207,8 @@ def showing(config: PretrainConfig, trainer, metrics):
     reader = ShardReader(config.data, "validation")
     tokenizer = Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)
-    guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, metrics)
+    guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, config.model.segments,
+                                metrics)
 
     def show(step: int) -> None:
         if guesses:

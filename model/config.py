@@ -164,9 +164,9 @@ class BertConfig:
                 self.local_attention_window % 2,
             "position_initializer_range: only learned positions have weights to draw":
                 self.position_initializer_range is not None and self.position_embedding != "learned",
-            "segment_padding_index: must be below type_vocab_size":
+            "segment_padding_index: must be below type_vocab_size, which must leave two segments beside it (3 or more)":
                 self.segment_padding_index is not None
-                and not 0 <= self.segment_padding_index < self.type_vocab_size,
+                and not 0 <= self.segment_padding_index < self.type_vocab_size >= 3,
         }
         for reason, broken in refused.items():
             if broken:
@@ -176,6 +176,12 @@ class BertConfig:
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def segments(self) -> tuple[int, int]:
+        """Segment types of A and B: the first two that are not the padding's."""
+        first, second, *_ = (number for number in range(3) if number != self.segment_padding_index)
+        return first, second
 
     @property
     def padded_vocab_size(self) -> int:

@@ -139,7 +139,8 @@ class BatchStream:
 
     A global batch holds the same samples for any number of ranks, also while `warmup` lets it grow: every rank reads
     the whole of it, so that the tokens so far, which decide its size, are known without asking the others.
-    `tokens_consumed`: real tokens before `samples_consumed`. A thread prefetches; `close` ends it.
+    `tokens_consumed`: real tokens before `samples_consumed`. `segments`: as in `collate`. A thread prefetches; `close`
+    ends it.
     Raises UserError if a batch size isn't a multiple of micro_batch_size × world_size.
     """
 
@@ -155,6 +156,7 @@ class BatchStream:
         samples_consumed: int = 0,
         tokens_consumed: int = 0,
         warmup: BatchWarmup | None = None,
+        segments: tuple[int, int] = (0, 1),
     ):
         at_once = micro_batch_size * world_size
         for size in [global_batch_size, *([warmup.initial, warmup.increment] if warmup else [])]:
@@ -165,6 +167,7 @@ class BatchStream:
                 )
         self._stream = SampleStream(reader, seed)
         self._size, self._micro, self._warmup = global_batch_size, micro_batch_size, warmup
+        self._segments = segments
         self._rank, self._world_size = rank, world_size
         self._queue: queue.Queue = queue.Queue(_PREFETCHED_BATCHES)
         self._closed = threading.Event()
@@ -223,7 +226,7 @@ class BatchStream:
         for chosen in rows:
             part, part_masks = whole.take(chosen)
             padding += len(part) * int(part.lengths.max()) - len(part.input_ids)
-            micro_batches.append(collate(part, part_masks))
+            micro_batches.append(collate(part, part_masks, self._segments))
         mine = np.concatenate(rows)
         return RankBatch(
             micro_batches=micro_batches,
@@ -247,6 +250,7 @@ def evaluation_batches(
     world_size: int,
     mask_set: int = 0,
     max_samples: int | None = None,
+    segments: tuple[int, int] = (0, 1),
 ) -> Iterator[dict]:
     """Every sample (or the first `max_samples`) exactly once over all ranks, with the same masks every time.
 
@@ -263,5 +267,5 @@ def evaluation_batches(
             masks = dynamic.draw(samples, 0, mask_set, indices)
         (mine,) = deal(samples.lengths, micro_batch_size, rank, world_size)
         filler = len(mine) == 0
-        batch = collate(*Window(samples, masks).take(np.zeros(1, np.int64) if filler else mine))
+        batch = collate(*Window(samples, masks).take(np.zeros(1, np.int64) if filler else mine), segments)
         yield without_loss(batch) if filler else batch

@@ -11,8 +11,8 @@ from pipeline.errors import UserError
 from pipeline.records import NO_LABEL, Masks, Samples
 
 
-def collate(samples: Samples, masks: Masks) -> dict:
-    """Make one micro-batch of B samples, T tokens, M masked tokens.
+def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) -> dict:
+    """Make one micro-batch of B samples, T tokens, M masked tokens. segments: the model's types of segments A and B.
 
     Returns
     -------
@@ -30,10 +30,10 @@ def collate(samples: Samples, masks: Masks) -> dict:
     input_ids = samples.input_ids.astype(np.int64)
     labels = input_ids[masked_positions]
     input_ids[masked_positions] = masks.ids
-    token_type_ids = position_ids >= np.repeat(samples.segment_b_start.astype(np.int64), lengths)
+    in_second = position_ids >= np.repeat(samples.segment_b_start.astype(np.int64), lengths)
     return {
         "input_ids": torch.from_numpy(input_ids),
-        "token_type_ids": torch.from_numpy(token_type_ids.astype(np.int64)),
+        "token_type_ids": torch.from_numpy(np.array(segments)[in_second.astype(np.int64)]),
         "position_ids": torch.from_numpy(position_ids),
         "sequence_offsets": torch.from_numpy(samples.offsets.astype(np.int32)),
         "max_sequence_length": int(lengths.max()),
@@ -53,18 +53,12 @@ def without_loss(batch: dict) -> dict:
 
 
 def pad(
-    batch: dict,
-    length: int,
-    *,
-    pad_id: int = 0,
-    ignore_index: int = NO_LABEL,
-    segments: tuple[int, int] = (0, 1),
-    segment_padding: int = 0,
+    batch: dict, length: int, *, pad_id: int = 0, ignore_index: int = NO_LABEL, segment_padding: int = 0
 ) -> dict:
     """The same micro-batch as rows of one length, for models that want (B, length) tensors.
 
     Returns input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on
-    tokens), int64 (B, length), and next_sentence_label, int64 (B,). segments: numbers of segments A and B.
+    tokens), int64 (B, length), and next_sentence_label, int64 (B,).
     Raises UserError if a sample is longer than `length`.
     """
     if batch["max_sequence_length"] > length:
@@ -81,7 +75,7 @@ def pad(
 
     return {
         "input_ids": filled(pad_id, place, batch["input_ids"]),
-        "token_type_ids": filled(segment_padding, place, torch.tensor(segments)[batch["token_type_ids"]]),
+        "token_type_ids": filled(segment_padding, place, batch["token_type_ids"]),
         "labels": filled(ignore_index, masked, batch["labels"]),
         "attention_mask": filled(0, place, 1),
         "next_sentence_label": batch["next_sentence_label"],

@@ -29,6 +29,8 @@ class PretrainConfig:
     """Whether the optimizer's moments are taken from that run too."""
     init_positions: Literal["same", "extend"] = "same"
     """What to do if the model has more learned positions than init_from. same: refuse; extend: draw the others."""
+    init_word_vectors: str | None = None
+    """word2vec text file, of whose vectors word embeddings start, by token; null: drawn ones. Not with init_from."""
     model: BertConfig = field(default_factory=BertConfig)
     """Shape of the model; a file of configs/model/ or single fields."""
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -53,6 +55,9 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         if self.init_optimizer and self.init_from is None:
             raise UserError("init_optimizer: found true without init_from, expected the run whose moments to take")
+        if self.init_word_vectors and self.init_from:
+            raise UserError(f"init_word_vectors: found {self.init_word_vectors} with init_from = {self.init_from}, "
+                            "which has word embeddings of its own, expected one of the two; leave the other out")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
         check_sections(self)

@@ -151,7 +151,7 @@ class AnswerExamples(Examples):
         return ragged.ranges(self._of_unit[:-1][units], np.diff(self._of_unit)[units])
 
     def batch(self, units: np.ndarray) -> dict:
-        return self._sequences.batch(self._rows(units))
+        return self._sequences.batch(self._rows(units), self.segments)
 
     def targets(self, units: np.ndarray) -> dict:
         if self._shared:

@@ -42,7 +42,7 @@ class ChoiceExamples(Examples):
         self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"
 
     def batch(self, units: np.ndarray) -> dict:
-        return self._sequences.batch(self.feature_rows(units)) | {"num_choices": self.width}
+        return self._sequences.batch(self.feature_rows(units), self.segments) | {"num_choices": self.width}
 
     def feature_rows(self, units: np.ndarray) -> np.ndarray:
         return (units[:, None] * self.width + np.arange(self.width)).reshape(-1)

@@ -134,7 +134,7 @@ class TextExamples(Examples):
         return scoring.explained(self._task.metrics, meanings)
 
     def batch(self, units: np.ndarray) -> dict:
-        batch = self._sequences.batch(self.feature_rows(units))
+        batch = self._sequences.batch(self.feature_rows(units), self.segments)
         if self._head.pieces == "none":
             return batch
         return batch | {"piece_offsets": torch.from_numpy(ragged.to_offsets(np.diff(self._of_row)[units]))}

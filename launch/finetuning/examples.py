@@ -30,6 +30,8 @@ class Examples(ABC):
     """Tokens of each unit: (units,)."""
     num_places: int
     width: int
+    segments: tuple[int, int] = (0, 1)
+    """The model's types of segments A and B."""
     facts: str
     """What is worth saying about them, in one line."""
     measured: str

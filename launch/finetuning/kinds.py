@@ -52,8 +52,8 @@ def answering_of(config: FinetuneConfig) -> Answering:
     return Answering(config.max_length, config.window_step, config.max_answer_tokens, config.task == "squad2")
 
 
-def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
-    """The model's class, its head, and the examples of the training, validation and test files.
+def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1)) -> Read:
+    """The model's class, its head, and the examples of the training, validation and test files. segments: the model's.
 
     Raises:
         UserError: a file does not hold what the task needs.
@@ -75,6 +75,8 @@ def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> R
                         "pooler was made for the last layer; add --pooling cls")
     made = _READERS[task.kind](config, task, tokenizer)
     train, validation = made[2], made[3]
+    for examples in (train, validation, *made[4]):
+        examples.segments = segments
     for examples, path in ((train, config.train_file), (validation, config.validation)):
         if not examples.labelled:
             raise UserError(f"{path}: found no labels, expected a file that holds what is to be predicted")

@@ -14,6 +14,7 @@ import torch
 from launch import distributed, runs
 from launch.checkpoint import read_weights
 from launch.environment import Environment
+from launch.export import warn_of_own_format
 from launch.finetuning import mistakes
 from launch.finetuning.examples import Examples, predict
 from launch.finetuning.glue import submission, submission_names
@@ -94,6 +95,7 @@ def report(job, trainer, stop: StopRequest) -> bool:
         console.say(f"{split}: {shown}")
     if environment.is_main:
         publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
+        warn_of_own_format(output / runs.MODEL, console)
     return True
 
 

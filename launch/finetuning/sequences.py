@@ -35,15 +35,15 @@ class Sequences:
         """Indices of the tokens of some sequences, one sequence after another: int64."""
         return ragged.ranges(self.offsets[:-1][rows], self.lengths[rows])
 
-    def batch(self, rows: np.ndarray) -> dict:
+    def batch(self, rows: np.ndarray, segments: tuple[int, int]) -> dict:
         """What a model's forward takes of some sequences: as pipeline.collate.collate, without anything to predict."""
         lengths = self.lengths[rows]
         offsets = ragged.to_offsets(lengths)
         positions = ragged.within(offsets)
-        segments = positions >= np.repeat(self.segment_b_start[rows], lengths)
+        in_second = positions >= np.repeat(self.segment_b_start[rows], lengths)
         return {
             "input_ids": torch.from_numpy(self.input_ids[self.tokens(rows)]),
-            "token_type_ids": torch.from_numpy(segments.astype(np.int64)),
+            "token_type_ids": torch.from_numpy(np.array(segments)[in_second.astype(np.int64)]),
             "position_ids": torch.from_numpy(positions),
             "sequence_offsets": torch.from_numpy(offsets.astype(np.int32)),
             "max_sequence_length": int(lengths.max()),

@@ -188,7 +188,7 @@ class TagExamples(Examples):
         return np.array([labels[tag] for tag in self._sentences.tags])
 
     def batch(self, units: np.ndarray) -> dict:
-        return self._sequences.batch(units)
+        return self._sequences.batch(units, self.segments)
 
     def targets(self, units: np.ndarray) -> dict:
         return {"labels": torch.from_numpy(self._labels[self._sequences.tokens(units)])}

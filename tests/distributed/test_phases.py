@@ -182,3 +182,29 @@ def test_what_does_not_fit_the_first_phase_is_refused(long, first, tmp_path):
     ):
         output = train(data, tmp_path / "run", *STILL, "--init_from", str(source), *overrides, status=2)
         assert output.splitlines()[-1].startswith("error: ") and expected in output.splitlines()[-1]
+
+
+def test_word_embeddings_start_from_a_file_of_vectors(short, tmp_path):
+    vectors = tmp_path / "vectors.txt"
+    rows = {"w0": torch.full((32,), 0.5), "w7": torch.arange(32.0), "unknown": torch.ones(32), "[PAD]": torch.ones(32)}
+    vectors.write_text("4 32\n" + "".join(f"{word} {' '.join(map(str, row.tolist()))}\n" for word, row in rows.items()))
+    for name, options in (("drawn", ()), ("given", ("--init_word_vectors", str(vectors)))):
+        output = train(short, tmp_path / name, *STILL, *options, processes=2)
+    assert "2 of 63 tokens start from" in output
+    drawn, given = weights(tmp_path / "drawn"), weights(tmp_path / "given")
+    expected = drawn["bert.embeddings.word.weight"].clone()
+    expected[5], expected[12] = rows["w0"], rows["w7"]
+    for name in ("bert.embeddings.word.weight", "masked_lm.decoder.weight"):  # tied
+        assert torch.equal(given.pop(name), expected) and drawn.pop(name) is not None
+    assert_same_weights(drawn, given)
+
+
+def test_vectors_that_cannot_be_taken_are_refused_in_one_line(short, first, tmp_path, capsys):
+    vectors, run = tmp_path / "vectors.txt", tmp_path / "run"
+    vectors.write_text("w0 1 2 3\n")
+    output = train(short, run, *STILL, "--init_word_vectors", str(vectors), status=2)
+    assert "vectors.txt:1: found 3 numbers, expected model.hidden_size = 32" in output and "Traceback" not in output
+    output = train(short, run, *STILL, "--init_word_vectors", str(tmp_path / "none"), status=2)
+    assert f"{tmp_path / 'none'}: not found" in output and "Traceback" not in output
+    assert main(pretrain_arguments(short, run, "--init_word_vectors", str(vectors), "--init_from", str(first))) == 2
+    assert "expected one of the two" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """`--train.micro_batch_size auto`: the search, memory as it is read, and real runs on two processes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,14 +10,14 @@ import pytest
 import torch
 import yaml
 
-from launch import probing
+from launch import cli, probing
 from launch.config import PretrainConfig
 from launch.environment import Environment
 from launch.memory import available_bytes, peak_bytes, resident_bytes
 from launch.probing import SPARE_SHARE, HostMemory, Probe, largest_that_fits
 from pipeline.errors import UserError
-from tests.forked import FORKSERVER
-from tests.launching import assert_same_weights, train, weights
+from tests.forked import FORKSERVER, ForkedRun
+from tests.launching import assert_same_weights, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
 
 LARGER = ("--model.hidden_size", "256", "--model.intermediate_size", "1024", "--train.global_batch_size", "256",
@@ -194,6 +195,31 @@ def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tm
     other = tmp_path / "other"
     train(data, other, *LARGER[:-1], str(chosen), *grows, "--train.max_steps", "1", "--zero.stage", stage, processes=2)
     assert_same_weights(weights(run, 1), weights(other, 1))
+
+
+def full_from_four(command: list[str]) -> int:
+    """Cloze on machines of which that of rank 1 has no room to train on four sequences."""
+    from model.bert import BertForPreTraining
+
+    forward = BertForPreTraining.forward
+
+    def limited(self, *inputs, **named):
+        if os.environ["RANK"] == "1" and self.training and len(named["sequence_offsets"]) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(self, *inputs, **named)
+
+    BertForPreTraining.forward = limited
+    return cli.main(command)
+
+
+@pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow)])
+def test_all_back_off_where_one_rank_runs_out_of_memory_and_train_as_without_the_probe(tmp_path, stage):
+    data, given = make_shards(tmp_path / "data"), ("--train.max_steps", "1", "--zero.stage", stage)
+    arguments = pretrain_arguments(data, tmp_path / "run", *given, "--train.micro_batch_size", "auto")
+    output = finish(ForkedRun(arguments, 2, full_from_four))
+    assert "micro-batch: 2 sequences are the most that fit" in output and "complete at step 1" in output
+    train(data, tmp_path / "other", *given, "--train.micro_batch_size", "2", processes=2)
+    assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "other"))
 
 
 def test_a_limit_that_nothing_fits_ends_in_one_line(tmp_path):

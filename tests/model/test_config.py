@@ -36,7 +36,9 @@ PRESETS = Path(__file__).parents[2] / "configs" / "model"
         dict(gate_bias=False),
         dict(gate_bias=False, gated_feed_forward=True, linear_bias=False),
         dict(local_attention_window=5),
-        dict(segment_padding_index=2),
+        dict(segment_padding_index=2, type_vocab_size=2),
+        dict(segment_padding_index=0, type_vocab_size=2),  # no room for two segments
+        dict(segment_padding_index=3, type_vocab_size=3),
         dict(position_embedding="none", position_initializer_range=1.0),
         dict(position_initializer_range=-1.0),
         dict(embedding_initializer_range=-1.0),

@@ -58,8 +58,8 @@ def test_the_tensors(data):
     assert samples.next_sentence_label[number] == 0
     sample, _ = reader.take(np.array([number]), None)
     # token 1 masked, and `jungle` replaced by `here`
-    batch = collate(sample, Masks(np.array([1, 6], np.uint16), np.array([4, 10]), np.array([0, 2])))
-    padded = pad(batch, 20, ignore_index=0, segments=(1, 2))
+    batch = collate(sample, Masks(np.array([1, 6], np.uint16), np.array([4, 10]), np.array([0, 2])), (1, 2))
+    padded = pad(batch, 20, ignore_index=0)
     assert padded["input_ids"].tolist() == [[3, 4, 14, 5, 2, 5, 10, 2] + [0] * 12]
     assert padded["labels"].tolist() == [[0, 7, 0, 0, 0, 0, 11, 0] + [0] * 12]
     assert padded["token_type_ids"].tolist() == [[1, 1, 1, 1, 1, 2, 2, 2] + [0] * 12]
