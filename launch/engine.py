@@ -250,16 +250,18 @@ def base_optimizer(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:
 def master_fragments(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[str, torch.Tensor]]:
     """Name of each parameter with the flat part of its fp32 master that this process updates; views, nothing is copied.
 
-    Where DeepSpeed keeps them: the parameter itself at stage 0, `_hp_mapping` at stages 1 and 2, `grad_position` at 3.
+    Where DeepSpeed keeps them: the parameter itself at stage 0, `_hp_mapping` at stages 1 and 2, `grad_position` at 3;
+    at these three there is none of a parameter that does not learn.
     """
     for name, parameter in engine.module.named_parameters():
         if not engine.zero_optimization():
             yield name, parameter.detach()
         elif engine.zero_optimization_stage() < 3:
-            if parameter._hp_mapping is not None:  # else other processes have all of it
-                yield name, parameter._hp_mapping.hp_fragment.detach()
-        else:
-            group, start, length = engine.optimizer.grad_position[engine.optimizer.get_param_id(parameter)]
+            mapping = getattr(parameter, "_hp_mapping", None)
+            if mapping is not None:  # else other processes have all of it
+                yield name, mapping.hp_fragment.detach()
+        elif (place := engine.optimizer.grad_position.get(engine.optimizer.get_param_id(parameter))) is not None:
+            group, start, length = place
             yield name, engine.optimizer.fp32_partitioned_groups_flat[group].detach().narrow(0, start, length)
 
 
