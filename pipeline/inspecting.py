@@ -107,7 +107,12 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
             f"{shares[0]:.1%} mask, {shares[1]:.1%} random, {shares[2]:.1%} kept; {manifest.mask_sets} mask sets",
         ))
     else:
-        rows.append(("masked", f"at load time, rate {masking['rate']:.0%} ({masking['strategy']})"))
+        shares = masking["mask_share"], masking["random_share"]
+        rows.append((
+            "masked",
+            f"at load time, {masking['rate']:.0%} of the tokens ({masking['strategy']}), of these {shares[0]:.0%} "
+            f"mask, {shares[1]:.0%} random, {abs(1 - sum(shares)):.0%} kept",
+        ))
     rows.append(("borrowed by random segments", f"{total(manifest, 'tokens_borrowed'):,} tokens"))
     if left_out := total(manifest, "tokens_left_out"):
         rows.append(("left out of given pairs", f"{left_out:,} tokens"))
