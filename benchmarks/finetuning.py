@@ -29,7 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from prepare import found_text
-from synthetic_batches import SHAPES, hardware
+from synthetic_batches import SHAPES, command_line, hardware, own_command
 from training_step import KEEP_PAGES
 
 VOCABULARY = 8192
@@ -203,6 +203,11 @@ def worker(name: str, folder: Path, device: str, threads: int, steps: int) -> No
     run(folder, settings, Turns(steps))
 
 
+def variables(name: str, device: str) -> dict[str, str]:
+    """Environment variables of a contender's process."""
+    return contenders(device)[name][2] | {"TOKENIZERS_PARALLELISM": "false"}
+
+
 def worker_command(name: str, folder: Path, device: str, threads: int, steps: int) -> list[str]:
     options = {"worker": name, "folder": str(folder), "device": device, "threads": str(threads), "steps": str(steps)}
     return [sys.executable, __file__, *itertools.chain(*((f"--{key}", value) for key, value in options.items()))]
@@ -226,9 +231,9 @@ def measure(folder: Path, device: str, threads: int, steps: int, rounds: int, na
     """Median seconds of a step for each contender, which take turns; a first turn of each warms up."""
     processes = {}
     for name in names:  # all start at once: importing takes longer than measuring
-        variables = os.environ | contenders(device)[name][2] | {"TOKENIZERS_PARALLELISM": "false"}
-        processes[name] = subprocess.Popen(worker_command(name, folder, device, threads, steps), stdin=subprocess.PIPE,
-                                           stdout=subprocess.PIPE, text=True, env=variables)
+        processes[name] = subprocess.Popen(
+            worker_command(name, folder, device, threads, steps), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env=os.environ | variables(name, device))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
         for name, process in processes.items():
@@ -273,6 +278,7 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
     make_model(folder, sentences(arguments.data, steps * BATCH))
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     seconds = measure(folder, arguments.device, arguments.threads, steps, rounds, names, arguments.cpu_time)
+    print(own_command("transformers", "torch"))
     print(f"{hardware(arguments.device)}, {arguments.threads} threads\n")
     print(f"{'':<56}{'s a step':>9}{'sentences/s':>13}{'ratio':>7}")
     for name, taken in seconds.items():
@@ -283,6 +289,11 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
     if SAME_BATCHES in seconds:
         figures["ratio_to_transformers_same_batches"] = seconds[SAME_BATCHES] / ours
     print("\n" + "  ".join(f"{name} {value:.2f}" for name, value in figures.items()))
+    print("A contender's process, and its settings (of TrainingArguments, of TrainConfig):")
+    for name in names:
+        command = worker_command(name, folder, arguments.device, arguments.threads, steps)
+        print(f"  {command_line(command, variables(name, arguments.device))}")
+        print(f"    {contenders(arguments.device)[name][1]}")
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from synthetic_batches import own_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -156,7 +157,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     seconds = 2.0 if options.quick else 5.0
-    print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+    print(own_command("datasets", "mosaicml-streaming", "torch"))
+    print(f"{platform.machine()}, {os.cpu_count()} cores\n")
     figures = {}
     with tempfile.TemporaryDirectory() as name:
         size = (4, 20_000) if options.quick else (8, 40_000)

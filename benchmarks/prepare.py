@@ -27,10 +27,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from synthetic_batches import own_command
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 BARE_BYTES = 6 << 20  # of text for the slow ones: a rate needs no more
 VOCABULARY = 8192
+ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 FILES = 8
 MADE_BYTES = 96 << 20  # of text, so that two workers have more to do than to start
 
@@ -214,7 +217,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="rounds; the best counts (default 3, quick 1)")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core each
+    os.environ |= ONE_CORE
+    print(own_command("tokenizers", "datasets", "transformers", **ONE_CORE))
+    print("Each contender is a function of this file, in a process of its own.\n")
     rounds = options.rounds or (1 if options.quick else 3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

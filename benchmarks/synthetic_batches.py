@@ -1,10 +1,12 @@
-"""What the benchmarks of the model share: shapes, batches whose lengths are those of BERT's procedure, models."""
+"""What the benchmarks share: shapes, batches whose lengths are those of BERT's procedure, models; how they are run."""
 
 from __future__ import annotations
 
 import itertools
 import platform
+import shlex
 import sys
+from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -101,3 +103,15 @@ def hardware(device: str) -> str:
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def command_line(command: list[str], variables: dict[str, str]) -> str:
+    """A command as a shell takes it, behind its environment variables."""
+    return shlex.join([f"{name}={value}" for name, value in variables.items()] + command)
+
+
+def own_command(*libraries: str, **variables: str) -> str:
+    """The command that runs here, and the versions of what it measures against, as far as they are installed."""
+    installed = {each.name: each.version for each in metadata.distributions()}
+    versions = ", ".join(f"{name} {installed[name]}" for name in libraries if name in installed)
+    return f"{command_line([Path(sys.executable).name, *sys.argv], variables)}\n{versions}"

@@ -4,9 +4,10 @@
 
 A step is forward, backward and fused AdamW, dropout 0, both losses. Every contender is a process of its own
 (the allocator is set before a process starts); they take turns, so that a busy machine hurts all alike, and the
-medians are compared. Padding counts as nothing: sequences are drawn as BERT's procedure makes them, mostly full,
-some short, and every contender gets the same micro-batches, sorted by length. The share of the peak counts the
-FLOPs that the losses and gradients need: real tokens, the vocabulary at masked tokens, the last layer where it is read.
+medians are compared. Padding counts as nothing: sequences of random ids have lengths as BERT's procedure makes them,
+mostly full, some short, and every contender gets the same micro-batches, sorted by length. The share of the peak counts
+the FLOPs that the losses and gradients need: real tokens, the vocabulary at masked tokens, the last layer where it is
+read. Where there is a GPU, it is measured after the CPU.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import argparse
 import itertools
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from synthetic_batches import SHAPES, build, concatenate, hardware, make_batch
+from synthetic_batches import SHAPES, build, command_line, concatenate, hardware, make_batch, own_command
 
 # glibc keeps freed pages instead of returning them to the kernel, which would have to clear them again.
 KEEP_PAGES = {
@@ -124,6 +124,11 @@ def worker(name: str, workload: str, device: str, threads: int) -> None:
         print((time.perf_counter() - start[0]) / steps, (time.process_time() - start[1]) / steps, flush=True)
 
 
+def variables(name: str, device: str) -> dict[str, str]:
+    """Environment variables of a contender's process."""
+    return contenders(device)[name][2] | {"TOKENIZERS_PARALLELISM": "false"}
+
+
 def worker_command(name: str, workload: str, device: str, threads: int) -> list[str]:
     """The command that runs one contender; it answers each line on its standard input with a step's seconds."""
     options = {"worker": name, "workload": workload, "device": device, "threads": str(threads)}
@@ -136,10 +141,9 @@ def measure(
     """Median seconds of a step for each contender, which take turns."""
     processes = {}
     for name in names:  # all start at once: importing takes longer than measuring
-        environment = os.environ | contenders(device)[name][2] | {"TOKENIZERS_PARALLELISM": "false"}
         processes[name] = subprocess.Popen(
             worker_command(name, workload, device, threads),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | variables(name, device),
         )
     for name, process in processes.items():
         if process.stdout.readline() != "ready\n":
@@ -208,38 +212,47 @@ def main() -> None:
     parser.add_argument(
         "--json", metavar="FILE",
         help="write ratio_to_transformers_default_N, ratio_to_transformers_best_N (N: the first workload's length) "
-        "and share_of_matmul_peak there",
+        "and share_of_matmul_peak there; those of CUDA end in _cuda",
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each contender")
     parser.add_argument("--rounds", type=int, help="measured turns of each contender; default: 7, quick: 3")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu, then cuda where there is one")
     parser.add_argument("--workload", help="only this one, e.g. 'small, 512'")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.device is None:
-        import torch
-
-        arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
     if arguments.worker:
         return worker(arguments.worker, arguments.workload, arguments.device, arguments.threads)
-    report(arguments)
+    print(own_command("transformers", "torch"))
+    figures: dict[str, float] = {}
+    for device in devices(arguments):
+        figures |= report(arguments, device)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def selection(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Names of the workloads and of the contenders that were asked for."""
-    known = list(workloads(arguments.device))
-    if arguments.workload and arguments.workload not in known:
+def devices(arguments: argparse.Namespace) -> list[str]:
+    """Those to measure on: of what was asked for, or of what is there, those that have the workload."""
+    import torch
+
+    found = [arguments.device] if arguments.device else ["cpu", *["cuda"] * torch.cuda.is_available()]
+    known = {device: list(workloads(device)) for device in found}
+    chosen = [device for device in found if arguments.workload in (None, *known[device])]
+    if not chosen:
         raise SystemExit(f"--workload: found {arguments.workload!r}, expected one of {known}")
-    names = list(QUICK if arguments.quick and arguments.device == "cpu" else contenders(arguments.device))
+    return chosen
+
+
+def selection(arguments: argparse.Namespace, device: str) -> tuple[list[str], list[str]]:
+    """Names of the workloads and of the contenders that were asked for."""
+    names = list(QUICK if arguments.quick and device == "cpu" else contenders(device))
+    known = list(workloads(device))
     return [arguments.workload] if arguments.workload else known[: 1 if arguments.quick else None], names
 
 
-def report(arguments: argparse.Namespace) -> None:
-    """Measure, print a table for each workload and the commands, write the figures."""
-    device = arguments.device
-    chosen, names = selection(arguments)
+def report(arguments: argparse.Namespace, device: str) -> dict[str, float]:
+    """Measure, print a table for each workload and the commands; returns the figures of the first workload."""
+    chosen, names = selection(arguments, device)
     peak = matmul_peak(device, arguments.threads)
-    print(" ".join([Path(sys.executable).name, *sys.argv]))
     print(f"{hardware(device)}, {arguments.threads} threads, bf16 matmul peak {peak / 1e9:.0f} GFLOP/s\n")
     rounds = arguments.rounds or (3 if arguments.quick else 7)
     figures: dict[str, float] = {}
@@ -255,19 +268,19 @@ def report(arguments: argparse.Namespace) -> None:
         print(flush=True)
         ours = min(value for name, value in seconds.items() if name.startswith("cloze"))
         best = min(value for name, value in seconds.items() if name.startswith("transformers"))
-        if not figures:  # those of the first workload
-            length = workloads(device)[workload][2]
+        if not figures:
+            length, suffix = workloads(device)[workload][2], "_cuda" if device == "cuda" else ""
             figures = {
-                f"ratio_to_transformers_default_{length}": seconds[DEFAULT] / ours,
-                f"ratio_to_transformers_best_{length}": best / ours,
-                "share_of_matmul_peak": flops / ours / peak,
+                f"ratio_to_transformers_default_{length}{suffix}": seconds[DEFAULT] / ours,
+                f"ratio_to_transformers_best_{length}{suffix}": best / ours,
+                f"share_of_matmul_peak{suffix}": flops / ours / peak,
             }
     print("Fused AdamW everywhere; bf16 is torch.autocast over fp32 weights. A contender's process:")
     for name in names:
-        variables = [f"{key}={value}" for key, value in contenders(device)[name][2].items()]
-        print("  " + shlex.join(variables + worker_command(name, chosen[0], device, arguments.threads)))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(figures, indent=2) + "\n")
+        command = worker_command(name, chosen[0], device, arguments.threads)
+        print(f"  {command_line(command, variables(name, device))}")
+    print()
+    return figures
 
 
 if __name__ == "__main__":

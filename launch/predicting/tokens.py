@@ -41,7 +41,7 @@ class Tokenize(Operation):
     def finish(
         self, predictor: "Predictor", row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> Tokens:
-        return tokens_of(predictor.tokenizer, encodings[0])
+        return tokens_of(predictor.tokenizer, encodings[0], predictor.config.segments)
 
 
 def encode_whole(tokenizer: Tokenizer, row: Row) -> Encoding:
@@ -49,7 +49,8 @@ def encode_whole(tokenizer: Tokenizer, row: Row) -> Encoding:
     return Encoder(tokenizer, _NO_LIMIT).encode(row.text, row.pair, place=row.place)
 
 
-def tokens_of(tokenizer: Tokenizer, encoding: Encoding) -> Tokens:
-    """A sequence as it is shown."""
+def tokens_of(tokenizer: Tokenizer, encoding: Encoding, segments: tuple[int, int] = (0, 1)) -> Tokens:
+    """A sequence as it is shown. segments: the model's."""
     names = [tokenizer.tokens[token] for token in encoding.ids]
-    return Tokens(names, encoding.ids, encoding.segments, [1] * len(encoding), encoding.offsets)
+    types = [segments[number] for number in encoding.segments]
+    return Tokens(names, encoding.ids, types, [1] * len(encoding), encoding.offsets)

@@ -51,10 +51,12 @@ def test_pretraining_trains_both_segments_and_evaluates_as_it_trains(run):
 def test_predictions_of_the_run_its_fine_tuning_and_its_graph_agree(run, tmp_path):
     predictor = Predictor.from_folder(run)
     found = predictor.features("w1 w2", "w3", layer=0)
+    types = predictor.tokenize("w1 w2", "w3").token_type_ids
+    assert types == [1, 1, 1, 1, 2, 2]
     embeddings = predictor.model.bert.embeddings
     ids = torch.tensor(predictor.encoder.encode("w1 w2", "w3").ids)
     with torch.no_grad():
-        by_hand = embeddings(ids, torch.tensor([1, 1, 1, 1, 2, 2]), torch.arange(6), None, None)
+        by_hand = embeddings(ids, torch.tensor(types), torch.arange(6), None, None)
     torch.testing.assert_close(torch.as_tensor(found.vectors), by_hand)
 
     rows = [(f"w{n} w{n + 1}", f"w{n + 2}", "xy"[n % 2]) for n in range(16)]

@@ -1,0 +1,73 @@
+"""What the benchmarks print beside their figures: commands that run the contenders, with their variables."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.launching import ROOT
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """A benchmark by its name, run with some arguments and what it measures with replaced."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+    def run(name: str, *arguments: str, **replaced) -> None:
+        module = __import__(name)
+        for target, value in replaced.items():
+            monkeypatch.setattr(module, target, value)
+        monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", *arguments])
+        module.main()
+
+    return run
+
+
+def taken(names) -> dict[str, float]:
+    return {name: 1.0 if name.startswith("cloze") else 2.0 for name in names}
+
+
+def test_a_training_step_is_measured_on_all_devices(benchmark, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    benchmark("training_step", "--quick", "--json", str(tmp_path / "figures"), hardware=lambda device: f"a {device}",
+              matmul_peak=lambda *_: 1e12, useful_flops=lambda *_: (1e11, 1e4),
+              measure=lambda workload, device, threads, rounds, names, cpu_time: taken(names))
+    printed = capsys.readouterr().out
+    assert "a cpu, 1 threads" in printed and "a cuda, 1 threads" in printed and "transformers 5" in printed
+    assert "  MALLOC_MMAP_THRESHOLD_=4294967296 " in printed and " --device cuda " in printed
+    names = ("ratio_to_transformers_default_128", "ratio_to_transformers_best_128", "share_of_matmul_peak")
+    assert json.loads((tmp_path / "figures").read_text()) == {
+        name + suffix: 0.1 if "share" in name else 2.0 for name in names for suffix in ("", "_cuda")}
+
+
+def test_a_training_step_is_measured_where_its_workload_is(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    replaced = {"hardware": lambda device: f"a {device}", "matmul_peak": lambda *_: 1e12,
+                "useful_flops": lambda *_: (1e11, 1e4), "measure": lambda *arguments: taken(arguments[4])}
+    benchmark("training_step", "--workload", "BERT-large, 512", **replaced)
+    printed = capsys.readouterr().out
+    assert "a cuda" in printed and "a cpu" not in printed
+    with pytest.raises(SystemExit, match="expected one of .*'cpu'"):
+        benchmark("training_step", "--workload", "none", **replaced)
+
+
+def test_contenders_of_fine_tuning_are_named(benchmark, capsys):
+    benchmark("finetuning", "--quick", "--device", "cpu", sentences=lambda *_: [], make_model=lambda *_: None,
+              measure=lambda *arguments: taken(arguments[5]))
+    printed = capsys.readouterr().out
+    assert " TOKENIZERS_PARALLELISM=false " in printed and "--worker 'transformers Trainer, its defaults'" in printed
+    assert "'attention': 'eager'" in printed and "transformers 5" in printed
+
+
+def test_peers_of_preparing_and_loading_are_named(benchmark, monkeypatch, capsys):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")  # which the benchmark sets for itself
+    benchmark("prepare", "--quick", made_corpus=lambda folder: ["file"], run=lambda *_: None)
+    printed = capsys.readouterr().out
+    assert "TOKENIZERS_PARALLELISM=false python" in printed and "benchmarks/prepare.py --quick" in printed
+    assert "tokenizers 0." in printed and "datasets " in printed
+    benchmark("loading", "--quick", make_shards=lambda *_, **__: ROOT, first_batch=lambda *_, **__: 0.0,
+              timed=lambda *_: 1e6, ShardReader=lambda _: SimpleNamespace(num_samples=1, manifest=SimpleNamespace(
+                  max_length=128)))
+    printed = capsys.readouterr().out
+    assert "benchmarks/loading.py --quick\n" in printed and "datasets " in printed.splitlines()[1]
