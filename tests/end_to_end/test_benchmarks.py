@@ -30,15 +30,18 @@ def taken(names) -> dict[str, float]:
 
 def test_a_training_step_is_measured_on_all_devices(benchmark, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    benchmark("training_step", "--quick", "--json", str(tmp_path / "figures"), hardware=lambda device: f"a {device}",
-              matmul_peak=lambda *_: 1e12, useful_flops=lambda *_: (1e11, 1e4),
-              measure=lambda workload, device, threads, rounds, names, cpu_time: taken(names))
+    replaced = {"hardware": lambda device: f"a {device}", "matmul_peak": lambda *_: 1e12,
+                "useful_flops": lambda *_: (1e11, 1e4), "measure": lambda *arguments: taken(arguments[4])}
+    benchmark("training_step", "--quick", **replaced)
+    printed = capsys.readouterr().out
+    assert "a cuda" in printed and "a cpu" not in printed, "both would take too long"
+    benchmark("training_step", "--json", str(tmp_path / "figures"), **replaced)
     printed = capsys.readouterr().out
     assert "a cpu, 1 threads" in printed and "a cuda, 1 threads" in printed and "transformers 5" in printed
     assert "  MALLOC_MMAP_THRESHOLD_=4294967296 " in printed and " --device cuda " in printed
     names = ("ratio_to_transformers_default_128", "ratio_to_transformers_best_128", "share_of_matmul_peak")
-    assert json.loads((tmp_path / "figures").read_text()) == {
-        name + suffix: 0.1 if "share" in name else 2.0 for name in names for suffix in ("", "_cuda")}
+    expected = {name + suffix: 0.1 if "share" in name else 2.0 for name in names for suffix in ("", "_cuda")}
+    assert expected.items() <= json.loads((tmp_path / "figures").read_text()).items()
 
 
 def test_a_training_step_is_measured_where_its_workload_is(benchmark, monkeypatch, capsys):
