@@ -15,6 +15,10 @@ def at_least(section: str, config: object, **minimums: float) -> None:
 
 def check_sections(config) -> None:
     """Raise UserError for values of different sections of a run that contradict each other."""
+    if config.train.precision == "fp16" and config.optimizer.whole_tensors:
+        raise UserError(f"optimizer.name: found {config.optimizer.name} with train.precision fp16, expected adamw: it "
+                        "needs zero.stage 0, and fp16 any other; use --train.precision bf16, or fp32 on a GPU "
+                        "without bf16")
     if config.train.precision == "fp16" and config.zero.stage == 0:
         # DeepSpeed accumulates fp16 gradients in fp32 only where it partitions (engine.py,
         # _do_optimizer_sanity_check); with one process stage 1 partitions nothing away.

@@ -74,6 +74,7 @@ def error_of(capsys, *arguments) -> str:
         (["--schedule.warmup_steps", "2000"], "schedule.warmup_steps: found 2000, expected at most train.max_steps"),
         (["--optimizer.betas", "[0.9]"], "optimizer.betas: found [0.9]"),
         (["--optimizer.name", "lamb", "--zero.stage", "2"], "expected adamw: it measures whole tensors"),
+        (["--optimizer.name", "lamb", "--train.precision", "fp16"], "found lamb with train.precision fp16, expected"),
         (["--optimizer.name", "muon", "--optimizer.implementation", "deepspeed"], "optimizer.implementation: found"),
         (["--optimizer.name", "muon", "--optimizer.bias_correction", "false"], "optimizer.bias_correction: found"),
         (["--optimizer.layer_decay", "0"], "optimizer.layer_decay: found 0.0, expected above 0"),
