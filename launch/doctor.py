@@ -22,7 +22,7 @@ from launch.examinations import Finding
 from pipeline.errors import UserError
 
 EXIT_PROBLEM = 2
-_VERDICTS = ("ok", "warning", "problem")
+_VERDICTS = ("skipped", "ok", "warning", "problem")
 # Where each examination of a rank runs into its time limit, the others wait as long as all of them together.
 _PATIENCE = 6
 
@@ -51,9 +51,13 @@ def doctor(config: DoctorConfig) -> int:
     examiner.run("shared memory", lambda: examinations.shared_memory(device, environment.world_size))
     if config.output:
         examiner.run("output", lambda: examinations.output(Path(config.output), environment.rank))
+    else:
+        examiner.findings.append(Finding("output", "give --output: the folder where runs will be written", "skipped"))
     if config.data:
         examiner.run("data", lambda: examinations.data(Path(config.data), environment.rank, environment.world_size,
                                                        config.timeout_seconds / 2))
+    else:
+        examiner.findings.append(Finding("data", "give --data: a folder that cloze prepare wrote", "skipped"))
     together = _together(examiner, config, environment, device, timeout) if joined else None
     findings = examiner.findings if together is None else together
     failed = any(finding.verdict == "problem" for finding in findings)
@@ -157,7 +161,7 @@ def _print(console: Console, findings: list[Finding]) -> None:
     console.table("cloze doctor", ("check", "found", "verdict"),
                   [(finding.check, finding.found, finding.verdict) for finding in findings])
     for finding in findings:
-        if finding.verdict != "ok":
+        if finding.advice:
             console.say(f"{finding.verdict}: {finding.check}: {finding.advice}")
 
 

@@ -44,9 +44,9 @@ class Finding:
 
     check: str
     found: str
-    verdict: Literal["ok", "warning", "problem"] = "ok"
+    verdict: Literal["skipped", "ok", "warning", "problem"] = "ok"
     advice: str = ""
-    """What to do, unless the verdict is ok."""
+    """What to do about a warning or a problem."""
     uniform: bool = False
     """Whether all ranks must find the same."""
     measure: float = 0.0
@@ -80,7 +80,8 @@ def device(device: torch.device) -> list[Finding]:
     if free < 0.9 * total:
         return [Finding("device", found, "warning", "another process holds memory of this GPU; end it", measure=free)]
     if not torch.cuda.is_bf16_supported():
-        return [Finding("device", found, "warning", "it has no bf16; train with --train.precision fp16", measure=free)]
+        return [Finding("device", found, "warning", "it has no bf16; train with --train.precision fp16 "
+                        "--zero.stage 1", measure=free)]
     return [Finding("device", found, measure=free)]
 
 
@@ -185,7 +186,7 @@ def processes(environment: Environment, device: torch.device) -> Finding:
 def clock(device: torch.device, world_size: int) -> list[Finding]:
     """How far the clocks of the ranks differ. Collective."""
     if world_size == 1:
-        return []
+        return [Finding("clock", "one process alone has nothing to compare", "skipped")]
     skews = []
     for _ in range(5):  # the least of a few: a rank that leaves the barrier late looks like one with a late clock
         distributed.barrier()
@@ -202,7 +203,7 @@ def clock(device: torch.device, world_size: int) -> list[Finding]:
 def collective(device: torch.device, world_size: int) -> list[Finding]:
     """Whether a sum over all ranks is right, and how fast. Collective."""
     if world_size == 1:
-        return []
+        return [Finding("all-reduce", "one process alone has nobody to add to", "skipped")]
     size = _REDUCED_BYTES[device.type]
     seconds = []
     for _ in range(4):

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from launch import devices, distributed
-from launch.cli import main
+from launch import devices, distributed, examinations
+from launch.cli import main, parse
 from launch.config import DoctorConfig
 from launch.doctor import doctor, merged
 from launch.examinations import Finding
@@ -73,6 +73,23 @@ def test_all_is_well_and_a_run_then_knows_its_peak(data, tmp_path):
                          XDG_CACHE_HOME=str(tmp_path / folder)))
         values = [line["speed/mfu"] for line in read_metrics(run) if "speed/mfu" in line]
         assert bool(values) == has_mfu and all(0 < value < 1 for value in values)
+
+
+def test_what_is_not_examined_says_so(tmp_path):
+    output = examine(cache=tmp_path / "cache")
+    found = table(output)
+    assert found["output"][1] == found["data"][1] == found["clock"][1] == found["all-reduce"][1] == "skipped"
+    assert "give --output" in found["output"][0] and "give --data" in found["data"][0]
+    assert "skipped:" not in output, "and nothing is to be done about it"
+
+
+def test_a_gpu_without_bf16_is_told_what_trains_on_it(monkeypatch):
+    old = {"mem_get_info": (100, 100), "is_bf16_supported": False, "get_device_name": "an old GPU"}
+    for name, value in old.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    (finding,) = examinations.device(torch.device("cuda", 0))
+    config = parse("pretrain", ["--data", "d", "--output", "o", *finding.advice.partition("train with ")[2].split()])
+    assert (config.train.precision, config.zero.stage) == ("fp16", 1)
 
 
 def test_a_busy_moment_does_not_lower_the_peak(monkeypatch):
