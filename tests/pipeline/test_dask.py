@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from pipeline.errors import UserError
 from pipeline.prepare import prepare
+from pipeline.tokenizing import tokenize
 from tests.pipeline import corpus
 
 pytest.importorskip("distributed")
@@ -58,11 +60,23 @@ def worker(address: str) -> subprocess.Popen:
     return process
 
 
+def tokenize_or_hold(folder: Path, task):
+    """The first worker that gets a second task holds that one until it is killed, and leaves its process id."""
+    try:
+        (folder / str(os.getpid())).mkdir(parents=True)
+    except FileExistsError:
+        with suppress(FileExistsError):
+            (folder / "victim").symlink_to(str(os.getpid()))  # a link comes into being with its content
+            time.sleep(600)
+    return tokenize(task)
+
+
 def test_the_same_bytes_though_a_worker_is_killed_after_it_completed_tasks(scheduler, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.readers._GROUP_BYTES", 1)  # a task for each file
     for number in range(10):
         corpus.write_jsonl(tmp_path / "in" / f"{number}.jsonl.gz", corpus.documents(150, seed=number))
     prepare(corpus.config(tmp_path, [tmp_path / "in"], output=str(tmp_path / "local")))
+    monkeypatch.setattr("pipeline.prepare.tokenize", partial(tokenize_or_hold, tmp_path / "pids"))
     workers = [worker(scheduler) for _ in range(2)]
     try:
         from distributed import Client
@@ -82,14 +96,15 @@ def test_the_same_bytes_though_a_worker_is_killed_after_it_completed_tasks(sched
 
             job = threading.Thread(target=run)
             job.start()
-            work = tmp_path / "dask/.work"
+            victim = tmp_path / "pids/victim"
             deadline = time.monotonic() + 300
-            while (done := corpus.count(work, "task-*.json")) < 3 and time.monotonic() < deadline:
-                time.sleep(0.002)
-            alive = job.is_alive()
-            kill(workers[0])
+            while not victim.is_symlink():
+                assert job.is_alive() and time.monotonic() < deadline
+                time.sleep(0.01)
+            assert corpus.count(tmp_path / "dask/.work", "task-*.json") >= 1
+            kill(next(process for process in workers if str(process.pid) == os.readlink(victim)))
             job.join(timeout=300)
-        assert alive and done >= 3 and not job.is_alive()
+        assert not job.is_alive()
         assert not failure
         assert corpus.contents(tmp_path / "dask") == corpus.contents(tmp_path / "local")
     finally:

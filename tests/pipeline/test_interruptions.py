@@ -1,6 +1,7 @@
 """Kills, lost workers, full disks, other people's folders: clear words, and the same bytes afterwards."""
 
 import errno
+import json
 import multiprocessing
 import os
 import shutil
@@ -53,12 +54,25 @@ def wait_for_a_task(process: subprocess.Popen, work: Path) -> None:
         time.sleep(0.001)
 
 
+def marks(paths: list[Path]) -> dict[Path, tuple[int, int]]:
+    """What tells a file from another one of the same name and bytes that is written later."""
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
+
+
+def complete(data: Path) -> list[Path]:
+    """The reports of an interrupted run, and the shards that these name."""
+    reports = list((data / ".work").glob("[!.]*-*.json"))
+    contents = [json.loads(path.read_text()) for path in reports]
+    return reports + [data / shard["file"] for content in contents for shard in content.get("shards", [])]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_kill_at_any_moment_and_run_again(folder, undisturbed, workers):
-    """Killed when so and so many files exist, again and again, until it is through: the bytes are the same."""
+    """Killed when so and so many files exist, again and again, until it is through: the bytes are the same, and what
+    was complete is not made again."""
     name = f"killed-{workers}"
     work = folder / name / ".work"
-    interrupted = 0
+    interrupted, kept = 0, {}
     for wanted in (3, 8, 14, 20):
         process = start(folder, name, workers)
         while process.poll() is None:
@@ -69,8 +83,12 @@ def test_kill_at_any_moment_and_run_again(folder, undisturbed, workers):
         process.wait()
         interrupted += process.returncode != 0
         assert (folder / name / "manifest.json").is_file() == (process.returncode == 0)
-    assert interrupted >= 2
+        assert kept.items() <= marks(complete(folder / name)).items() or process.returncode == 0
+        kept |= marks(complete(folder / name))
+    assert interrupted >= 2 and kept
     assert start(folder, name, workers).wait() == 0
+    shards = {path: mark for path, mark in kept.items() if path.suffix == ".arrow"}
+    assert marks(list(shards)) == shards
     assert corpus.contents(folder / name) == undisturbed
 
 
