@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from pipeline import ragged
+from pipeline.config import MixtureSource, PrepareConfig, SourceConfig, VocabularyConfig
 from pipeline.errors import UserError
+from pipeline.readers import plan, read
 from pipeline.sentences import SPLITTERS
 from pipeline.tokenizer import Tokenizer
+from pipeline.vocabulary import train_vocabulary
 from tests.pipeline import corpus
 
 ODD = [
@@ -107,6 +111,24 @@ def test_ids_of_sentences_are_the_plain_tokenizers(kind, text, splitter):
 def test_sentences_behind_page_breaks_and_inside_words(kind, text):
     for splitter in SPLITTERS:
         assert_same_sentences(SENTENCE_TOKENIZERS[kind], text, splitter)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("CLOZE_TEXTS" not in os.environ, reason="CLOZE_TEXTS names no texts (CONTRIBUTING.md)")
+@pytest.mark.parametrize("model", ["wordpiece", "words"])
+def test_real_texts(tmp_path, model):
+    """Cut into sentences as `cloze prepare` does, with a vocabulary trained on them."""
+    mixture = [
+        MixtureSource([path], source=SourceConfig(format="file" if path.endswith(".json") else "auto"))
+        for path in os.environ["CLOZE_TEXTS"].split(os.pathsep)
+    ]
+    vocabulary = VocabularyConfig(model=model, alphabet=7000)
+    config = PrepareConfig(output=str(tmp_path), mixture=mixture, vocabulary=vocabulary)
+    tokenizer = train_vocabulary(config)
+    documents = [document for task in plan(config)[1] for document in read(task)]
+    assert documents
+    for document in documents:
+        assert_same_sentences(tokenizer, document.text.decode(), "rules")
 
 
 def test_the_same_as_the_library_without_our_settings(tmp_path):
