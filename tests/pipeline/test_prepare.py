@@ -222,6 +222,27 @@ def test_whole_words_of_a_tokenizer_without_words_are_refused(tmp_path, strategy
     prepare(corpus.config(tmp_path, [path], masking=masking))
 
 
+@pytest.mark.parametrize("model", ["wordpiece", "words", "bytes", "characters"])
+def test_literal_special_tokens_stay_text_up_to_the_shards(tmp_path, model):
+    """Also with a vocabulary that was trained on them: special tokens stand where samples have them, and nowhere."""
+    texts = [text.replace(" ka", " [MASK]", 3).replace(" ", " [SEP] ", 2).replace(". ", "[CLS]. [PAD][UNK] ", 1)
+             for text in corpus.documents(60)]
+    assert all("[SEP]" in text for text in texts)
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", texts)
+    vocabulary = VocabularyConfig(model=model, lowercase=False)
+    train_vocabulary(PrepareConfig([str(path)], str(tmp_path / "vocab"), vocab_size=600, vocabulary=vocabulary))
+    manifest = prepare(corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "vocab"), split=SplitConfig(0, 0)))
+    special = manifest.special_tokens
+    reader = ShardReader(tmp_path / "data")
+    samples, _ = reader.take(np.arange(reader.num_samples), None)
+    expected = np.sort(np.concatenate([
+        samples.offsets[:-1], samples.offsets[:-1] + samples.segment_b_start - 1,
+        (samples.offsets[1:] - 1)[samples.segment_b_start < samples.lengths],
+    ]))
+    found = np.flatnonzero(np.isin(samples.input_ids, [i for i in special.ids if i != special.unknown]))
+    assert np.array_equal(found, expected)
+
+
 def test_names_that_stand_only_in_the_map_of_special_tokens(tmp_path):
     """As older libraries write it; the folder that is prepared holds no such map."""
     names = dict(zip(ROLES, ("<P>", "<U>", "<C>", "<S>", "<M>"), strict=True))
