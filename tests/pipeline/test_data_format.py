@@ -1,0 +1,101 @@
+"""docs/data-format.md as a reader in another language would follow it: with Arrow, JSON, SHA-256 and CRC-32 alone."""
+
+import hashlib
+import json
+import re
+import zlib
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config import SamplesConfig, SourceConfig, SplitConfig
+from pipeline.prepare import prepare
+from tests.pipeline import corpus
+
+SPLITS = ("validation", "test", "train")  # from the lowest hashes to the highest
+
+
+def crc32(*arrays: pa.Array) -> bytes:
+    """Of columns, one after another: lists as int32 offsets from 0 and their items, other columns as they are."""
+    found = 0
+    for array in arrays:
+        if pa.types.is_list(array.type):
+            offsets = array.offsets.to_numpy()
+            found = zlib.crc32((offsets - offsets[0]).astype("<i4"), found)
+            array = array.flatten()
+        values = array.fill_null(0).to_numpy(zero_copy_only=False)
+        found = zlib.crc32(np.ascontiguousarray(values, values.dtype.newbyteorder("<")), found)
+    return str(found).encode()
+
+
+def read(folder) -> tuple[dict, dict[str, list[pa.Table]]]:
+    """The manifest, and the tables of each split's shards; everything that can be checked is."""
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    assert manifest["format_version"] == 1
+    tables = {}
+    for split in SPLITS:
+        tables[split] = []
+        for shard in manifest["splits"][split]["shards"]:
+            content = (folder / shard["file"]).read_bytes()
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (shard["bytes"], shard["sha256"])
+            file = pa.ipc.open_file(content)
+            batches = [file.get_batch_with_custom_metadata(n) for n in range(file.num_record_batches)]
+            assert all(len(batch) == 4096 for batch, _ in batches[:-1]) and 0 < len(batches[-1][0]) <= 4096
+            for batch, checksums in batches:
+                base = ("input_ids", "segment_b_start", "next_sentence_label", "document")
+                assert checksums[b"crc32.base"] == crc32(*map(batch.column, base))
+                for k in range(manifest["mask_sets"]):
+                    columns = batch.column(f"masked_positions_{k}"), batch.column(f"masked_ids_{k}")
+                    assert checksums[b"crc32.%d" % k] == crc32(*columns)
+            tables[split].append(file.read_all())
+            assert len(tables[split][-1]) == shard["samples"]
+            assert len(tables[split][-1]["input_ids"].combine_chunks().flatten()) == shard["tokens"]
+        counts = manifest["splits"][split]["counts"]
+        assert sum(map(len, tables[split])) == counts["samples"]
+    return manifest, tables
+
+
+def document(*segments: str) -> int:
+    """What the column `document` holds of a text, or of the two of a pair."""
+    spaced = [re.sub("[\t\n\r\v\f ]+", " ", segment).strip(" ") for segment in segments]
+    return int.from_bytes(hashlib.sha256("\t".join(spaced).encode()).digest()[:8], "big")
+
+
+def test_documents_their_places_and_the_form_of_samples(tmp_path):
+    texts = [text.replace(" ", "\t\v \f\r\n", 2) for text in corpus.documents(300, sentences=(1, 10))]
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", texts)
+    prepare(corpus.config(tmp_path, [path], shards=corpus.ShardsConfig(target_tokens=4096)))
+    manifest, tables = read(tmp_path / "data")
+    assert all(len(tables[split]) >= least for split, least in zip(SPLITS, (1, 1, 3), strict=True))
+    column = [number for split in SPLITS for table in tables[split] for number in table["document"].to_pylist()]
+    assert column == sorted(column)  # splits and shards are ranges of hashes, and documents in order
+    assert set(column) == {document(text) for text in texts}
+    special = manifest["special_tokens"]
+    for row in tables["train"][0].to_pylist():
+        ids, start = row["input_ids"], row["segment_b_start"]
+        assert ids[0] == special["classification"] and ids[start - 1] == ids[-1] == special["separator"]
+        assert (row["next_sentence_label"] is None) == (start == len(ids))
+        for k in range(manifest["mask_sets"]):
+            positions, shown = row[f"masked_positions_{k}"], row[f"masked_ids_{k}"]
+            assert positions == sorted(set(positions)) and len(shown) == len(positions)
+            assert not {ids[position] for position in positions} & set(special.values())
+    for split in SPLITS:
+        counts = manifest["splits"][split]["counts"]
+        ids = np.concatenate([table["input_ids"].combine_chunks().flatten() for table in tables[split]])
+        ordinary = ~np.isin(ids, [special["classification"], special["separator"]])
+        assert counts["tokens_out"] == ordinary.sum()
+        assert counts["tokens_in"] + counts["tokens_borrowed"] - counts["tokens_left_out"] == counts["tokens_out"]
+
+
+def test_blocks_and_given_pairs(tmp_path):
+    words = corpus.words()
+    pairs = [(f"{words[n % 200]} {words[n // 200]}", f" {words[n % 99]}  e") for n in range(4200)]
+    (tmp_path / "pairs.txt").write_text("\n".join("\t".join(pair) for pair in pairs))
+    samples, source = SamplesConfig(objective="given_pairs"), SourceConfig(format="pairs")
+    config = corpus.config(tmp_path, [tmp_path / "pairs.txt"], samples=samples, source=source, mask_sets=1,
+                           split=SplitConfig(0, 0), shards=corpus.ShardsConfig())
+    prepare(config)
+    _, tables = read(tmp_path / "data")
+    (table,) = tables["train"]
+    assert [len(batch) for batch in table.to_batches()] == [4096, 104]
+    assert table["document"].to_pylist() == sorted(document(*pair) for pair in pairs)
