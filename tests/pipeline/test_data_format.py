@@ -89,7 +89,7 @@ def test_documents_their_places_and_the_form_of_samples(tmp_path):
 
 def test_blocks_and_given_pairs(tmp_path):
     words = corpus.words()
-    pairs = [(f"{words[n % 200]} {words[n // 200]}", f" {words[n % 99]}  e") for n in range(4200)]
+    pairs = [(f"{words[n % 200]} {words[n // 200]}" + " ka" * 60, f" {words[n % 99]}  e") for n in range(4200)]
     (tmp_path / "pairs.txt").write_text("\n".join("\t".join(pair) for pair in pairs))
     samples, source = SamplesConfig(objective="given_pairs"), SourceConfig(format="pairs")
     config = corpus.config(tmp_path, [tmp_path / "pairs.txt"], samples=samples, source=source, mask_sets=1,
