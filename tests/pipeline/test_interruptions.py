@@ -367,6 +367,29 @@ def test_a_failing_write_ends_in_one_line_and_a_rerun_finishes(folder, undisturb
         assert corpus.contents(folder / "full") == undisturbed
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+@pytest.mark.parametrize("size", ["600k", "1800k"])
+def test_a_full_disk_ends_in_one_line_and_a_rerun_finishes(folder, undisturbed, tmp_path, monkeypatch, size):
+    """Full in stage 1 or 2, by what others write: an estimate has found room enough."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this machine refuses to mount a tmpfs: " + mounted.stderr.decode().strip())
+    monkeypatch.setattr("pipeline.prepare.check_disk", lambda *_: None)
+    config = corpus.config(folder, [folder / "in"], output=str(disk / "data"))
+    try:
+        with pytest.raises(UserError, match=f"{disk}/data/.*: the disk is full; free space or choose another --output"):
+            prepare(config)
+        assert (corpus.count(disk / "data/.work", "task-*.json") == 5) == (size == "1800k")
+        assert not (disk / "data/manifest.json").exists() and not list(disk.rglob(".tmp-*"))
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        prepare(config)
+        assert corpus.contents(disk / "data") == undisturbed
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
 def test_a_worker_that_outlives_a_run_does_not_keep_its_tokenizer(tmp_path):
     """The same output folder, prepared again with another tokenizer, in the same process."""
     path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(40))
