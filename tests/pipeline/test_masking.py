@@ -141,6 +141,25 @@ def test_spans_are_runs_replaced_alike():
     assert (is_mask[neighbours] == is_mask[neighbours + 1]).mean() > 0.9
 
 
+@pytest.mark.parametrize(("span_p", "max_span"), [(0.2, 10), (0.5, 3)])
+def test_spans_are_whole_words_of_geometric_number(span_p, max_span):
+    """Few spans in long samples, so that hardly two meet; the last of a sample is cut at the count."""
+    samples = make(np.full(40, 30_000))
+    masks = draw(samples, strategy="span", rate=0.01, max_length=30_000, span_p=span_p, max_span=max_span)
+    places = flat(samples, masks)
+    first = np.flatnonzero(np.diff(places, prepend=-2) > 1)
+    last = np.append(first[1:], len(places)) - 1
+    ids = samples.input_ids.astype(int)
+    begins = ~CONTINUES[ids] | (ids < 5)
+    begins[1:] |= ids[:-1] < 5
+    assert begins[places[first]].all()
+    assert (~begins[places[last] + 1]).sum() <= len(samples)
+    words = np.add.reduceat(begins[places].astype(int), first)
+    shares = np.bincount(words, minlength=max_span + 1)[1 : max_span + 1] / len(words)
+    expected = (1 - span_p) ** np.arange(max_span)
+    assert np.abs(shares - expected / expected.sum()).max() < 0.04 and shares.sum() > 0.95
+
+
 def test_independent_selection_may_leave_a_sample_empty():
     samples = make(np.full(2000, 8))
     counts = np.diff(draw(samples, selection="independent").offsets)

@@ -139,6 +139,29 @@ def test_given_pairs_are_kept_swapped_or_cut_at_the_end_of_the_longer():
         assert (b == own) == (label == 0)
 
 
+PAIRS = st.lists(st.tuples(st.integers(0, 70), st.integers(0, 70)).filter(any).map(list), min_size=1, max_size=12)
+
+
+@settings(max_examples=100)
+@given(lengths=PAIRS, max_length=st.integers(8, 64), share=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 1000))
+def test_every_token_of_given_pairs_is_shown_or_counted(lengths, max_length, share, seed):
+    documents = make(lengths)
+    samples, counts = build(documents, max_length, (seed,), objective="given_pairs", random_share=share)
+    bounds = documents.sentence_offsets.tolist()
+    parts = [documents.tokens[low:high].tolist() for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+    own, borrowed = 0, 0
+    for number, (a, b, label) in enumerate(segments(samples)):
+        first, second = parts[2 * number : 2 * number + 2]
+        others = [second] if label == 0 else parts[1 : 2 * number : 2] + parts[2 * number + 3 :: 2]
+        assert len(a) + len(b) <= max_length - 3
+        assert a == first[: len(a)] and any(b == part[: len(b)] for part in others)
+        own += len(a) + len(b) * (label == 0)
+        borrowed += len(b) * (label == 1)
+    assert len(samples) == len(lengths)
+    assert counts == {"tokens_in": len(documents.tokens), "tokens_out": own + borrowed, "tokens_borrowed": borrowed,
+                      "tokens_left_out": len(documents.tokens) - own}
+
+
 def test_draws_depend_on_the_key_alone():
     documents = make([[7, 9, 4] * 6 for _ in range(20)])
     first, again, other = (build(documents, 32, key)[0] for key in ((1, "a"), (1, "a"), (2, "a")))

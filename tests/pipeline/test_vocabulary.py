@@ -46,11 +46,13 @@ def test_wordpiece_is_what_the_library_learns_from_the_text(folder):
     ]
 
 
-def test_workers_do_not_change_it(folder):
-    one = train_vocabulary(config(folder, "one"))
-    two = train_vocabulary(config(folder, "two", workers=2))
+@pytest.mark.parametrize("model", ["wordpiece", "words", "bytes", "characters"])
+def test_workers_do_not_change_it(folder, tmp_path, model):
+    words = VocabularyConfig(model=model)
+    one = train_vocabulary(config(folder, output=str(tmp_path / "one"), vocab_size=400, vocabulary=words))
+    two = train_vocabulary(config(folder, output=str(tmp_path / "two"), vocab_size=400, vocabulary=words, workers=2))
     assert one.fingerprint == two.fingerprint
-    assert corpus.contents(folder / "one") == corpus.contents(folder / "two")
+    assert corpus.contents(tmp_path / "one") == corpus.contents(tmp_path / "two")
 
 
 def test_casing_and_accents(folder):
