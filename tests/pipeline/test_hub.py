@@ -39,16 +39,20 @@ def server(tmp_path_factory):
         yield address, articles
 
 
-@pytest.fixture
-def cloze(server, tmp_path):
-    """The command line in a folder of its own, with that server for the hub."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": server[0], "HF_HOME": str(tmp_path / "cache")}
+def commands(folder: Path, address: str):
+    """The command line in a folder, with the server at an address for the hub."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": address, "HF_HOME": str(folder / "cache")}
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-m", "launch", *arguments], cwd=tmp_path, env=environment,
+        return subprocess.run([sys.executable, "-m", "launch", *arguments], cwd=folder, env=environment,
                               capture_output=True, text=True)
 
     return run
+
+
+@pytest.fixture
+def cloze(server, tmp_path):
+    return commands(tmp_path, server[0])
 
 
 def test_bert_s_own_mixture_at_a_small_size(server, cloze, tmp_path):
@@ -78,3 +82,34 @@ def test_what_the_hub_does_not_have_is_one_line(cloze, tmp_path, name, config, m
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line]
     assert "can't be read" in line and message in line and "run the same command again" in line
+
+
+@pytest.mark.slow
+def test_a_stream_that_breaks_off_in_the_middle_is_one_line_and_a_rerun_finishes(tmp_path):
+    """After rows have come: the pages of the second half are no pages."""
+    path = tmp_path / "served/train.parquet"
+    path.parent.mkdir()
+    configs = [{"config_name": "default", "data_files": path.name}]
+    (path.parent / "README.md").write_text(f"---\n{json.dumps({'configs': configs})}\n---\n")
+    texts = corpus.documents(60)
+    parquet.write_table(pa.table({"text": texts}), path, row_group_size=30)
+    intact = path.read_bytes()
+    column = parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    start = column.dictionary_page_offset or column.data_page_offset
+    broken = bytearray(intact)
+    broken[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(broken)
+    corpus.config(tmp_path, [])
+    with hub.serve("some/texts", path.parent) as address:
+        cloze = commands(tmp_path, address)
+        command = ("prepare", "--source.format", "dataset", "--input", "[some/texts]", "--tokenizer", "tokenizer",
+                   "--output", "out")
+        done = cloze(*command)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        line = done.stderr.splitlines()[-1]
+        assert line.startswith(f"error: input: the data set 'some/texts@{hub.COMMIT}' can't be read: ")
+        assert "run the same command again" in line and not (tmp_path / "out/manifest.json").exists()
+        path.write_bytes(intact)
+        done = cloze(*command)
+        assert done.returncode == 0, done.stderr
+    assert Manifest.load(tmp_path / "out").counts["documents"] == len(texts)
