@@ -8,14 +8,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
 from pipeline.prepare import prepare
 from pipeline.tokenizing import tokenize
+from pipeline.vocabulary import train_vocabulary
 from tests.pipeline import corpus
 
 pytest.importorskip("distributed")
@@ -60,6 +63,13 @@ def worker(address: str) -> subprocess.Popen:
     return process
 
 
+def wait_for_workers(scheduler: str, count: int) -> None:
+    from distributed import Client
+
+    with Client(scheduler) as client:
+        client.wait_for_workers(count, timeout=60)
+
+
 def tokenize_or_hold(folder: Path, task):
     """The first worker that gets a second task holds that one until it is killed, and leaves its process id."""
     try:
@@ -79,34 +89,70 @@ def test_the_same_bytes_though_a_worker_is_killed_after_it_completed_tasks(sched
     monkeypatch.setattr("pipeline.prepare.tokenize", partial(tokenize_or_hold, tmp_path / "pids"))
     workers = [worker(scheduler) for _ in range(2)]
     try:
-        from distributed import Client
+        wait_for_workers(scheduler, 2)
+        config = corpus.config(
+            tmp_path, [tmp_path / "in"], output=str(tmp_path / "dask"), executor="dask", scheduler=scheduler
+        )
+        failure: list[BaseException] = []
 
-        with Client(scheduler) as client:
-            client.wait_for_workers(2, timeout=60)
-            config = corpus.config(
-                tmp_path, [tmp_path / "in"], output=str(tmp_path / "dask"), executor="dask", scheduler=scheduler
-            )
-            failure: list[BaseException] = []
+        def run() -> None:
+            try:
+                prepare(config)
+            except BaseException as error:
+                failure.append(error)
 
-            def run() -> None:
-                try:
-                    prepare(config)
-                except BaseException as error:
-                    failure.append(error)
-
-            job = threading.Thread(target=run)
-            job.start()
-            victim = tmp_path / "pids/victim"
-            deadline = time.monotonic() + 300
-            while not victim.is_symlink():
-                assert job.is_alive() and time.monotonic() < deadline
-                time.sleep(0.01)
-            assert corpus.count(tmp_path / "dask/.work", "task-*.json") >= 1
-            kill(next(process for process in workers if str(process.pid) == os.readlink(victim)))
-            job.join(timeout=300)
+        job = threading.Thread(target=run)
+        job.start()
+        victim = tmp_path / "pids/victim"
+        deadline = time.monotonic() + 300
+        while not victim.is_symlink():
+            assert job.is_alive() and time.monotonic() < deadline
+            time.sleep(0.01)
+        assert corpus.count(tmp_path / "dask/.work", "task-*.json") >= 1
+        kill(next(process for process in workers if str(process.pid) == os.readlink(victim)))
+        job.join(timeout=300)
         assert not job.is_alive()
         assert not failure
         assert corpus.contents(tmp_path / "dask") == corpus.contents(tmp_path / "local")
+    finally:
+        for process in workers:
+            kill(process)
+
+
+def test_the_same_vocabulary(scheduler, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.readers._GROUP_BYTES", 1)  # a task for each file
+    for number in range(3):
+        corpus.write_jsonl(tmp_path / "in" / f"{number}.jsonl", corpus.documents(30, seed=number))
+    config = PrepareConfig([str(tmp_path / "in")], str(tmp_path / "local"), vocab_size=200)
+    train_vocabulary(config)
+    process = worker(scheduler)
+    try:
+        wait_for_workers(scheduler, 1)
+        train_vocabulary(replace(config, output=str(tmp_path / "dask"), executor="dask", scheduler=scheduler))
+    finally:
+        kill(process)
+    assert corpus.contents(tmp_path / "dask") == corpus.contents(tmp_path / "local")
+
+
+def die(task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_task_that_kills_four_workers_ends_the_job_with_one_line(scheduler, tmp_path, monkeypatch):
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(30))
+    config = corpus.config(tmp_path, [path], executor="dask", scheduler=scheduler)
+    workers = [worker(scheduler) for _ in range(4)]
+    try:
+        wait_for_workers(scheduler, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr("pipeline.prepare.tokenize", die)
+            with pytest.raises(UserError, match="a worker process died.*run the same command again"):
+                prepare(config)
+        assert [process.wait(timeout=60) for process in workers] == [-signal.SIGKILL] * 4
+        workers.append(worker(scheduler))
+        wait_for_workers(scheduler, 1)
+        assert prepare(config).counts["documents"] == 30
     finally:
         for process in workers:
             kill(process)
@@ -140,10 +186,7 @@ def test_a_scheduler_that_dies_ends_the_job_with_one_line(scheduler_process, sch
 
     killer = threading.Thread(target=kill_in_the_middle)
     try:
-        from distributed import Client
-
-        with Client(scheduler) as client:
-            client.wait_for_workers(1, timeout=60)
+        wait_for_workers(scheduler, 1)
         killer.start()
         with pytest.raises(UserError, match=f"scheduler: lost the one at {scheduler}.*run the same command again"):
             prepare(corpus.config(tmp_path, [path], executor="dask", scheduler=scheduler))
