@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import re
 import shutil
-from contextlib import redirect_stdout
+import threading
+from contextlib import redirect_stdout, suppress
 
 import pytest
 
@@ -83,6 +85,38 @@ def test_documents_with_encoding_errors_are_told_of(tmp_path):
     config = corpus.config(tmp_path, [tmp_path / "a.txt"], source=SourceConfig(encoding_errors="replace"))
     for text in (shown(data_commands.prepare, config), shown(data_commands.inspect, InspectConfig(config.output))):
         assert re.search(r"documents with encoding errors +│ 3 \(", text)
+
+
+def shown_on_a_terminal(function, config) -> str:
+    master, slave = os.openpty()
+    parts: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # nobody has the terminal open any more
+            while part := os.read(master, 1 << 16):
+                parts.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(slave, "w") as terminal, redirect_stdout(terminal):
+        function(config)
+    reader.join()
+    os.close(master)
+    return b"".join(parts).decode()
+
+
+def test_masks_are_seen_by_colour_on_a_terminal_and_as_plain_text_elsewhere(data, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    config = InspectConfig(str(data), samples=12)
+    text, plain = shown_on_a_terminal(data_commands.inspect, config), shown(data_commands.inspect, config)
+    pieces = [piece for sample in inspect(config).samples for piece in sample.pieces]
+    for kind, codes in (("masked", "1;32"), ("random", "1;31"), ("kept", "1;33"), ("special", "2")):
+        found = [piece.text if kind == "special" else f"{piece.text}{{{piece.original}}}"
+                 for piece in pieces if piece.kind == kind]
+        assert found and all(f"\x1b[{codes}m{each}\x1b[0m" in text and each in plain for each in found)
+    assert "\x1b" not in plain
 
 
 def test_brackets_in_a_text_are_shown_as_they_are(tmp_path):
