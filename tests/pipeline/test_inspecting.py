@@ -2,11 +2,9 @@
 
 import io
 import json
-import os
 import re
 import shutil
-import threading
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -28,6 +26,7 @@ from pipeline.shards import ShardReader
 from pipeline.verifying import verify
 from pipeline.vocabulary import train_vocabulary
 from tests.pipeline import corpus
+from tests.terminal import terminal
 
 
 @pytest.fixture
@@ -87,30 +86,14 @@ def test_documents_with_encoding_errors_are_told_of(tmp_path):
         assert re.search(r"documents with encoding errors +│ 3 \(", text)
 
 
-def shown_on_a_terminal(function, config) -> str:
-    master, slave = os.openpty()
-    parts: list[bytes] = []
-
-    def read() -> None:
-        with suppress(OSError):  # nobody has the terminal open any more
-            while part := os.read(master, 1 << 16):
-                parts.append(part)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(slave, "w") as terminal, redirect_stdout(terminal):
-        function(config)
-    reader.join()
-    os.close(master)
-    return b"".join(parts).decode()
-
-
 def test_masks_are_seen_by_colour_on_a_terminal_and_as_plain_text_elsewhere(data, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     config = InspectConfig(str(data), samples=12)
-    text, plain = shown_on_a_terminal(data_commands.inspect, config), shown(data_commands.inspect, config)
+    with terminal() as (stream, sent), redirect_stdout(stream):
+        data_commands.inspect(config)
+    text, plain = sent.decode(), shown(data_commands.inspect, config)
     pieces = [piece for sample in inspect(config).samples for piece in sample.pieces]
     for kind, codes in (("masked", "1;32"), ("random", "1;31"), ("kept", "1;33"), ("special", "2")):
         found = [piece.text if kind == "special" else f"{piece.text}{{{piece.original}}}"

@@ -1,15 +1,13 @@
 """What a user sees while data is prepared: bars on a terminal, lines in a log."""
 
-import os
-import pty
 import re
-import sys
-import threading
+from contextlib import redirect_stderr
 
 import pytest
 
 from launch import data_commands
 from tests.pipeline import corpus
+from tests.terminal import terminal
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
 
@@ -43,23 +41,8 @@ def test_a_short_job_writes_no_lines_into_a_log(config, monkeypatch, capsys):
 def test_a_terminal_has_a_bar_for_each_stage(config, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "150")
-    ours, theirs = pty.openpty()
-    shown = bytearray()
-
-    def read() -> None:
-        try:
-            while piece := os.read(ours, 1 << 16):
-                shown.extend(piece)
-        except OSError:  # how Linux says that the other end is closed
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(theirs, "w") as terminal, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", terminal)
+    with terminal() as (stream, shown), redirect_stderr(stream):
         data_commands.prepare(config)
-    reader.join()
-    os.close(ours)
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
     for stage in ("tokenize", "build"):
         assert re.search(rf"{stage} .*100% [\d,]+ documents/s, [\d,]+ tokens/s left", text)
