@@ -84,7 +84,7 @@ def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str])
         number = int(variables.get("SLURM_JOB_ID", "0")) + int(variables["SLURM_STEP_ID"])
         known = {"address": first_host(hosts), "port": str(20000 + number % 10000)}
     job = variables.get("PMIX_NAMESPACE")
-    if launcher == "mpi" and job and variables.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(world_size):
+    if launcher == "mpi" and world_size > 1 and job and variables.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(world_size):
         known = {"address": "127.0.0.1", "port": str(20000 + zlib.crc32(job.encode()) % 10000)}
     address = variables.get("MASTER_ADDR") or known.get("address")
     port = variables.get("MASTER_PORT") or known.get("port")

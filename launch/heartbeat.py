@@ -73,7 +73,7 @@ class Heartbeat:
 
     def _write(self) -> None:
         step, phase = self._now
-        aside = self._path(self._environment.rank).with_suffix(".tmp")
+        aside = self._path(self._environment.rank).with_suffix(f".{os.getpid()}.tmp")
         # Never synced: it tells of a living process only. A full disk stops the run where something is lost by it.
         try:
             aside.write_text(json.dumps({

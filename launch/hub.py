@@ -70,7 +70,7 @@ def fetch_model(name: str, *, revision: str | None, cache_dir: str | None, offli
         at = f" at revision {revision!r}" if revision else ""
         raise UserError(f"model: found no folder and no hub model {name!r}{at} ({type(error).__name__}); {how}"
                         ) from error
-    if not (folder / _WEIGHTS).exists() and not (folder / _PICKLED_WEIGHTS).exists():
+    if not (folder / _WEIGHTS).exists() and not (pickled and (folder / _PICKLED_WEIGHTS).exists()):
         how = "" if pickled else "; --pickled_weights true takes its pytorch_model.bin, if it has one"
         raise UserError(f"model: found no {_WEIGHTS} of hub model {name!r}, expected its weights{how}")
     return folder

@@ -12,6 +12,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 # Ctrl-C reaches a worker twice, from the terminal and forwarded by torchrun: signals this close are one request.
 ONE_REQUEST_SECONDS = 2.0
+# What a process that has stopped may take to end, in which further copies of the signal are heard by nobody.
+ENDING_SECONDS = 30.0
 
 
 class StopRequest:
@@ -29,6 +31,7 @@ class StopRequest:
         self._deadline = deadline
         self._previous: dict[int, object] = {}
         self._pipe = self._previous_pipe = -1
+        self._deaf_until: float | None = None  # set by the first signal
 
     def __enter__(self) -> StopRequest:
         reading, self._pipe = os.pipe()
@@ -36,13 +39,14 @@ class StopRequest:
         # A handler runs between two steps of Python alone: not in a collective that hangs, where a second signal is
         # needed most. The number of each signal goes into the pipe at once, and a thread reads it.
         self._previous_pipe = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
-        threading.Thread(target=_end_at_the_second, args=(reading,), daemon=True).start()
+        threading.Thread(target=self._end_at_the_second, args=(reading,), daemon=True).start()
         for number in SIGNALS:
             self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *exception) -> None:
         if self.received is not None:
+            self._deaf_until = time.monotonic() + ENDING_SECONDS
             return
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -58,16 +62,14 @@ class StopRequest:
         if self.received is None:
             self.received = signal.Signals(number)
 
-
-def _end_at_the_second(reading: int) -> None:
-    """Read the numbers of signals until the pipe is closed; end the process at one that is no part of the first."""
-    first = None
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        while number := pipe.read(1):
-            if number[0] not in SIGNALS:
-                continue
-            now = time.monotonic()
-            if first is None:
-                first = now
-            elif now - first > ONE_REQUEST_SECONDS:
-                os._exit(128 + number[0])  # the shell's convention for death by signal
+    def _end_at_the_second(self, reading: int) -> None:
+        """Read the numbers of signals until the pipe is closed; end the process at one that is no part of the first."""
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] not in SIGNALS:
+                    continue
+                now = time.monotonic()
+                if self._deaf_until is None:
+                    self._deaf_until = now + ONE_REQUEST_SECONDS
+                elif now > self._deaf_until:
+                    os._exit(128 + number[0])  # the shell's convention for death by signal

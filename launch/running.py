@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launch import runs
 from launch.config import BatchArithmetic
+from launch.config.running import COLLECTIVE_SECONDS
 from launch.console import Console
 from launch.environment import (
     Environment,
@@ -69,6 +70,9 @@ def carry_out(config, facts: dict[str, str], environment: Environment, console: 
 
     output = Path(config.output)
     runs.check_folder(config, facts)
+    if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
+        console.warn(f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
+                     f"collectives give up and end the run after {COLLECTIVE_SECONDS} s")
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(output) if environment.is_main else nullcontext():
         with Heartbeat(output, environment, config.monitor) as heartbeat:  # it names a rank that does not join
@@ -193,6 +197,7 @@ def run(config, trainer: Trainer, stream: Iterator, stop: StopRequest,
     output = Path(config.output)
     main = trainer.environment.is_main
     metrics = MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step) if main else None
+    ended = False
     try:
         with stop:
             if metrics:
@@ -203,13 +208,14 @@ def run(config, trainer: Trainer, stream: Iterator, stop: StopRequest,
             complete = complete and (report is None or report(stop))
             if metrics:
                 runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
+            ended = True  # whatever befalls the others from here on
             trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
                                 f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
             # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
             # the status of a stop, and the templates go by what rank 0 has written and people by what it has said.
             distributed.barrier()
     except BaseException:
-        if metrics:
+        if metrics and not ended:
             with suppress(UserError):  # the disk may be full, which is then the error on its way
                 runs.set_status(output, "failed", trainer.state.step)
         raise

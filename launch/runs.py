@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 
 import yaml
@@ -58,6 +58,19 @@ def _shaping(values: dict) -> dict[str, object]:
         name: value for name, value in flatten(values).items()
         if name not in FREE_FIELDS and name.split(".")[0] not in FREE_FIELDS
     }
+
+
+def _defaults(config) -> dict[str, object]:
+    """Those fields of a configuration that have a default, with it; of its sections too."""
+    found = {}
+    for field in fields(config):
+        if is_dataclass(value := getattr(config, field.name)):
+            found[field.name] = _defaults(value)
+        elif field.default is not MISSING:
+            found[field.name] = field.default
+        elif field.default_factory is not MISSING:
+            found[field.name] = field.default_factory()
+    return found
 
 
 def config_hash(config) -> str:
@@ -149,7 +162,8 @@ def check_folder(config, facts: dict[str, str]) -> None:
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
-    before = _shaping(_read(folder / CONFIG)) | _read(folder / DATA)
+    # What an earlier version did not know is as it would be if nobody had set it.
+    before = _shaping(_defaults(config)) | _shaping(_read(folder / CONFIG)) | _read(folder / DATA)
     now = _shaping(asdict(config)) | facts
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):

@@ -164,9 +164,9 @@ class BertConfig:
                 self.local_attention_window % 2,
             "position_initializer_range: only learned positions have weights to draw":
                 self.position_initializer_range is not None and self.position_embedding != "learned",
-            "segment_padding_index: must be below type_vocab_size, which must leave two segments beside it (3 or more)":
+            "segment_padding_index: must be below type_vocab_size":
                 self.segment_padding_index is not None
-                and not 0 <= self.segment_padding_index < self.type_vocab_size >= 3,
+                and not 0 <= self.segment_padding_index < self.type_vocab_size,
         }
         for reason, broken in refused.items():
             if broken:
@@ -179,9 +179,9 @@ class BertConfig:
 
     @property
     def segments(self) -> tuple[int, int]:
-        """Segment types of A and B: the first two that are not the padding's."""
-        first, second, *_ = (number for number in range(3) if number != self.segment_padding_index)
-        return first, second
+        """Segment types of A and B: the first two that are not the padding's, if there are two."""
+        types = [number for number in range(self.type_vocab_size) if number != self.segment_padding_index]
+        return (types[0], types[1]) if len(types) > 1 else (0, 1)
 
     @property
     def padded_vocab_size(self) -> int:

@@ -69,7 +69,7 @@ def init_word_embeddings(model: nn.Module, path: str | os.PathLike, tokens: Mapp
     format or width, and if no token is found at all.
     """
     weight = next(module for name, module in model.named_modules() if name.endswith("embeddings.word")).weight
-    found = 0
+    found: set[str] = set()
     with open(path, encoding="utf-8", errors="replace") as lines, torch.no_grad():
         for number, line in enumerate(lines, start=1):
             word, *values = line.rstrip().split(" ")
@@ -86,7 +86,7 @@ def init_word_embeddings(model: nn.Module, path: str | os.PathLike, tokens: Mapp
                     f"{path}:{number}: found {len(vector)} numbers, expected model.hidden_size = {weight.shape[1]}"
                 )
             weight[tokens[word]] = vector
-            found += 1
+            found.add(word)
     if not found:
         raise ModelError(f"{path}: found none of the {len(tokens)} tokens, expected a word2vec text file of them")
-    return found
+    return len(found)

@@ -81,6 +81,17 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, config: dict) -> None
         )
 
 
+def unspoken_normalization(backend: tokenizers.Tokenizer, config: dict) -> dict:
+    """What a BERT's tokenizer does and `config` doesn't say, where the classes of transformers would then do other."""
+    rules = backend.normalizer
+    if not isinstance(rules, tokenizers.normalizers.BertNormalizer):
+        return {}
+    usual = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+    ours = {"do_lower_case": rules.lowercase, "strip_accents": rules.strip_accents,
+            "tokenize_chinese_chars": rules.handle_chinese_chars}
+    return {name: value for name, value in ours.items() if name not in config and value != usual[name]}
+
+
 def wordpiece_backend(
     vocabulary: dict[str, int], names: dict[str, str], lowercase: bool, strip_accents: bool | None
 ) -> tokenizers.Tokenizer:

@@ -132,7 +132,8 @@ class SamplesConfig:
         _require(self.pair_sets >= 1, "samples.pair_sets", self.pair_sets, "at least 1")
         draws = self.objective in PAIR_OBJECTIVES and (self.objective != "given_pairs" or self.random_share > 0)
         _require(self.pair_sets == 1 or draws, "samples.pair_sets", self.pair_sets,
-                 f"1: {self.objective} draws no cuts or partners, so that all sets would be the same")
+                 f"1: {self.objective} draws no cuts or partners, so that all sets would have the same samples; for "
+                 "more masks raise mask_sets, or draw them at load time (masking.mode dynamic)")
         _require(self.min_document_tokens >= 1, "samples.min_document_tokens", self.min_document_tokens, "at least 1")
 
 

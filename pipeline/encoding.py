@@ -255,7 +255,8 @@ def windows(num_tokens: int, length: int, step: int) -> Iterator[tuple[int, int]
 def characters(text: str) -> list[tuple[int, int]]:
     """Where each character begins and ends, but white space; a combining mark belongs to the one before it."""
     begins = [place for place, each in enumerate(text) if place == 0 or unicodedata.category(each)[0] != "M"]
-    return [(low, high) for low, high in zip(begins, [*begins[1:], len(text)], strict=True) if not text[low].isspace()]
+    ends = [*begins[1:], len(text)] if begins else []
+    return [(low, high) for low, high in zip(begins, ends, strict=True) if not text[low].isspace()]
 
 
 def half_character(text: str) -> str | None:

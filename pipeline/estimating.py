@@ -59,11 +59,12 @@ def estimate(
     began = time.process_time()  # not the wall clock: workers start meanwhile, and others may use the machine
     documents = list(_first(itertools.chain.from_iterable(map(read, tasks)), _READ_BYTES))
     reading = (time.process_time() - began) / max(1, sum(len(document.text) for document in documents))
-    sample = [(0, replace(each, text=_head(each.text))) for each in _first(documents, _SAMPLE_BYTES)]
+    splitter = splitter_of(tasks[0][0].file, config)
+    head = (lambda text: text) if splitter == "pairs" else _head  # half a pair is none
+    sample = [(0, replace(each, text=head(each.text))) for each in _first(documents, _SAMPLE_BYTES)]
     size = sum(len(document.text) for _, document in sample)
     if not size:
         return None
-    splitter = splitter_of(tasks[0][0].file, config)
     encoded, encoding = _timed(lambda: encode(sample, tokenizer, splitter, Report()))
     tokens = len(encoded["tokens"])
     _, building = _timed(lambda: _build(config, tokenizer, encoded))

@@ -32,6 +32,9 @@ from pipeline.storage import alone, publish_text, readable_errors, sha256_of
 from pipeline.tokenizer import FILES, Tokenizer, copy_tokenizer
 from pipeline.tokenizing import Report, TokenizeTask, splitter_of, tokenize
 
+# Of words, sentences, samples and masks. Raised when other ids or masks come of the same input: an interrupted run must
+# not be finished by other rules than it was begun with.
+_RULES = 2
 WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
 
@@ -128,6 +131,7 @@ def _identity(
                 "tokenizer_fingerprint": tokenizer.fingerprint,
                 "sources": [[file.source, file.name, file.size] for file in files],
                 "times of change": [file.changed for file in files],
+                "rules": _RULES,
                 "library versions": {each.__name__: each.__version__ for each in (np, pa, tokenizers)},
                 "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),  # other versions may differ
             }

@@ -29,6 +29,7 @@ from pipeline.backends import (
     space_begins_word,
     special_names,
     stand_around_texts,
+    unspoken_normalization,
 )
 from pipeline.errors import UserError
 from pipeline.records import SpecialTokens, token_type
@@ -37,7 +38,6 @@ from pipeline.words import WordSplitter, word_of
 
 _TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB with their strings
 _TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
-_SPACE_BYTES = tuple("ĠĊčĉċČ")  # as byte-level models write them: the space, \n, \r, \t, \v, \f
 _WORD_MODELS = {"WordPiece", "WordLevel"}
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # of a folder
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers: that which takes tokenizer.json as it is
@@ -180,13 +180,15 @@ class Tokenizer:
     def continues_word(self) -> np.ndarray:
         model, rules = json.loads(self.backend.to_str())["model"], self.backend.pre_tokenizer
         byte_level = rules is not None and any(part.startswith("Ġ") for part, _ in rules.pre_tokenize_str("a a"))
-        spaces = _SPACE_BYTES if byte_level else ("Ġ", "▁")
+        text_of = tokenizers.decoders.ByteLevel() if byte_level else None
         continues = np.zeros(self.vocab_size, bool)
         for token, number in self.backend.get_vocab(with_added_tokens=True).items():
             if model["type"] == "WordPiece":
                 continues[number] = token.startswith(model["continuing_subword_prefix"])
             elif model["type"] == "BPE":
-                continues[number] = not token.startswith(spaces)  # a new word carries the white space before it
+                # A new word carries the white space before it.
+                begins = text_of.decode([token])[:1].isspace() if text_of else token.startswith(("Ġ", "▁"))
+                continues[number] = not begins
         continues[self.special_tokens.ids] = False
         return continues
 
@@ -343,6 +345,7 @@ def copy_tokenizer(source: Tokenizer, folder: Path) -> None:
     if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
         config = json.loads(described.read_text(encoding="utf-8"))
         found = special_names(source.backend.get_vocab(), config)
+        changed |= unspoken_normalization(source.backend, config)
         # Names that stood in special_tokens_map.json, which isn't copied.
         changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
         with publishing(folder / "tokenizer_config.json") as aside:

@@ -19,6 +19,7 @@ from launch.predicting.output import as_json, draw_attention, plain, table_rows,
 from launch.predicting.rows import read_rows
 from launch.predicting.tokens import encode_whole, tokens_of
 from launch.predicting.vectors import WordInContext
+from pipeline.encoding import TRUNCATION
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 
@@ -114,10 +115,14 @@ def _print_words(config: FeaturesConfig, words: list[WordInContext]) -> None:
 
 def tokenize(config: TokenizeConfig) -> int:
     """Print what a model would be given; returns the exit status. Needs no model, only its tokenizer."""
-    tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(config.folder()))
+    folder = config.folder()
+    tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
+    described = runs.model_folder(folder) / "config.json"
+    notes = json.loads(described.read_text(encoding="utf-8")) if described.exists() else {}
+    words = notes.get(TRUNCATION, {}).get("words")
     table = []
     for row in read_rows(config):
-        shown = tokens_of(tokenizer, encode_whole(tokenizer, row))
+        shown = tokens_of(tokenizer, encode_whole(tokenizer, row, words))
         if _wants_table(config):
             columns = zip(shown.tokens, shown.input_ids, shown.token_type_ids, shown.offsets, strict=True)
             table += [{"token": token, "id": str(number), "segment": str(segment), "mask": "1",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launch.predicting.operation import Batch, Operation, Row
-from pipeline.encoding import Encoder, Encoding
+from pipeline.encoding import Encoder, Encoding, Truncation
 from pipeline.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Tokenize(Operation):
     name = "tokenize"
 
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
-        return [encode_whole(encoder.tokenizer, row)]
+        return [encode_whole(encoder.tokenizer, row, encoder.truncation.words)]
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         return [None] * len(batch.encodings)  # it does not run
@@ -44,9 +44,10 @@ class Tokenize(Operation):
         return tokens_of(predictor.tokenizer, encodings[0], predictor.config.segments)
 
 
-def encode_whole(tokenizer: Tokenizer, row: Row) -> Encoding:
-    """The sequence of a text or pair, of any length. Raises UserError."""
-    return Encoder(tokenizer, _NO_LIMIT).encode(row.text, row.pair, place=row.place)
+def encode_whole(tokenizer: Tokenizer, row: Row, words: str | None) -> Encoding:
+    """The sequence of a text or pair, of any length. words: of Truncation, as the model has it. Raises UserError."""
+    encoder = Encoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
+    return encoder.encode(row.text, row.pair, place=row.place)
 
 
 def tokens_of(tokenizer: Tokenizer, encoding: Encoding, segments: tuple[int, int] = (0, 1)) -> Tokens:

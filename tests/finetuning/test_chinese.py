@@ -14,6 +14,7 @@ from launch.predict import Predictor
 from launch.predicting.tags import TagWords
 from pipeline.backends import wordpiece_backend
 from pipeline.encoding import characters
+from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import finetune, lines
@@ -83,7 +84,12 @@ def test_a_tagger_of_characters_reads_texts_as_it_has_learned_them(tmp_path, cap
         assert [tag.label for tag in found] == theirs["prediction"]
         assert [tag.score for tag in found] == pytest.approx(theirs["probabilities"], abs=1e-5)
         assert [(tag.start, tag.end) for tag in predictor.tag(text)] == entities(theirs["prediction"], characters(text))
+    with pytest.raises(UserError, match="empty text"):
+        predictor.tag("")
     if kind == "words":
+        assert predictor.tokenize(texts[0]).offsets[1:-1] == characters(texts[0])
+        assert main(["tokenize", str(tmp_path / "run"), "2022", "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["tokens"] == ["[CLS]", "2", "0", "2", "2", "[SEP]"]
         with server(tmp_path / "run") as (address, _), httpx.Client(base_url=address) as client:
             served = client.post("/tag", json={"inputs": texts}).json()["results"]
         path = tmp_path / "texts.txt"

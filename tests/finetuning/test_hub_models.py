@@ -110,13 +110,14 @@ def test_revisions_weights_and_what_is_not_there(python, tmp_path):
         f"{online} {NAME}", f"{online} {NAME} --revision other", f"{online} {NAME} --revision old",
         f"{online} {NAME} --revision old --pickled_weights true", f"{online} {NAME} --pickled_weights true",
         f"{online} {NAME} --revision empty --pickled_weights true", f"{online} {NAME} --revision never",
+        f"{online} {NAME} --revision old",  # its pytorch_model.bin lies there now, and is taken by nobody else
         f"{online} someone/else", f"--cache_dir {tmp_path / 'none'} --model {NAME}", f"{online} no/such/folder",
     ]
     done = python("-c", FETCH, ";".join(asked))
     assert done.returncode == 0, done.stderr
-    main, other, old, pickled, again, empty, revision, name, offline, folder = done.stdout.splitlines()
+    main, other, old, pickled, again, empty, revision, kept, name, offline, folder = done.stdout.splitlines()
     assert main == again != other == pickled  # main's pytorch_model.bin, which holds others, is not looked at
-    assert "model.safetensors" in old and "--pickled_weights true" in old
+    assert "model.safetensors" in old and "--pickled_weights true" in old and kept == old
     assert "expected its weights" in empty and "--pickled_weights" not in empty
     assert "at revision 'never' (RevisionNotFoundError); check name and revision" in revision
     assert "'someone/else' (RepositoryNotFoundError); check name" in name

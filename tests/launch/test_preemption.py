@@ -41,9 +41,9 @@ def test_a_second_signal_ends_a_process_that_hangs(second):
 
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
     """Where each process is told by itself, as by srun, the quickest has stopped already when its own signal comes."""
-    script = ("import signal\nfrom launch.preemption import StopRequest\n"
-              "with StopRequest() as stop:\n    signal.raise_signal(signal.SIGUSR1)\nassert stop.wanted\n"
-              "signal.raise_signal(signal.SIGUSR1)\nraise SystemExit(75)\n")
+    script = ("import signal, time\nfrom launch import preemption\npreemption.ONE_REQUEST_SECONDS = 0.0\n"
+              "with preemption.StopRequest() as stop:\n    signal.raise_signal(signal.SIGUSR1)\nassert stop.wanted\n"
+              "time.sleep(0.1)\nsignal.raise_signal(signal.SIGUSR1)\ntime.sleep(0.5)\nraise SystemExit(75)\n")
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 75
 
 

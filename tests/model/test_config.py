@@ -37,7 +37,6 @@ PRESETS = Path(__file__).parents[2] / "configs" / "model"
         dict(gate_bias=False, gated_feed_forward=True, linear_bias=False),
         dict(local_attention_window=5),
         dict(segment_padding_index=2, type_vocab_size=2),
-        dict(segment_padding_index=0, type_vocab_size=2),  # no room for two segments
         dict(segment_padding_index=3, type_vocab_size=3),
         dict(position_embedding="none", position_initializer_range=1.0),
         dict(position_initializer_range=-1.0),
@@ -230,7 +229,7 @@ def test_word_embeddings_may_start_from_a_word2vec_text_file(tmp_path):
     init_weights(model, 0)
     before = model.bert.embeddings.word.weight.clone()
     path = tmp_path / "vectors.txt"
-    path.write_text("3 4\ncat 1 2 3 4\nunknown 9 9 9 9\ndog 5 6 7 8.5\n")
+    path.write_text("3 4\ncat 4 3 2 1\ncat 1 2 3 4\nunknown 9 9 9 9\ndog 5 6 7 8.5\n")
     assert init_word_embeddings(model, path, {"cat": 7, "dog": 9, "cow": 11}) == 2
     after = model.masked_lm.decoder.weight  # tied
     assert after[7].tolist() == [1, 2, 3, 4] and after[9].tolist() == [5, 6, 7, 8.5]

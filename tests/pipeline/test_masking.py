@@ -211,3 +211,11 @@ def test_words_of_byte_level_tokens_begin_at_line_breaks_and_sentences(tmp_path,
     kalo, mi = Tokenizer.from_folder(tmp_path / "tokenizer").encode("kalomi")
     whole = (samples.input_ids[:-1] == kalo) & (samples.input_ids[1:] == mi)
     assert whole.sum() > 5000 and (masked[:-1][whole] == masked[1:][whole]).all()
+
+
+def test_words_of_byte_level_tokens_begin_at_white_space_of_any_kind():
+    spaces = " \t\u00a0\u3000"
+    tokenizer = byte_tokenizer([f"ka{space}mi" for space in spaces] * 3)
+    for space in spaces:
+        begins = ~tokenizer.continues_word[tokenizer.encode(f"ka{space}mi")]
+        assert begins[1:].sum() == 1, repr(space)

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
+from pipeline.backends import wordpiece_backend
 from pipeline.encoding import Encoder
 from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer, copy_tokenizer
@@ -81,6 +82,25 @@ def test_vocabularies_of_every_kind_give_the_ids_that_transformers_gives(tmp_pat
     assert ours.encode(text) == ours.encode_plainly([text])[0].tolist() and len(set(found.ids)) >= 5
     copy_tokenizer(ours, tmp_path / "copied")
     assert AutoTokenizer.from_pretrained(tmp_path / "copied")(text, text[:5])["input_ids"] == found.ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_folder_leaves_unsaid_is_written_into_its_copy(tmp_path, kind):
+    """tokenizer.json alone says how it normalises: transformers' class would follow its own defaults in the copy."""
+    described, tokens, text = KINDS[kind]
+    tokens = [*NAMES.values(), *tokens.split()]
+    backend = wordpiece_backend({token: number for number, token in enumerate(tokens)}, NAMES, True, None)
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=described["do_lower_case"], strip_accents=described.get("strip_accents"),
+        handle_chinese_chars=described.get("tokenize_chinese_chars", True),
+    )
+    Tokenizer(backend, NAMES).save(tmp_path / "given")
+    (tmp_path / "given/tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    ours = Tokenizer.from_folder(tmp_path / "given")
+    copy_tokenizer(ours, tmp_path / "copied")
+    copied, loaded = Tokenizer.from_folder(tmp_path / "copied"), AutoTokenizer.from_pretrained(tmp_path / "copied")
+    assert copied.fingerprint == ours.fingerprint
+    assert ours.encode(text) == copied.encode(text) == loaded(text, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("name", ["<cls:1>", "[CLS] x", "$A"])
