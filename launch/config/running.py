@@ -72,8 +72,8 @@ class MonitorConfig:
     heartbeat_seconds: float = 10.0
     """Time between two writings of each process's heartbeat file, above 0."""
     hang_seconds: float = 600.0
-    """Time without progress after which a process says where it stands, with stack traces: above heartbeat_seconds, and
-    below the 1800 after which collectives end the run."""
+    """Time without progress after which a process says where it stands, with stack traces: above heartbeat_seconds. Of
+    several processes it is warned of 1800 and more, after which collectives end the run."""
 
     def __post_init__(self) -> None:
         at_least("monitor", self, inspect_every_steps=0, examples=0)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from launch import runs
+from launch import distributed, runs
 from launch.checkpoint import CHECKSUMS
 from launch.cli import main, parse
 from launch.pretrain import check_data
@@ -114,6 +114,33 @@ def dies_describing(command: list[str]) -> int:
 
     runs.publish_text = publish_text
     return main(command)
+
+
+def fails_leaving(command: list[str]) -> int:
+    """The command, which meets an error once it has written how it ended, as when another rank dies there."""
+    told, barrier, ended = runs.set_status, distributed.barrier, []
+
+    def set_status(folder, state, step):
+        told(folder, state, step)
+        ended.extend([state] if state != "running" else [])
+
+    def meet():
+        if ended:
+            raise RuntimeError("connection closed by peer")
+        barrier()
+
+    runs.set_status, distributed.barrier = set_status, meet
+    return main(command)
+
+
+def test_what_has_ended_well_is_not_called_failed(data, tmp_path):
+    """Job files go by the status: all was saved, whatever befalls the processes as they leave."""
+    command = pretrain_arguments(data, tmp_path / "run", *RUN, "--train.max_steps", "3",
+                                 "--monitor.hang_seconds", "7200")
+    output = finish(ForkedRun(command, 2, fails_leaving), status=None)
+    assert "connection closed by peer" in output and "complete at step 3" in output
+    assert json.loads((tmp_path / "run" / "status.json").read_text()) == {"state": "complete", "step": 3}
+    assert "warning: monitor.hang_seconds: found 7200; what hangs is not reported" in output
 
 
 def test_killed_before_it_is_a_run(data, undisturbed, tmp_path):
