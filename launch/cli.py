@@ -20,6 +20,7 @@ from cloze.pipeline.errors import UserError
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
     import jsonargparse
 
+EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
@@ -137,6 +138,16 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
                     + (f"; did you mean {near[0]}?" if near else ""))
 
 
+def _said_of_loss(error: RuntimeError) -> str | None:
+    """What to say if an error comes of other processes having ended, each of which says why; else None."""
+    distributed = sys.modules.get("cloze.launch.system.distributed")  # not imported for this, and torch with it
+    if distributed is None or not distributed.lost_others(error):
+        return None
+    reason = str(error).strip().splitlines()[0]
+    return (f"rank {read_environment().rank}: found other processes gone, expected them in a collective ({reason}); "
+            "the message of the one that ended first says why")
+
+
 def _waits(said: bool) -> bool:
     """Whether this rank waits, with its message still to be said or said, since launchers end all ranks when one ends.
 
@@ -180,8 +191,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command. Exit status: 0 complete, 2 an error that the user can mend, 75 stopped early with a checkpoint,
-    141 nobody reads the output any more.
+    """Run a command. Exit status: 0 complete, 1 other processes of the run are gone, 2 an error that the user can mend,
+    75 stopped early with a checkpoint, 141 nobody reads the output any more.
     """
     protect_process()
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -205,3 +216,10 @@ def main(arguments: list[str] | None = None) -> int:
         if _waits(said=True):
             time.sleep(SAID_SECONDS)
         return EXIT_USER_ERROR
+    except RuntimeError as error:
+        line = _said_of_loss(error)
+        if line is None:
+            raise
+        time.sleep(SAID_SECONDS)  # launchers end this process meanwhile, as a rule: one line says it all
+        print(f"error: {line}\n", end="", file=sys.stderr, flush=True)
+        return EXIT_FAILURE

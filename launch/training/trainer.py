@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState
 from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped
+from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
@@ -331,6 +333,8 @@ class Trainer:
             self.console.warn(f"speed/mfu: {scalars['speed/mfu']:.0%} of the peak cannot be: "
                               f"{doubt_of_peak(self.device)}")
         self._write(scalars)
+        if self.metrics:
+            runs.set_status(Path(self.config.output), "running", self.state.step)
         self.throughput.reset()
 
     @contextlib.contextmanager
