@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloze import __version__
-from cloze.launch.system.environment import prepare_process, protect_process, read_environment
+from cloze.launch.system.environment import end_with_parent, prepare_process, protect_process, read_environment
+from cloze.launch.system.ranks import run_ranks
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
 
@@ -43,6 +44,8 @@ class Command:
     """The folder of configs/ whose files `--config` takes by name."""
     prepares: bool = False
     """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
+    trains: bool = False
+    """Whether the configuration's `processes` are started, each with the same command."""
 
 
 def _prediction(help: str, config: str) -> Command:
@@ -59,7 +62,7 @@ COMMANDS = {
     "verify": Command("check every shard against its hash", "cloze.launch.tools.data:verify",
                       "cloze.pipeline.config:VerifyConfig"),
     "pretrain": Command("train a model on shards", "cloze.launch.pretrain.command:pretrain",
-                        "cloze.launch.config:PretrainConfig", configs="pretrain", prepares=True),
+                        "cloze.launch.config:PretrainConfig", configs="pretrain", prepares=True, trains=True),
     "deepspeed-config": Command("print what DeepSpeed would be given",
                                 "cloze.launch.pretrain.command:print_deepspeed_config",
                                 "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True),
@@ -67,7 +70,7 @@ COMMANDS = {
                       "cloze.launch.config:ExportConfig"),
     "finetune": Command("train a model for a task", "cloze.launch.finetune.command:finetune",
                         "cloze.launch.config:FinetuneConfig", words="task", short=(("--train", "--train_file"),),
-                        configs="finetune", prepares=True),
+                        configs="finetune", prepares=True, trains=True),
     "predict fill-mask": _prediction("fill the blanks of texts", "FillMaskConfig"),
     "predict classify": _prediction("label texts or pairs of texts", "ClassifyConfig"),
     "predict tag": _prediction("tag the words of texts: entities, parts of speech", "TagConfig"),
@@ -176,6 +179,21 @@ def _nobody_reads(output) -> bool:
     return bool(ends.poll(0))
 
 
+def _starts_ranks(processes: int | str) -> bool:
+    """Whether this process is to start others: not if it is one of them.
+
+    Raises:
+        UserError: a launcher has started another number.
+    """
+    environment = read_environment()
+    if environment.launcher == "single":
+        return True
+    if processes not in ("auto", environment.world_size):
+        raise UserError(f"processes: found {processes} in a run of which {environment.launcher} has started "
+                        f"{environment.world_size}, expected the same; leave it to the launcher")
+    return False
+
+
 def _run(arguments: list[str]) -> int:
     group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
     if arguments[bool(group) :] in ([], ["-h"], ["--help"]):
@@ -186,6 +204,8 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, rest = split_command(arguments)
     config = parse(name, rest)  # before the command's module, which may import for seconds
+    if COMMANDS[name].trains and config.processes != 1 and _starts_ranks(config.processes):
+        return run_ranks(name, rest, config.processes)
     given = (config, prepare_process()) if COMMANDS[name].prepares else (config,)
     return _load(COMMANDS[name].function)(*given) or 0
 
@@ -194,6 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command. Exit status: 0 complete, 1 other processes of the run are gone, 2 an error that the user can mend,
     75 stopped early with a checkpoint, 141 nobody reads the output any more.
     """
+    end_with_parent()
     protect_process()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0].startswith("--local_rank="):  # of `deepspeed`, which sets LOCAL_RANK too

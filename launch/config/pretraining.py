@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_sections, check_warmup
+from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -24,6 +24,9 @@ class PretrainConfig(RunConfig):
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
     seed: int = 42
     """Seed of initial weights, order of samples and dropout, 0 or more."""
+    processes: int | Literal["auto"] = 1
+    """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
+    torchrun, srun, deepspeed or mpirun, these start them."""
     init_from: str | None = None
     """Folder of a run, or of a Hugging Face BERT, whose weights this run starts from; null: drawn ones."""
     init_optimizer: bool = False
@@ -61,6 +64,7 @@ class PretrainConfig(RunConfig):
                             "which has word embeddings of its own, expected one of the two; leave the other out")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        check_processes(self)
         check_sections(self)
         check_warmup(self)
 
