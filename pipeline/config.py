@@ -210,7 +210,7 @@ class PrepareConfig:
     """Text in, vocabulary (`cloze vocab`) or shards (`cloze prepare`) out."""
 
     input: list[str] = field(default_factory=list)
-    """Files, folders or globs; compressed ones (.gz, .zst, .xz) as they are."""
+    """Files, folders or globs; compressed ones (.gz, .bz2, .lz4, .xz, .zst) as they are."""
     output: str = ""
     """Folder that is written; a new one, or that of an interrupted run of the same command. vocab replaces a
     vocabulary that it holds."""

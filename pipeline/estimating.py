@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import lzma
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,13 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline import ragged
 from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
 from pipeline.masking import MaskingRules, draw_sets
-from pipeline.readers import read
+from pipeline.readers import compression, read
 from pipeline.readers.files import InputFile, Segment
 from pipeline.records import Document
 from pipeline.samples import Documents, SampleBuilder
@@ -147,14 +145,8 @@ def check_disk(found: Estimate, output: Path) -> None:
 def _expansion(file: InputFile) -> float:
     """Decompressed bytes for each compressed one, at the beginning of a file."""
     try:
-        with open(file.path, "rb") as raw:
-            if file.compression == "xz":
-                stream = lzma.open(raw)
-            else:
-                stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), file.compression)
-            data = stream.read(_RATIO_BYTES)
-            return len(data) / max(1, raw.tell())
-    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+        return compression.expansion(file.path, file.compression, _RATIO_BYTES)
+    except compression.ERRORS as error:
         raise UserError(f"{file.path}: can't be read ({error}); restore the file") from error
 
 

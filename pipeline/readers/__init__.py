@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
 from pipeline.readers import columns, hub, lines
-from pipeline.readers.files import InputFile, Segment, find_files
+from pipeline.readers.files import InputFile, Segment
+from pipeline.readers.finding import find_files
 from pipeline.records import Document
 
 # Of plain text or Parquet: small inputs are divided finely, so that workers end together; large ones are not, since

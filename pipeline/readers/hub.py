@@ -9,6 +9,7 @@ import pyarrow as pa
 from pipeline.config import SourceConfig
 from pipeline.errors import UserError
 from pipeline.readers.files import InputFile, Segment
+from pipeline.readers.finding import checked_name
 
 _SAVED_ROWS = 50_000  # rows of a saved data set that make one segment
 _ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once
@@ -23,7 +24,7 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
     for number, entry in enumerate(sorted(set(entries)), first):
         saved = os.path.abspath(os.path.expanduser(entry))  # workers may run in other folders
         if os.path.isdir(saved):
-            path, name = saved, os.path.basename(saved)
+            path, name = saved, checked_name(os.path.basename(saved))
             data = _load(path, config)
             count, size = len(data), data.data.nbytes
             parts = tuple(part["filename"] for part in data.cache_files)
