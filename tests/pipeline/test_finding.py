@@ -1,9 +1,7 @@
 """Input files are found: whatever an entry names is read, or named in an error."""
 
-import contextlib
 import os
 import socket
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,6 @@ import pytest
 from pipeline import readers
 from pipeline.config import PrepareConfig
 from pipeline.errors import UserError
-
-NOBODY = 65534
 
 
 def found(*entries, **folders) -> list[str]:
@@ -27,17 +23,6 @@ def tree(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     return tmp_path
-
-
-@pytest.fixture
-def of_nobody():
-    """A folder of a user who may not read everything: root may."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        if os.geteuid() == 0:
-            os.chown(folder, NOBODY, NOBODY)
-            os.seteuid(NOBODY)
-            stack.callback(os.seteuid, 0)
-        yield Path(folder).resolve()
 
 
 def test_linked_folders_are_entered_each_once_and_names_stay_below_the_input(tree):
@@ -74,26 +59,26 @@ def test_links_in_a_circle_and_what_is_no_file_are_errors(tree):
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link into a folder"])
-def test_what_may_not_be_read_is_an_error_that_names_it(of_nobody, kind):
-    secret = of_nobody / "in/secret"
+def test_what_may_not_be_read_is_an_error_that_names_it(folder_of_nobody, as_nobody, kind):
+    top = folder_of_nobody
+    secret = top / "in/secret"
     secret.mkdir(parents=True)
-    (of_nobody / "in/a.txt").write_text("a")
+    (top / "in/a.txt").write_text("a")
     (secret / "b.txt").write_text("b")
     if kind == "link into a folder":
-        secret.rename(of_nobody / "elsewhere")
+        secret.rename(top / "elsewhere")
         secret.symlink_to("../elsewhere/b.txt")
-        closed, named = of_nobody / "elsewhere", secret
+        closed, named = top / "elsewhere", secret
     else:
         closed = named = secret if kind == "folder" else secret / "b.txt"
     closed.chmod(0)
-    try:
-        entries = ["in", "in/*", "in/**", "in/**/*.txt", "in/secret/*.txt", "in/secret/b.txt"]
+    entries = ["in", "in/*", "in/**", "in/**/*.txt", "in/secret/*.txt", "in/secret/b.txt"]
+    with as_nobody():
         for entry in entries if kind != "link into a folder" else entries[:3]:
             with pytest.raises(UserError, match=f"{named}.*: permission denied"):
-                found(of_nobody / entry)
-        assert found(of_nobody / "in/*.txt") == ["a.txt"]
-    finally:
-        closed.chmod(0o700)
+                found(top / entry)
+        assert found(top / "in/*.txt") == ["a.txt"]
+    closed.chmod(0o700)
 
 
 @pytest.mark.parametrize("folder", [False, True])
