@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline.config import SourceConfig
-from pipeline.errors import UserError
-from pipeline.readers import compression
-from pipeline.storage import describe
+from cloze.pipeline.config import SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import compression
+from cloze.pipeline.storage import describe
 
 BLOCK_BYTES = 1 << 20
 NEWLINE = re.compile(rb"\n")  # behind which lines end

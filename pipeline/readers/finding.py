@@ -7,11 +7,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.config import SourceConfig
-from pipeline.errors import UserError
-from pipeline.readers import compression
-from pipeline.readers.files import InputFile
-from pipeline.storage import readable_errors
+from cloze.pipeline.config import SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import compression
+from cloze.pipeline.readers.files import InputFile
+from cloze.pipeline.storage import readable_errors
 
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 _MAGIC = re.compile(r"[*?[]")

@@ -9,9 +9,9 @@ import pytest
 from pyarrow import parquet
 from sklearn.metrics import matthews_corrcoef
 
-from launch.cli import main
-from launch.finetuning.tables import read_table
-from pipeline.errors import UserError
+from cloze.launch.cli import main
+from cloze.launch.finetune.tables import read_table
+from cloze.pipeline.errors import UserError
 from tests.finetuning.running import finetune
 from tests.finetuning.small import write_tsv
 from tests.finetuning.test_texts import GLUE, read

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import readers
-from pipeline.config import PrepareConfig
-from pipeline.errors import UserError
+from cloze.pipeline import readers
+from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.errors import UserError
 
 
 def found(*entries, **folders) -> list[str]:

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from pipeline.config import PrepareConfig, SourceConfig
-from pipeline.errors import UserError
-from pipeline.inspecting import tokens_lost
-from pipeline.manifest import Manifest
-from pipeline.readers import plan
+from cloze.pipeline.config import PrepareConfig, SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.inspecting import tokens_lost
+from cloze.pipeline.readers import plan
+from cloze.pipeline.shards.manifest import Manifest
 from tests.pipeline import corpus, hub
 
 pytest.importorskip("datasets")
@@ -47,7 +47,7 @@ def commands(folder: Path, address: str):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": address, "HF_HOME": str(folder / "cache")}
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-m", "launch", *arguments], cwd=folder, env=environment,
+        return subprocess.run([sys.executable, "-m", "cloze", *arguments], cwd=folder, env=environment,
                               capture_output=True, text=True)
 
     return run
