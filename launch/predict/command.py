@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from cloze.launch.predict.operation import Row
 from cloze.launch.predict.output import (
     as_json,
     draw_attention,
+    encoded,
     plain,
     print_table,
     table_rows,
@@ -55,7 +55,7 @@ def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> int:
     cut = 0
     if not wants_table(config):
         for row, result in results:
-            print(json.dumps(as_json(config, row, result), ensure_ascii=False), flush=True)
+            print(encoded(as_json(config, row, result)), flush=True)
             cut += getattr(result, "cut_tokens", 0)
         return cut
     found = list(results)
@@ -81,7 +81,7 @@ def _look_inside(predictor: Any, config: FeaturesConfig) -> int:
 def _print_words(config: FeaturesConfig, words: list[WordInContext]) -> None:
     if not wants_table(config):
         for word in words:
-            print(json.dumps(plain(word), ensure_ascii=False), flush=True)
+            print(encoded(plain(word)), flush=True)
         return
     print_table(
         {"text": word.text, "characters": f"{word.start}-{word.end}", "to static": f"{word.cosine_to_static:.3f}"}
