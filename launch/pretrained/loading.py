@@ -35,10 +35,16 @@ def load_model(folder: str | Path) -> LoadedModel:
         step, weights = read_run_weights(folder)
         check_finite(weights, f"step {step} of {folder}")
         model.load_state_dict(weights)
-        return _computing(LoadedModel(model, tokenizer, str(folder)))
+        length = runs.trained_length(folder)
+        return _computing(LoadedModel(model, tokenizer, str(folder), length and Truncation(length)))
     folder = runs.model_folder(folder)
     return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
-                                  _noted(folder, TRUNCATION, Truncation), _noted(folder, ANSWERING, Answering)))
+                                  load_truncation(folder), _noted(folder, ANSWERING, Answering)))
+
+
+def load_truncation(folder: Path) -> Truncation | None:
+    """How a model in a folder has learned to cut long texts; None if it says nothing. Raises UserError, ModelError."""
+    return _noted(folder, TRUNCATION, Truncation)
 
 
 def _noted(folder: Path, name: str, kind: type):

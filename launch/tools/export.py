@@ -11,6 +11,7 @@ from cloze.launch.pretrained.loading import read_run_weights
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
+from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
 from cloze.launch.tools.onnx import check_installed, write_onnx
 from cloze.model.huggingface import check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
@@ -48,7 +49,9 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
     model_config = runs.model_config(run)
     step, weights = read_run_weights(run, config.step, console.warn)
     check_finite(weights, f"step {step} of {run}")
-    save_pretrained(folder, model_config, weights, run / runs.TOKENIZER)
+    length = runs.trained_length(run)
+    notes = {TRUNCATION: described(Truncation(length))} if length else {}
+    save_pretrained(folder, model_config, weights, run / runs.TOKENIZER, notes=notes)
     return f"step {step} of {run}"
 
 

@@ -202,6 +202,9 @@ def test_a_run_of_before_a_field_was_known_goes_on(data, finished, tmp_path):
     for section, name in (("model", "gate_bias"), ("monitor", "hang_seconds"), (None, "init_word_vectors")):
         del (told[section] if section else told)[name]
     (run / "config.yaml").write_text(yaml.safe_dump(told))
+    facts = json.loads((run / "data.json").read_text())
+    assert facts.pop("max_length") == 32
+    (run / "data.json").write_text(json.dumps(facts))
     fixed = ("--train.max_steps", "4", "--checkpoint.every_steps", "2")
     assert "complete at step 4" in train(data, run, *fixed)
     line = train(data, run, *fixed, "--model.first_attention_norm", "false", "--model.norm_position", "pre", status=2)

@@ -15,7 +15,10 @@ from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
 from cloze.pipeline.errors import UserError
+from tests.finetuning.running import finetune
 from tests.launch.tiny_models import POSITIONS, save_model, tokenizer
+from tests.launching import train
+from tests.synthetic import make_shards
 
 
 def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
@@ -86,6 +89,34 @@ def test_a_checkpoint_with_a_nan_is_neither_asked_nor_exported(tmp_path, capsys,
         assert main(command) == 2
         said = capsys.readouterr().err
         assert f"step 7 of {run}: found masked_lm.dense.bias with numbers that are not finite" in said
+
+
+def test_the_length_that_was_trained_is_exported_and_longer_texts_are_cut_or_remarked_on(tmp_path, capsys):
+    """A first phase: 16 tokens, of a model with 64 positions, of which the others are as they were drawn."""
+    data = make_shards(tmp_path / "data", max_length=16)
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    train(data, run, "--train.max_steps", "1", "--model.max_position_embeddings", "64")
+    assert main(["export", str(run), "--output", str(exported)]) == 0
+    assert json.loads((exported / "config.json").read_text())["cloze_truncation"]["max_length"] == 16
+    assert json.loads((exported / "tokenizer_config.json").read_text())["model_max_length"] == 64
+    short, long = "w1 w2", " ".join(["w3"] * 30)
+    said = "texts of more than the 16 tokens that the model has learned from"
+    for folder in (run, exported):
+        capsys.readouterr()
+        assert main(["predict", "embed", str(folder), short, long]) == 0
+        output = capsys.readouterr()
+        assert [json.loads(line)["cut_tokens"] for line in output.out.splitlines()] == [0, 16]
+        assert "16 tokens of texts beyond the 16 that the model reads were cut" in output.err
+        assert main(["predict", "fill-mask", str(folder), f"{short} [MASK]", f"{long} [MASK]"]) == 0
+        assert f"found 1 {said}" in capsys.readouterr().err
+        with pytest.warns(UserWarning, match="more than the 16 tokens that the model has learned from"):
+            Predictor.from_folder(folder).features(long)
+    table = tmp_path / "train.tsv"
+    table.write_text(f"text\tlabel\n{short}\ta\n{long}\tb\n" * 4)
+    for length, model in (("32", run), ("16", exported)):
+        _, output = finetune("classification", model, table, table, tmp_path / f"tuned-{length}",
+                             "--max_length", length, "--epochs", "1")
+        assert ("max_length: found 32, more than the 16 tokens" in output) == (length == "32")
 
 
 def test_json_of_results_has_no_nan():
