@@ -228,7 +228,7 @@ _PROBLEMS = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
-_HAS_SEGMENTS = "segment_embeddings"  # false in config.json: the one segment is of zeros, and stands for none
+_SEGMENTS = "segment_embeddings"  # false in config.json: the one segment is of zeros, and stands for none
 # Fields that BERT's configuration in transformers has under the same name.
 _BERT_FIELDS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -259,7 +259,7 @@ def config_to_huggingface(
         values |= {"architectures": [architecture], "hidden_act": _ACTIVATIONS[config.hidden_act]}
         values |= {name: getattr(config, name) for name in _BERT_FIELDS}
         if not config.type_vocab_size:  # which BERT there is never without
-            values |= {"type_vocab_size": 1, _HAS_SEGMENTS: False}
+            values |= {"type_vocab_size": 1, _SEGMENTS: False}
     else:
         theirs = architecture.replace("BertForPreTraining", "BertForMaskedLM")  # there are no pairs
         values |= {"architectures": [f"Modern{theirs}"]}
@@ -502,7 +502,7 @@ def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
     weights = from_huggingface(weights, config, _named_architecture(values) or "")
     segments = "bert.embeddings.segment.weight"
     # Training in transformers moves the zeros, and makes a segment of them as others are.
-    if values.get(_HAS_SEGMENTS) is False and segments in weights and not weights[segments].any():
+    if values.get(_SEGMENTS) is False and segments in weights and not weights[segments].any():
         config = dataclasses.replace(config, type_vocab_size=0)
         del weights[segments]
     return config, weights
