@@ -37,6 +37,12 @@ def work_on(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def numbers_on(device: torch.device, *numbers: float) -> torch.Tensor:
+    """(N,) float64 on the device, without waiting for it."""
+    values = torch.tensor(numbers, dtype=torch.float64)
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+
+
 def to_device(batch: dict, device: torch.device) -> dict:
     """Tensors to the device, without waiting for the copy on a GPU; plain numbers stay."""
     if device.type == "cpu":

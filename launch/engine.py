@@ -216,30 +216,34 @@ def _grow_scale_after_step(optimizer) -> None:
 def _skip_infinite_steps(engine: deepspeed.DeepSpeedEngine, device: torch.device) -> None:
     """Give stage 0 what DeepSpeed's partitioned optimizers do: keep the gradient norm, skip a step if it is not finite.
 
-    torch's fused optimizers skip on the device, by `found_inf`, so that the host need not wait; others ask the host.
+    On a GPU torch's fused optimizers and ours skip by `found_inf`, and no host waits. On a CPU there is nothing to wait
+    for: the host asks, as for DeepSpeed's kernels, which know nothing of it.
     """
     optimizer, parameters = engine.optimizer, list(engine.module.parameters())
-    optimizer.found_inf = torch.zeros((), device=device)
+    engine.found_inf = torch.zeros((), device=device)
     step = optimizer.step
 
     def clip() -> None:
         engine._global_grad_norm = nn.utils.clip_grad_norm_(parameters, engine.gradient_clipping())
-        optimizer.found_inf.copy_(~engine._global_grad_norm.isfinite())
+        engine.found_inf.copy_(~engine._global_grad_norm.isfinite())
 
     def step_if_finite(*arguments, **options):
-        if not optimizer.found_inf.item():
+        if not engine.found_inf.item():
             return step(*arguments, **options)
 
     engine.clip_fp32_gradients = clip
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+    if device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.found_inf = engine.found_inf
+    else:
         optimizer.step = step_if_finite
 
 
 def step_skipped(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
     """Whether the last step was skipped for an infinite or NaN gradient, alike on all ranks: float64 (1,), 0 or 1."""
     if engine.zero_optimization():
-        return torch.tensor([float(engine.optimizer.overflow)], dtype=torch.float64, device=engine.device)
-    return engine.optimizer.found_inf.double().reshape(1)
+        # full, and not tensor, which would be made on the host and wait for the device to take it
+        return torch.full((1,), float(engine.optimizer.overflow), dtype=torch.float64, device=engine.device)
+    return engine.found_inf.double().reshape(1)
 
 
 def base_optimizer(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:

@@ -16,7 +16,7 @@ import torch
 from launch import distributed
 from launch.checkpoint import CheckpointManager, TrainState
 from launch.console import Console
-from launch.devices import doubt_of_peak, peak_flops, to_device
+from launch.devices import doubt_of_peak, numbers_on, peak_flops, to_device
 from launch.engine import compute_dtype, set_learning_rate, step_skipped
 from launch.environment import Environment
 from launch.goals import completion, ending, judged
@@ -162,8 +162,7 @@ class Trainer:
         self.heartbeat.beat(self.state.step, "collective")
         seconds = time.monotonic() - self._began if self.environment.is_main else 0.0
         counts = [*self.objective.counts(batch), stop.wanted, self.checkpoints.written(), seconds]
-        counts = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
-        totals = distributed.reduce_sum(counts)
+        totals = distributed.reduce_sum(numbers_on(self.device, *counts))
         # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
         told = distributed.HostCopy(totals[-3:])
 
@@ -180,11 +179,10 @@ class Trainer:
 
         skipped = step_skipped(self.engine)
         share = 1 / self.environment.world_size
-        own = torch.tensor([batch.num_tokens, batch.num_padding], dtype=torch.float64)
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
         self._window += torch.cat([
             torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share,
-            own.to(self.device, non_blocking=True),
+            numbers_on(self.device, batch.num_tokens, batch.num_padding),
         ])
         self.throughput.add(batch.num_tokens)
         self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
