@@ -71,7 +71,7 @@ def prepare(library: Path) -> None:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from launch.environment import prepare_deepspeed, read_environment
+    from cloze.launch.system.environment import prepare_deepspeed, read_environment
 
     prepare_deepspeed(read_environment())
     dist.init_process_group("fake", rank=0, world_size=WORLD_SIZE, store=FakeStore())
@@ -91,9 +91,9 @@ def _warm_up() -> None:
     import torch.utils.checkpoint  # noqa: F401
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    import launch.engine  # noqa: F401
-    import launch.trainer  # noqa: F401
-    from launch.pretrain import build_model
+    import cloze.launch.engine.building
+    import cloze.launch.training.trainer  # noqa: F401
+    from cloze.launch.pretrain.command import build_model
     from tests.gpu.fake_cuda import watch
 
     config = configuration(Case())
@@ -110,8 +110,8 @@ def _warm_up() -> None:
 
 def configuration(case: Case):
     """The configuration of a run like `case`."""
-    from launch.config import PretrainConfig
-    from model.config import BertConfig
+    from cloze.launch.config import PretrainConfig
+    from cloze.model.config import BertConfig
 
     model = BertConfig(
         vocab_size=1000, hidden_size=128, num_hidden_layers=case.layers, num_attention_heads=2, intermediate_size=512,
@@ -151,7 +151,7 @@ def batches(config):
     """Endless batches of a rank, no two neighbouring micro-batches alike."""
     import numpy as np
 
-    from pipeline.batches import RankBatch
+    from cloze.pipeline.loading.batches import RankBatch
 
     position = 0
     while True:
@@ -167,11 +167,12 @@ def trainer_of(case: Case):
     """The trainer of a run like `case`, its model and engine on the fake GPU; to be called under FakeTensorMode."""
     import torch
 
-    from launch.engine import build_engine, deepspeed_config
-    from launch.environment import read_environment
-    from launch.objectives import PretrainingObjective
-    from launch.pretrain import build_model
-    from launch.trainer import Trainer
+    from cloze.launch.engine.building import build_engine
+    from cloze.launch.engine.config import deepspeed_config
+    from cloze.launch.pretrain.command import build_model
+    from cloze.launch.pretrain.objectives import PretrainingObjective
+    from cloze.launch.system.environment import read_environment
+    from cloze.launch.training.trainer import Trainer
     from tests.gpu.fake_cuda import on_the_host
 
     config, device = configuration(case), torch.device("cuda", 0)
@@ -205,7 +206,7 @@ def report(case: Case) -> Report:
         LOG.listening = True
         trainer._advance(given, stop)
         LOG.listening = False
-        from launch.engine import base_optimizer
+        from cloze.launch.engine.state import base_optimizer
 
         return Report(dict(LOG.waits), LOG.events, dict(LOG.launches), LOG.collectives, dict(LOG.misplaced),
                       len(list(trainer.engine.module.parameters())), type(base_optimizer(trainer.engine)).__name__)
