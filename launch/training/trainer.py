@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState
-from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped
+from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped, weight_copies
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
@@ -170,12 +170,13 @@ class Trainer:
         every = self.config.monitor.inspect_every_steps
         inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
         sums = torch.zeros(len(self.objective.NAMES), dtype=torch.float64, device=self.device)
-        for micro_step, micro_batch in enumerate(batch.micro_batches):
-            last = micro_step == len(batch.micro_batches) - 1
-            # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
-            self.engine.set_gradient_accumulation_boundary(last)
-            with self.inspector.watch() if inspect and last else contextlib.nullcontext():
-                sums += self._accumulate(micro_step, micro_batch, totals[:-3])
+        with weight_copies(self.engine):
+            for micro_step, micro_batch in enumerate(batch.micro_batches):
+                last = micro_step == len(batch.micro_batches) - 1
+                # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
+                self.engine.set_gradient_accumulation_boundary(last)
+                with self.inspector.watch() if inspect and last else contextlib.nullcontext():
+                    sums += self._accumulate(micro_step, micro_batch, totals[:-3])
 
         skipped = step_skipped(self.engine)
         share = 1 / self.environment.world_size
