@@ -150,7 +150,7 @@ def _live_kernel(engine, device) -> str:
     """Name of the attention kernel that training with this engine on this device uses."""
     bert = engine.module.bert
     tokens = torch.empty(0, bert.config.hidden_size, dtype=compute_dtype(engine), device=device)
-    return select_kernel(bert.attention_kernel, bert.config, tokens, True, False)
+    return select_kernel(bert.attention_kernel, bert.config, tokens, False)
 
 
 def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest,

@@ -151,6 +151,8 @@ def install(library: Path) -> None:
     cuda.get_rng_state = lambda *_, **__: torch.empty(16, dtype=torch.uint8, device="cpu")
     cuda.Stream, cuda.Event, cuda.stream = _Stream, _Event, lambda _: contextlib.nullcontext()
     cuda.synchronize = lambda *_: LOG.wait("cuda.synchronize")
+    cuda.default_generators = types.SimpleNamespace(initial_seed=_answering(0), get_offset=_answering(0),
+                                                    manual_seed=_answering(None), set_offset=_answering(None)),
     cuda.nccl = types.SimpleNamespace(version=lambda: (2, 28, 0))
     cuda.amp.common.amp_definitely_not_available = lambda: False
     cuda.nvtx.range_push, cuda.nvtx.range_pop = _answering(None), _answering(None)

@@ -158,9 +158,15 @@ def launches_a_layer(step, case: Case) -> float:
     return (launches(many) - launches(few)) / MICRO_STEPS
 
 
+def test_attention_dropout_stays_in_flash_attention_and_pads_nothing(step):
+    with_it, without = step(Case(attention_dropout=0.1)).launches, step(Case()).launches
+    assert with_it == without and with_it["_flash_attention_forward"] == 2 * MICRO_STEPS
+
+
 # Kernels a layer and micro-step, and a step of two layers: a change may only lower them.
 BUDGET = {
-    Case(): (48, 535),
+    Case(): (46, 525),
+    Case(1): (75, 713),  # bf16 weights, but DeepSpeed adds up and copies back each gradient alone
 }
 
 
