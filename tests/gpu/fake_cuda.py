@@ -46,6 +46,8 @@ class Log:
         """Host waits for an event: kernels of this step that were queued before it."""
         self.launches: collections.Counter = collections.Counter()
         """Kernels: operator -> times."""
+        self.copies: collections.Counter = collections.Counter()
+        """Copies between host and device: way -> times."""
         self.collectives: list[tuple[str, str, int]] = []
         """(operator, dtype, bytes) of each, in order."""
         self.misplaced: collections.Counter = collections.Counter()
@@ -263,9 +265,9 @@ def watch(answer: float = 0.0):
             if target.device == source.device:
                 return
             at_once = not (kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
-            host = target if source.is_cuda else source
+            host, way = target if source.is_cuda else source, f"{source.device.type} to {target.device.type}"
+            LOG.copies[way] += 1
             if at_once or not getattr(host, "pinned", False):  # from pageable memory the driver waits all the same
-                way = f"{source.device.type} to {target.device.type}"
                 LOG.wait(f"{'copy' if at_once else 'copy of pageable memory'} from {way}")
 
     return Watch()

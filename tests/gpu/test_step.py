@@ -101,6 +101,11 @@ def test_no_operator_mixes_host_and_device(step, case):
     assert step(case).misplaced == {}
 
 
+def test_a_micro_batch_goes_to_the_device_in_one_copy(step):
+    """And a step's numbers in two, to the objective and to the meter; two come back, of the ranks and of the step."""
+    assert step(Case()).copies == {"cpu to cuda": MICRO_STEPS + 2, "cuda to cpu": 2}
+
+
 # ---- what the ranks send each other ----------------------------------------------------------------------------------
 
 COUNTS = ["allreduce", "float64", 5 * 8]  # masked tokens, pairs, stops, written, seconds

@@ -43,6 +43,7 @@ class Report:
     waits: dict[str, int]
     events: list[int]
     launches: dict[str, int]
+    copies: dict[str, int]
     collectives: list[tuple[str, str, int]]
     misplaced: dict[str, int]
     parameters: int
@@ -208,8 +209,10 @@ def report(case: Case) -> Report:
         LOG.listening = False
         from cloze.launch.engine.state import base_optimizer
 
-        return Report(dict(LOG.waits), LOG.events, dict(LOG.launches), LOG.collectives, dict(LOG.misplaced),
-                      len(list(trainer.engine.module.parameters())), type(base_optimizer(trainer.engine)).__name__)
+        return Report(
+            dict(LOG.waits), LOG.events, dict(LOG.launches), dict(LOG.copies), LOG.collectives, dict(LOG.misplaced),
+            len(list(trainer.engine.module.parameters())), type(base_optimizer(trainer.engine)).__name__,
+        )
 
 
 def answer(line: str) -> dict:

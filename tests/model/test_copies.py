@@ -62,6 +62,23 @@ def test_losses_gradients_and_weights_are_autocasts_bit_for_bit(variant, checkpo
         assert left.dtype == torch.float32 and torch.equal(left, right)
 
 
+def test_compiled_layers_take_copies_without_compiling_anew():
+    import torch._dynamo.utils as dynamo
+
+    torch._dynamo.reset()
+    dynamo.counters.clear()
+    plain, compiled = pretraining_model(TINY), pretraining_model(TINY)
+    compiled.bert.encoder.compile_layers(backend="aot_eager")
+    copies, graphs = WeightCopies(compiled, torch.bfloat16), []
+    for _ in range(3):
+        with copies:
+            ours = passes(compiled)
+        torch.testing.assert_close(ours, passes(plain), rtol=1e-2, atol=0)
+        torch.testing.assert_close(gradients(compiled), gradients(plain), rtol=0.05, atol=1e-3)
+        graphs.append(dynamo.counters["stats"]["unique_graphs"])
+    assert graphs == [graphs[0]] * 3, graphs
+
+
 def test_parameters_are_parameters_in_16_bits_in_the_passes_and_in_fp32_outside():
     model = pretraining_model(TINY)
     layer, dtypes = model.bert.encoder.layers[0], []
