@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from launch.config.running import COLLECTIVE_SECONDS
 from launch.devices import work_on
 from launch.environment import Environment, device_index, device_type
+from pipeline.errors import UserError
 
 TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
 
@@ -85,6 +88,25 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
     sizes = gather(torch.tensor([len(own)], device=device)).flatten().tolist()
     rows = gather(torch.nn.functional.pad(own, (0, max(sizes) - len(own)))).cpu()
     return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+@contextlib.contextmanager
+def together(what: str, where: Path | str, device: torch.device) -> Iterator[None]:
+    """What fails on one rank fails on all: none is left waiting in a collective for one that is gone. Collective.
+
+    Raises:
+        UserError: another rank could not do `what` with `where`.
+    """
+    error = None
+    try:
+        yield
+    except UserError as caught:
+        error = caught
+    failed = reduce_sum(torch.tensor([float(error is not None)], device=device)).item()
+    if error is not None:
+        raise error
+    if failed:
+        raise UserError(f"{where}: found a process that could not {what}, expected all to; its own message says why")
 
 
 class HostCopy:

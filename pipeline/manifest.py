@@ -13,7 +13,8 @@ from pipeline.records import SpecialTokens
 from pipeline.storage import publish_text
 
 FILE_NAME = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)  # docs/data-format.md says how 1 differs
 SPLITS = ("train", "validation", "test")
 
 
@@ -107,12 +108,12 @@ class Manifest:
                 "run (or run again) `cloze prepare`"
             )
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            raw = path.read_bytes()
+            content = json.loads(raw)
             version = content["format_version"]
-            if version != FORMAT_VERSION:
-                raise UserError(
-                    f"{path}: found format_version {version}, expected {FORMAT_VERSION}; prepare the data again"
-                )
+            if version not in READABLE_VERSIONS:
+                readable = " or ".join(map(str, READABLE_VERSIONS))
+                raise UserError(f"{path}: found format_version {version}, expected {readable}; prepare the data again")
             content["special_tokens"] = SpecialTokens(**content["special_tokens"])
             content["splits"] = {
                 name: SplitInfo(
@@ -122,7 +123,9 @@ class Manifest:
                 )
                 for name, split in content["splits"].items()
             }
-            return cls(**content, folder=folder)
+            manifest = cls(**content, folder=folder)
+            manifest.__dict__["hash"] = hashlib.sha256(raw).hexdigest()  # writing it again to hash it takes long
+            return manifest
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
 

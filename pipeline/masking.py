@@ -9,9 +9,10 @@ import numpy as np
 from pipeline import ragged
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
-from pipeline.records import SAMPLES_PER_BLOCK, Masks, Samples, SpecialTokens
+from pipeline.records import Masks, Samples, SpecialTokens
 from pipeline.tokenizer import Tokenizer
 
+_SAMPLES_AT_ONCE = 4096  # of which masks are drawn together: what is worked on stays in the cache
 _SELECT, _LENGTH, _REPLACE, _RANDOM_ID = range(4)  # purposes, so that no two decisions share a draw
 
 
@@ -272,12 +273,12 @@ class Masker:
 def draw_sets(
     rules: MaskingRules, samples: Samples, key: tuple[int, ...], count: int, begins: np.ndarray | None = None
 ) -> list[Masks]:
-    """`count` mask sets that depend on `key`; block by block, so that what is worked on stays in the cache.
+    """`count` mask sets that depend on `key`.
     begins: as `Masker` takes it."""
     draws = [StreamDraws(*key, number) for number in range(count)]
     parts: list[list[Masks]] = [[] for _ in draws]
-    for start in range(0, max(1, len(samples)), SAMPLES_PER_BLOCK):
-        stop = min(start + SAMPLES_PER_BLOCK, len(samples))
+    for start in range(0, max(1, len(samples)), _SAMPLES_AT_ONCE):
+        stop = min(start + _SAMPLES_AT_ONCE, len(samples))
         part = slice(samples.offsets[start], samples.offsets[stop])
         masker = Masker(rules, samples.part(start, stop), None if begins is None else begins[part])
         for drawn, stream in zip(parts, draws, strict=True):

@@ -34,7 +34,7 @@ from pipeline.tokenizing import Report, TokenizeTask, splitter_of, tokenize
 
 # Of words, sentences, samples and masks. Raised when other ids or masks come of the same input: an interrupted run must
 # not be finished by other rules than it was begun with.
-_RULES = 2
+_RULES = 3
 WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
 
