@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from launch.checkpoint import CheckpointManager
-from launch.environment import Environment
-from model.bert import BertForPreTraining
-from model.config import BertConfig
-from model.initialization import init_weights
-from pipeline.batches import BatchStream
-from pipeline.shards import ShardReader
+from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.system.environment import Environment
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.initialization import init_weights
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.shards.shards import ShardReader
 from tests.forked import ForkedRun
 from tests.launching import (
     assert_same_weights,
@@ -57,8 +57,8 @@ def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tenso
     rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, eps=1e-6)
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0, world_size=1,
-                         seed=42)
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
     for step in range(num_steps):
         batch = next(stream).micro_batches[0]
         if step in skipped:

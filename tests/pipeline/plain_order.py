@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline import order
+from cloze.pipeline.loading import order
 
 
 def positions(block_sizes, lengths: np.ndarray, max_length: int, streams: int, seed: int, epochs: int) -> np.ndarray:
@@ -20,7 +20,7 @@ def positions(block_sizes, lengths: np.ndarray, max_length: int, streams: int, s
             segment, line = line[: len(own)], line[len(own) :]
             windows, wanted = [[]], least
             for place, (block, row) in enumerate(segment):
-                if place and block != segment[place - 1][0] and place >= wanted:  # a bound at or after the next multiple
+                if place and block != segment[place - 1][0] and place >= wanted:  # a bound, past the next multiple
                     windows.append([])
                     wanted = (place // least + 1) * least
                 windows[-1].append(row)

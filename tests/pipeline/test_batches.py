@@ -10,13 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import batches, shards
-from pipeline.batches import BatchStream, BatchWarmup, SampleStreams, deal, evaluation_batches
-from pipeline.config import MaskingConfig, SamplesConfig
-from pipeline.errors import UserError
-from pipeline.masking import DynamicMasking
-from pipeline.prepare import prepare
-from pipeline.shards import ShardReader
+from cloze.pipeline.config import MaskingConfig, SamplesConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.loading import batches
+from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, SampleStreams, deal, evaluation_batches
+from cloze.pipeline.samples.masking import DynamicMasking
+from cloze.pipeline.shards import shards
+from cloze.pipeline.shards.shards import ShardReader
 from tests.pipeline import corpus
 from tests.pipeline.plain_order import positions
 
@@ -252,8 +253,8 @@ def test_a_micro_batch_is_what_the_shards_say(data):
 
 def dynamic(folder):
     """The same text with masks drawn at load time."""
-    config = corpus.config(folder, [folder / "in"], output=str(folder / "dynamic"), masking=MaskingConfig(mode="dynamic"))
-    prepare(config)
+    output = str(folder / "dynamic")
+    prepare(corpus.config(folder, [folder / "in"], output=output, masking=MaskingConfig(mode="dynamic")))
     return folder / "dynamic"
 
 
@@ -340,8 +341,8 @@ def test_padding_and_fields(data):
 
 
 def test_the_keys_are_parameters_of_forward():
-    bert = pytest.importorskip("model.bert")
-    from pipeline.collate import collate
+    bert = pytest.importorskip("cloze.model.bert")
+    from cloze.pipeline.loading.collate import collate
 
     keys = {"input_ids", "token_type_ids", "position_ids", "sequence_offsets", "max_sequence_length",
             "masked_positions", "labels", "next_sentence_label"}

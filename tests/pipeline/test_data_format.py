@@ -9,8 +9,8 @@ import zlib
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import MixtureSource, SamplesConfig, SourceConfig, SplitConfig
-from pipeline.prepare import prepare
+from cloze.pipeline.config import MixtureSource, SamplesConfig, SourceConfig, SplitConfig
+from cloze.pipeline.jobs.prepare import prepare
 from tests.pipeline import corpus
 
 SPLITS = ("validation", "test", "train")  # from the lowest hashes to the highest
@@ -117,7 +117,7 @@ def test_blocks_sources_and_given_pairs(tmp_path):
     prepare(config)
     _, tables = read(tmp_path / "data")
     (table,) = tables["train"]
-    assert [len(batch) for batch in table.to_batches()] == [2100, 2100]
+    assert [len(batch) for batch in table.to_batches()] == [1400, 1400, 1400]
     assert table["document"].to_pylist() == sorted(document(*pair) for pair in pairs)
     first = {document(*pair) for pair in pairs[:1000]}
     assert table["source"].to_pylist() == [0 if number in first else 1 for number in table["document"].to_pylist()]

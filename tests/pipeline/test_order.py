@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import order, ragged
-from pipeline.order import Order, choose_streams, window_order
+from cloze.pipeline import ragged
+from cloze.pipeline.loading import order
+from cloze.pipeline.loading.order import Order, choose_streams, window_order
 from tests.pipeline.plain_order import positions
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=60)

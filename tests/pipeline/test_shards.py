@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline import shards
-from pipeline.batches import SampleStreams
-from pipeline.errors import UserError
-from pipeline.manifest import Manifest
-from pipeline.prepare import prepare
-from pipeline.records import BASE_COLUMNS, mask_columns
-from pipeline.shards import ShardReader
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.loading.batches import SampleStreams
+from cloze.pipeline.records import BASE_COLUMNS, mask_columns
+from cloze.pipeline.shards import shards
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.shards import ShardReader
 from tests.pipeline import corpus
 
 

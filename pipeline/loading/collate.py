@@ -1,0 +1,102 @@
+"""Samples to tensors: the sequences of a micro-batch one after another, without padding.
+
+The keys of the dict are parameters of `BertForPreTraining.forward`.
+"""
+
+import numpy as np
+import torch
+
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import NO_LABEL, Masks, Samples
+
+
+def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) -> dict:
+    """Make one micro-batch of B samples, T tokens, M masked tokens. segments: the model's types of segments A and B.
+
+    Returns
+    -------
+    input_ids, token_type_ids, position_ids: int64 (T,); the ids have the masks applied
+    sequence_offsets: int32 (B+1,), cumulative lengths
+    max_sequence_length: int, the longest sequence, known on the host
+    masked_positions: int64 (M,), indices into T
+    labels: int64 (M,), the original ids there
+    next_sentence_label: int64 (B,), 0 follows / 1 random, -100 none
+    """
+    (batch,) = collate_several(samples, masks, np.array([len(samples)]), segments)
+    return batch
+
+
+def collate_several(
+    samples: Samples, masks: Masks, sizes: np.ndarray, segments: tuple[int, int] = (0, 1)
+) -> list[dict]:
+    """Make several micro-batches, of `sizes` samples each, one after another; each as `collate` says, over shared
+    memory. Made together, small ones cost as much a sample as large ones."""
+    bounds = ragged.to_offsets(sizes)
+    lengths = samples.lengths
+    starts = samples.offsets[bounds]  # of micro-batches, in tokens
+    masked_bounds = masks.offsets[bounds]
+    position_ids = ragged.within(samples.offsets)
+    masked_positions = np.repeat(samples.offsets[:-1], np.diff(masks.offsets))
+    masked_positions += masks.positions
+    input_ids = samples.input_ids.astype(np.int64)
+    labels = input_ids[masked_positions]
+    input_ids[masked_positions] = masks.ids
+    masked_positions -= np.repeat(starts[:-1], np.diff(masked_bounds))
+    in_second = position_ids >= np.repeat(samples.segment_b_start.astype(np.int64), lengths)
+    offsets = samples.offsets[ragged.ranges(bounds[:-1], sizes + 1)] - np.repeat(starts[:-1], sizes + 1)
+    by_tokens, by_masked, by_samples = np.diff(starts).tolist(), np.diff(masked_bounds).tolist(), sizes.tolist()
+    columns = {
+        "input_ids": (input_ids, by_tokens),
+        "token_type_ids": (np.array(segments)[in_second.astype(np.int64)], by_tokens),
+        "position_ids": (position_ids, by_tokens),
+        "sequence_offsets": (offsets.astype(np.int32), (sizes + 1).tolist()),
+        "masked_positions": (masked_positions, by_masked),
+        "labels": (labels, by_masked),
+        "next_sentence_label": (samples.next_sentence_label.astype(np.int64), by_samples),
+    }
+    parts = [torch.from_numpy(values).split(counts) for values, counts in columns.values()]
+    longest = np.maximum.reduceat(lengths, bounds[:-1]).tolist()
+    return [
+        {**dict(zip(columns, tensors, strict=True)), "max_sequence_length": most}
+        for *tensors, most in zip(*parts, longest, strict=True)
+    ]
+
+
+def without_loss(batch: dict) -> dict:
+    """The same batch with nothing to predict: what a rank gets that has no sample left."""
+    return {
+        **batch,
+        "labels": torch.full_like(batch["labels"], NO_LABEL),
+        "next_sentence_label": torch.full_like(batch["next_sentence_label"], NO_LABEL),
+    }
+
+
+def pad(
+    batch: dict, length: int, *, pad_id: int = 0, ignore_index: int = NO_LABEL, segment_padding: int = 0
+) -> dict:
+    """The same micro-batch as rows of one length, for models that want (B, length) tensors.
+
+    Returns input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on
+    tokens), int64 (B, length), and next_sentence_label, int64 (B,).
+    Raises UserError if a sample is longer than `length`.
+    """
+    if batch["max_sequence_length"] > length:
+        raise UserError(f"length: found {length}, expected at least {batch['max_sequence_length']}, the longest sample")
+    rows = len(batch["sequence_offsets"]) - 1
+    row = torch.repeat_interleave(torch.arange(rows), torch.diff(batch["sequence_offsets"]).long())
+    place = row * length + batch["position_ids"]
+    masked = place[batch["masked_positions"]]
+
+    def filled(value: int, at: torch.Tensor, values: torch.Tensor | int) -> torch.Tensor:
+        flat = torch.full((rows * length,), value, dtype=torch.int64)
+        flat[at] = values
+        return flat.view(rows, length)
+
+    return {
+        "input_ids": filled(pad_id, place, batch["input_ids"]),
+        "token_type_ids": filled(segment_padding, place, batch["token_type_ids"]),
+        "labels": filled(ignore_index, masked, batch["labels"]),
+        "attention_mask": filled(0, place, 1),
+        "next_sentence_label": batch["next_sentence_label"],
+    }
