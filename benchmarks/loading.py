@@ -10,9 +10,9 @@ tensors), `datasets` (the same shards, shuffled, with a collator that concatenat
 installed; and the time to a first batch, with the files in the page cache and, where the system allows to drop them,
 cold; also with samples of 512 tokens, and with thousands of shards.
 
-With --world-size N: ranks of N, simulated one after another, against one process that reads everything: CPU seconds and
-bytes read for each of a rank's own tokens, with a global batch of 8,192 samples, masks as stored and drawn at load time.
-Bytes are those asked of the file system, which a cold disk gives and no more (`cold_ratio`).
+With --world-size N: ranks of N, simulated one after another, against one process that reads everything: CPU seconds
+and bytes read for each of a rank's own tokens, with a global batch of 8,192 samples, masks stored and drawn at load
+time. Bytes are those asked of the file system; `cold_ratio` is what a cold disk gives over that.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.loading.order import choose_streams
 from cloze.pipeline.ragged import to_offsets
 from cloze.pipeline.records import ROLES, Masks, Samples, SpecialTokens
-from cloze.pipeline.shards.manifest import Manifest, SplitInfo
+from cloze.pipeline.shards.manifest import Manifest, ShardTable, SplitInfo
 from cloze.pipeline.shards.shards import ShardReader, write_shard
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ GLOBAL_BATCH = 8192
 VOCAB = 30522
 NAMES = dict(zip(ROLES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=True))
 SPECIAL = SpecialTokens(0, 1, 2, 3, 4)
-# Of a stream and an epoch: blocks on the ends of its segment are read by its neighbours too, so (b + 1) / b of the data.
+# Of a stream and an epoch: those on the ends of its segment are read by its neighbours too: (b + 1) / b of the data.
 BLOCKS_A_STREAM = 8
 
 
@@ -88,7 +88,7 @@ def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, 
         tokenizer_fingerprint="", vocab_size=VOCAB, special_tokens=SPECIAL, objective="next_sentence",
         max_length=max_length, mask_sets=sets, pair_sets=1, seed=0,
         preparation={"masking": asdict(MaskingConfig(strategy=strategy or "token"))}, sources=[], counts={},
-        unigram_entropy=0.0, splits={"train": SplitInfo({}, [], found)},
+        unigram_entropy=0.0, splits={"train": SplitInfo({}, [], ShardTable.of(found))},
     ).save(folder)
     return folder
 
@@ -177,9 +177,9 @@ def first_batches(folder: Path, world_size: int) -> dict[str, float]:
     for name, size, rank in (("rank", world_size, world_size // 2), ("alone", 1, 0)):
         code = ("import sys, time, resource; sys.path.insert(0, sys.argv[1]); import loading\n"
                 "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; began = time.perf_counter()\n"
-                "stream = loading.open_stream(loading.Path(sys.argv[2]), loading.GLOBAL_BATCH, *map(int, sys.argv[3:]))\n"
-                "next(stream); seconds = time.perf_counter() - began\n"
-                "print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)")
+                "data, numbers = loading.Path(sys.argv[2]), map(int, sys.argv[3:])\n"
+                "next(loading.open_stream(data, loading.GLOBAL_BATCH, *numbers))\n"
+                "print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)")
         command = [sys.executable, "-c", code, str(Path(__file__).parent), str(data), str(rank), str(size)]
         found = [subprocess.run(command, capture_output=True, check=True, text=True).stdout.split() for _ in range(3)]
         seconds, memory = min(float(one) for one, _ in found), max(int(kib) for _, kib in found) / 2**20

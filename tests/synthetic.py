@@ -9,7 +9,7 @@ import numpy as np
 
 from cloze.pipeline.config import MaskingConfig
 from cloze.pipeline.records import Masks, Samples, SpecialTokens
-from cloze.pipeline.shards.manifest import Manifest, SplitInfo
+from cloze.pipeline.shards.manifest import Manifest, ShardTable, SplitInfo
 from cloze.pipeline.shards.shards import write_shard
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -45,7 +45,8 @@ def make_shards(folder: Path, *, train: int = 200, validation: int = 24, vocab_s
         counts = {"samples": count, "tokens": len(samples.input_ids)}
         if masks:
             counts["masked"] = len(masks[0].ids)
-        splits[name] = SplitInfo(counts, np.bincount(samples.lengths, minlength=max_length + 1).tolist(), shards)
+        splits[name] = SplitInfo(counts, np.bincount(samples.lengths, minlength=max_length + 1).tolist(),
+                                 ShardTable.of(shards))
     Manifest(
         tokenizer_fingerprint=tokenizer.fingerprint, vocab_size=vocab_size, special_tokens=SPECIAL,
         objective="next_sentence", max_length=max_length, mask_sets=mask_sets, pair_sets=1, seed=seed,

@@ -272,21 +272,24 @@ class ShardReader:
         self.manifest = Manifest.load(folder)
         if split not in self.manifest.splits:
             raise UserError(f"{folder}: found no split {split!r}, expected one of {', '.join(self.manifest.splits)}")
-        self.shards = sorted(self.manifest.splits[split].shards, key=lambda shard: (shard.pair_set, shard.file))
+        self.shards = self.manifest.splits[split].shards
         if check_sizes:
             self._check_sizes()
-        samples = np.array([shard.samples for shard in self.shards], np.int64)
-        tokens = np.array([shard.tokens for shard in self.shards], np.int64)
+        pair_sets = np.array(self.shards.pair_set, np.int64)
+        order = np.argsort(pair_sets, kind="stable")  # of shards: the samples of a pair set are adjacent
+        samples = np.array(self.shards.samples, np.int64)[order]
+        tokens = np.array(self.shards.tokens, np.int64)[order]
         self.mean_length = float(tokens.sum() / max(1, samples.sum()))
         version = self.manifest.format_version
         rows = samples_per_block(samples, tokens, version)
         counts = -(-samples // rows)
-        self._shard_of = np.repeat(np.arange(len(samples)), counts)
+        self._shard_of = np.repeat(order, counts)
         self._number_of = ragged.within(ragged.to_offsets(counts))  # of a block in its shard
-        rows = rows[self._shard_of]
-        self.block_sizes = np.minimum(rows, samples[self._shard_of] - self._number_of * rows)
+        rows = np.repeat(rows, counts)
+        self.block_sizes = np.minimum(rows, np.repeat(samples, counts) - self._number_of * rows)
         self.block_starts = ragged.to_offsets(self.block_sizes)
-        self._pair_set_of = np.array([shard.pair_set for shard in self.shards], np.int64)
+        in_blocks = np.bincount(pair_sets[self._shard_of], minlength=self.manifest.pair_sets)
+        self._pair_set_starts = ragged.to_offsets(in_blocks)
         self._columns = BASE_COLUMNS if version > 1 else BASE_COLUMNS[:-1]
         schema = shard_schema(self.manifest.vocab_size, self.manifest.mask_sets)
         self._head = np.frombuffer(schema.serialize(), np.uint8)
@@ -304,8 +307,7 @@ class ShardReader:
 
     def blocks_of_pair_set(self, pair_set: int) -> np.ndarray:
         """The numbers of the blocks of one pair set, ascending and adjacent."""
-        low, high = np.searchsorted(self._pair_set_of, [pair_set, pair_set + 1])
-        return np.arange(*np.searchsorted(self._shard_of, [low, high]))
+        return np.arange(*self._pair_set_starts[[pair_set, pair_set + 1]])
 
     def take(self, indices: np.ndarray, mask_set: int | None = 0) -> tuple[Samples, Masks | None]:
         """Samples by index (B,), in that order, with one mask set (None: without)."""
@@ -358,15 +360,15 @@ class ShardReader:
             )
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError) as error:
             what = f"block {number} can't be read: {error}"
-            raise UserError(_damaged(self.folder / self.shards[shard].file, what)) from error
+            raise UserError(_damaged(self._path(shard), what)) from error
         if not intact:
             what = f"block {number} has another checksum than when it was written"
-            raise UserError(_damaged(self.folder / self.shards[shard].file, what))
+            raise UserError(_damaged(self._path(shard), what))
         return batch
 
     def _opened(self, shard: int) -> _Shard | _Shard1:
         if shard not in self._open:
-            path = self.folder / self.shards[shard].file
+            path = self._path(shard)
             try:
                 with readable_errors(path):
                     file = pa.OSFile(str(path))
@@ -383,20 +385,22 @@ class ShardReader:
         self._open.move_to_end(shard)
         return self._open[shard]
 
+    def _path(self, shard: int) -> Path:
+        return self.folder / self.shards.file[shard]
+
     def _check_sizes(self) -> None:
-        def check(shards: list[ShardInfo]) -> None:
-            for shard in shards:
+        def check(first: int) -> None:
+            for file, expected in zip(self.shards.file[first::_ASKING], self.shards.bytes[first::_ASKING], strict=True):
                 try:
-                    size = os.stat(f"{self.folder}/{shard.file}").st_size
+                    size = os.stat(f"{self.folder}/{file}").st_size
                 except (FileNotFoundError, NotADirectoryError) as error:
-                    raise UserError(f"{self.folder / shard.file}: found no such shard, though the manifest names it; "
+                    raise UserError(f"{self.folder / file}: found no such shard, though the manifest names it; "
                                     "prepare the data again") from error
-                if size != shard.bytes:
-                    what = f"found {size} bytes, expected {shard.bytes}"
-                    raise UserError(_damaged(self.folder / shard.file, what))
+                if size != expected:
+                    raise UserError(_damaged(self.folder / file, f"found {size} bytes, expected {expected}"))
 
         with readable_errors(self.folder), ThreadPoolExecutor(_ASKING) as pool:  # a file system may be far away
-            list(pool.map(check, [self.shards[start::_ASKING] for start in range(_ASKING)]))
+            list(pool.map(check, range(_ASKING)))
 
 
 def _damaged(path: Path, what: str) -> str:

@@ -36,7 +36,8 @@ def read(folder) -> tuple[dict, dict[str, list[pa.Table]]]:
     tables = {}
     for split in SPLITS:
         tables[split] = []
-        for shard in manifest["splits"][split]["shards"]:
+        listed = manifest["splits"][split]["shards"]
+        for shard in (dict(zip(listed, row, strict=True)) for row in zip(*listed.values(), strict=True)):
             content = (folder / shard["file"]).read_bytes()
             assert (len(content), hashlib.sha256(content).hexdigest()) == (shard["bytes"], shard["sha256"])
             file = pa.ipc.open_file(content)

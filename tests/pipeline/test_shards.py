@@ -164,6 +164,7 @@ def test_a_folder_of_format_1_is_still_read(data, tmp_path):
     """Made from one of format 2 by what docs/data-format.md says of the difference."""
     made = as_format_1(data, tmp_path / "data")
     old, new = ShardReader(made), ShardReader(data)
+    assert old.manifest.to_json() == (made / "manifest.json").read_text(encoding="utf-8")
     assert old.manifest.format_version == 1 and old.block_sizes.max() > new.block_sizes.max() / 2
     indices = np.random.default_rng(0).permutation(new.num_samples)[:300]
     for mask_set in (0, 2):
@@ -182,6 +183,8 @@ def as_format_1(data, folder):
     content = json.loads((folder / "manifest.json").read_text())
     content["format_version"] = 1
     for split in content["splits"].values():
+        split["shards"] = [dict(zip(split["shards"], row, strict=True))
+                           for row in zip(*split["shards"].values(), strict=True)]
         for shard in split["shards"]:
             path = folder / shard["file"]
             table = pa.ipc.open_file(path.read_bytes()).read_all().drop_columns("source").combine_chunks()
@@ -194,7 +197,7 @@ def as_format_1(data, folder):
                         for name, columns in groups.items()
                     })
             shard["bytes"] = path.stat().st_size
-    (folder / "manifest.json").write_text(json.dumps(content))
+    (folder / "manifest.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return folder
 
 
