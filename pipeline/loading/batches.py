@@ -18,8 +18,8 @@ from cloze.pipeline.samples.masking import DynamicMasking
 from cloze.pipeline.shards.shards import ShardReader, Window
 
 _PREFETCHED = 4  # groups of batches
-# What is done at once, so that its own cost in Python is small beside that of the tokens: read of each stream, read in
-# all, and made into tensors.
+# Tokens that are taken at once, so that what a call costs in Python is small beside them: of each stream and in all
+# when they are read, and made into tensors.
 _TOKENS_OF_STREAM = 1 << 12
 _TOKENS_READ = 1 << 17
 _TOKENS_COLLATED = 1 << 18
