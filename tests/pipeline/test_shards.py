@@ -1,5 +1,6 @@
 """Shards: what is written is read, in every tool, and no more than is wanted; what is damaged is named."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -197,6 +198,9 @@ def as_format_1(data, folder):
                         for name, columns in groups.items()
                     })
             shard["bytes"] = path.stat().st_size
+    content["sha256"] = ""
+    blank = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    content["sha256"] = hashlib.sha256(blank.encode()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return folder
 
@@ -215,6 +219,4 @@ def test_one_process_may_ask_for_the_sizes_of_all_shards(data, tmp_path):
 def test_the_manifest_survives_a_round_trip(data):
     manifest = Manifest.load(data)
     assert manifest.to_json() == (data / "manifest.json").read_text(encoding="utf-8")
-    import hashlib
-
     assert manifest.hash == hashlib.sha256((data / "manifest.json").read_bytes()).hexdigest()
