@@ -153,6 +153,23 @@ def saved_micro_batch_size(folder: Path) -> int | None:
     return _read(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
 
 
+def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
+    """The number of streams by which an earlier part of this run read its data; None if there is none.
+
+    Raises:
+        UserError: an earlier version began the run, in an order of samples that this one does not have, and no change
+            is accepted.
+    """
+    if not (folder / CONFIG).is_file():
+        return None
+    streams = _read(folder / CONFIG).get("data_streams")
+    if streams is None and not accept_changes:
+        raise UserError(f"output: found {folder}, a run that an earlier version of Cloze began, which took its samples "
+                        "in another order, expected one with data_streams; finish it with that version, choose "
+                        "another --output, or go on in the new order with --checkpoint.accept_changes true")
+    return streams
+
+
 def check_folder(config, facts: dict[str, str]) -> None:
     """Refuse a folder that holds something else than an earlier part of this very run.
 
