@@ -18,8 +18,9 @@ from launch.runs import LOCK, in_use, locked
 from pipeline.config import SourceConfig
 from pipeline.errors import UserError
 from pipeline.manifest import Manifest
-from pipeline.prepare import _hash_source, prepare
+from pipeline.prepare import prepare
 from pipeline.progress import Silent
+from pipeline.sources import hash_piece
 from pipeline.tokenizing import tokenize
 from tests.pipeline import corpus
 
@@ -62,7 +63,7 @@ def marks(paths: list[Path]) -> dict[Path, tuple[int, int]]:
 def complete(data: Path) -> list[Path]:
     """The reports of an interrupted run, and the shards that these name."""
     reports = list((data / ".work").glob("[!.]*-*.json"))
-    contents = [json.loads(path.read_text()) for path in reports]
+    contents = [json.loads(path.read_text().splitlines()[1]) for path in reports]
     return reports + [data / shard["file"] for content in contents for shard in content.get("shards", [])]
 
 
@@ -229,9 +230,9 @@ def test_an_orphan_that_writes_while_the_work_is_removed_ends_nothing(folder, un
     assert corpus.contents(tmp_path / "data") == undisturbed and not work.exists()
 
 
-@pytest.mark.parametrize("stage", [tokenize, _hash_source])
-def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, stage):
-    """Before its task begins, or after it has been read."""
+@pytest.mark.parametrize(("place", "stage"), [("prepare", tokenize), ("tokenizing", hash_piece)])
+def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, place, stage):
+    """Before its task begins, or after it has been read, before it has been hashed."""
     inputs = tmp_path / "in"
     for number in range(3):
         corpus.write_jsonl(inputs / f"{number}.jsonl", corpus.documents(20 - number, seed=number))
@@ -239,12 +240,12 @@ def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, stage):
     content = (inputs / "2.jsonl").read_bytes()
     status = os.stat(inputs / "2.jsonl")
 
-    def vanish(task):
+    def vanish(*arguments):
         (inputs / "2.jsonl").unlink(missing_ok=True)
-        return stage(task)
+        return stage(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"pipeline.prepare.{stage.__name__}", vanish)
+        patch.setattr(f"pipeline.{place}.{stage.__name__}", vanish)
         with pytest.raises(UserError, match=r"2\.jsonl: not found"):
             prepare(config)
     assert not (tmp_path / "data/manifest.json").exists()
@@ -286,14 +287,13 @@ def test_an_input_that_changes_is_named(tmp_path, monkeypatch):
     path = corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(20))
     config = corpus.config(tmp_path, [path])
 
-    def change(task):
-        report = tokenize(task)
+    def change(*arguments):
         with open(path, "a") as file:
             file.write('{"id": "new", "text": "More."}\n')
-        return report
+        return hash_piece(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.prepare.tokenize", change)
+        patch.setattr("pipeline.tokenizing.hash_piece", change)
         with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read"):
             prepare(config)
     with pytest.raises(UserError, match="interrupted run with another sources"):
