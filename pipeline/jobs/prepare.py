@@ -1,0 +1,448 @@
+"""`cloze prepare`: text to shards, in two stages, restartable at any moment.
+
+Stage 1 tokenizes the input and scatters documents by the hash of their text (tokenizing.py); stage 2 builds a shard
+from each range of hashes (building.py). Between them large corpora take rounds of exchange (exchanging.py). Tasks
+depend on the input and the configuration alone, write aside and rename, and leave a part, or a report when they are
+complete; so that running again does what is left, and the bytes are the same for any number of workers. This process
+plans, hands out tasks, and keeps sums of what they report. The manifest is written last.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import tokenizers
+
+from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.build_stage import BuildTask, ShardReport, build
+from cloze.pipeline.jobs.estimating import check_disk, estimate
+from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layout, Part, exchange
+from cloze.pipeline.jobs.executors import open_executor, run_tasks
+from cloze.pipeline.jobs.parts import DamagedPart
+from cloze.pipeline.jobs.planning import plan_shards, plan_splits
+from cloze.pipeline.jobs.sources import SourceHashes, source_hash
+from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
+from cloze.pipeline.progress import Progress, Silent
+from cloze.pipeline.readers import plan
+from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.samples.masking import check_words
+from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, SplitInfo, entropy
+from cloze.pipeline.storage import alone, publish_text, readable_errors, sha256_of
+from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
+
+# Of words, sentences, samples and masks. Raised when other ids or masks come of the same input: an interrupted run must
+# not be finished by other rules than it was begun with.
+_RULES = 3
+WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
+TOKENIZER_FOLDER = "tokenizer"
+
+
+def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest:
+    """Prepare a corpus into `config.output` and return its manifest (that of `max_length`, if there are several).
+
+    Continues an interrupted run of the same command; returns at once if it is complete.
+    Raises UserError if the folder holds another run, and for whatever else a user can mend.
+    """
+    progress = progress or Silent()
+    _check(config)
+    output = Path(config.output)
+    tokenizer = Tokenizer.from_folder(config.tokenizer)
+    check_words(config.masking.strategy, tokenizer)
+    files, segments = plan(config)
+    identity = _identity(config, tokenizer, files, segments)
+    work = output / WORK_FOLDER
+    if (complete := _complete(config, identity, files, output)) is not None:
+        progress.note(f"{output} is complete already")
+        _remove_work(work, progress)  # a kill between publishing and cleaning leaves it
+        return complete
+    _open_work(output, work, identity)
+    with alone(output, work / "lock"):
+        _run(config, tokenizer, files, segments, work, progress)
+    _remove_work(work, progress)
+    return Manifest.load(output)
+
+
+def _remove_work(work: Path, progress: Progress) -> None:
+    """Complete is complete: on a cluster tasks of a command that was killed may outlive it and write there still."""
+    shutil.rmtree(work, ignore_errors=True)
+    if work.exists():
+        progress.note(f"{work} could not be removed; nothing needs it any more: remove it, or run this command again")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What every step needs. tasks: the segments of each task of stage 1."""
+
+    config: PrepareConfig
+    tokenizer: Tokenizer
+    files: list[InputFile]
+    tasks: list[list[Segment]]
+    work: Path
+    executor: Executor
+    progress: Progress
+
+    @property
+    def tokenizer_folder(self) -> str:
+        """Of the copy that workers read."""
+        return str((Path(self.config.output) / TOKENIZER_FOLDER).resolve())
+
+    @property
+    def weights(self) -> list[float]:
+        return [source.weight for source in self.config.all_sources]
+
+
+@dataclass
+class _Built:
+    """The sum of the shards of a split at a length. shards: of each task, in the order of their hashes."""
+
+    shards: list[list[ShardInfo]]
+    length_histogram: np.ndarray
+    unigrams: np.ndarray
+    counts: dict[str, int] = field(default_factory=lambda: {"samples": 0, "tokens": 0})  # which an empty split has too
+
+    def add(self, number: int, report: ShardReport) -> None:
+        self.shards[number] = [shard for shard in report.shards if shard.samples]
+        self.length_histogram += np.array(report.length_histogram)
+        self.unigrams += report.unigrams
+        for name, count in report.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    @property
+    def info(self) -> SplitInfo:
+        shards = [shard for made in self.shards for shard in made]
+        return SplitInfo(counts=self.counts, length_histogram=self.length_histogram.tolist(), shards=shards)
+
+
+def _run(
+    config: PrepareConfig,
+    tokenizer: Tokenizer,
+    files: list[InputFile],
+    segments: list[list[Segment]],
+    work: Path,
+    progress: Progress,
+) -> None:
+    """Both stages, and the manifests."""
+    if tokenizer.word_table_reason:
+        progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing goes at the library's rate")
+    with open_executor(config) as executor:  # its processes start while this one estimates
+        if (expected := estimate(config, tokenizer, files, segments)) is not None:
+            check_disk(expected, work.parent)
+            progress.note(f"estimate: {expected}")
+        copy_tokenizer(tokenizer, Path(config.output) / TOKENIZER_FOLDER)  # workers read this one
+        run = _Run(config, tokenizer, files, segments, work, executor, progress)
+        hashes = SourceHashes(files, segments)
+        report, parts = _tokenize(run, hashes)
+        built = _make_shards(run, hashes, report, Layout(parts, FILES_AT_ONCE))
+        with ThreadPoolExecutor(1) as meanwhile:
+            meanwhile.submit(executor.shutdown)  # its processes end while this one publishes
+            sources = [
+                {"source": file.source, "name": file.name, "bytes": file.size, **hashes.of(file)} for file in files
+            ]
+            manifests = [_publish(run, sources, report, built[length], length) for length in config.lengths]
+            for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
+                manifest.save(manifest.folder)
+
+
+def length_folder(config: PrepareConfig, length: int) -> Path:
+    """Where the shards of a length lie: OUTPUT, or OUTPUT/length-N for the further ones."""
+    return Path(config.output) if length == config.max_length else Path(config.output) / f"length-{length}"
+
+
+def _check(config: PrepareConfig) -> None:
+    if not config.output:
+        raise UserError("output: found none, expected a folder to write; name one with --output")
+    if not config.tokenizer:
+        raise UserError(
+            "tokenizer: found none, expected a folder that `cloze vocab` wrote, a tokenizer.json or a vocab.txt; "
+            "name one with --tokenizer"
+        )
+
+
+def _identity(
+    config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile], segments: list[list[Segment]]
+) -> dict:
+    """What a run is: all that its bytes and its tasks depend on. JSON, so that it compares after a round trip."""
+    tasks = json.dumps([[[part.file.number, part.start, part.stop] for part in task] for task in segments])
+    preparation = config.preparation(config.max_length)
+    return json.loads(
+        json.dumps(
+            {
+                "preparation": preparation,
+                "lengths": config.lengths,
+                "tokenizer_fingerprint": tokenizer.fingerprint,
+                "sources": [[file.source, file.name, file.size] for file in files],
+                "times of change": [file.changed for file in files],
+                "rules": _RULES,
+                "parts read at once": FILES_AT_ONCE,
+                "library versions": {each.__name__: each.__version__ for each in (np, pa, tokenizers)},
+                "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),  # other versions may differ
+            }
+        )
+    )
+
+
+def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], output: Path) -> Manifest | None:
+    """The manifest of a complete run of the same command; UserError if it was another command's."""
+    if not (output / FILE_NAME).is_file():
+        return None
+    manifest = Manifest.load(output)
+    found = {
+        "preparation": manifest.preparation,
+        "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
+        "sources": [[source["source"], source["name"], source["bytes"]] for source in manifest.sources],
+    }
+    different = [name for name, value in found.items() if value != identity[name]]
+    if different:
+        raise UserError(
+            f"output: {output} holds data prepared with another {_difference(found, identity, different[0])}; choose "
+            "another --output or remove the folder"
+        )
+    published = (output / FILE_NAME).stat().st_mtime_ns
+    for file, source in zip(files, manifest.sources, strict=True):
+        changed = source["sha256"] and _touched(file) >= published
+        if changed and source_hash(file, source.get("piece_bytes")) != source["sha256"]:
+            raise UserError(
+                f"output: {output} holds data prepared from other content of {file.path}, which has changed since; "
+                "choose another --output or remove the folder"
+            )
+    missing = [length for length in config.lengths if not (length_folder(config, length) / FILE_NAME).is_file()]
+    if missing:
+        raise UserError(f"output: {output} is complete, but not with more_lengths {missing}; choose another --output")
+    return manifest
+
+
+def _touched(file: InputFile) -> int:
+    """When a file, or the link that names it, was last written, replaced or renamed, nanoseconds. Copies may keep the
+    times of their originals, which are older than the data; the system's own time of change is not theirs to keep."""
+    with readable_errors(Path(file.path)):
+        return max(file.changed, os.stat(file.path).st_ctime_ns, os.lstat(file.path).st_ctime_ns)
+
+
+def _difference(found: dict, expected: dict, name: str) -> str:
+    """The first difference of two identities, by name, with both values if they are short."""
+    if isinstance(found.get(name), dict):
+        for key in expected[name]:
+            if found[name].get(key) != expected[name][key]:
+                return f"{name}." + _difference(found[name], expected[name], key)
+    values = f" ({found.get(name)!r}, now {expected[name]!r})"
+    return name + (values if len(values) < 160 else "")
+
+
+def _open_work(output: Path, work: Path, identity: dict) -> None:
+    with readable_errors(output):
+        if not work.is_dir() and output.is_dir() and any(output.iterdir()):
+            raise UserError(
+                f"output: {output} holds other files, expected a new or empty folder; choose another --output"
+            )
+        work.mkdir(parents=True, exist_ok=True)
+        identity_file = work / "run.json"
+        if identity_file.is_file():
+            found = json.loads(identity_file.read_text(encoding="utf-8"))
+            if found != identity:
+                different = next(name for name in identity if found.get(name) != identity[name])
+                what = _difference(found, identity, different)
+                raise UserError(
+                    f"output: {output} holds an interrupted run with another {what}; "
+                    "repeat that command, choose another --output, or remove the folder"
+                )
+        else:
+            publish_text(identity_file, json.dumps(identity))
+
+
+def _tokenize(run: _Run, hashes: SourceHashes) -> tuple[Report, np.ndarray]:
+    """Stage 1: the sum of what its tasks report, and the number of parts of each."""
+    whole, parts = Report(), np.zeros(len(run.tasks), np.int64)
+
+    def on_report(number: int, report: Report) -> None:
+        whole.add(**report.counts)
+        whole.documents += report.documents
+        whole.tokens += report.tokens
+        parts[number] = report.parts
+        hashes.add(number, report.digests)
+
+    _run_stage_1(run, hashes, range(len(run.tasks)), on_report)
+    return whole, parts
+
+
+def _run_stage_1(
+    run: _Run, hashes: SourceHashes, numbers: Sequence[int], on_report: Callable[[int, Report], None]
+) -> None:
+    """Run the tasks of these numbers, or find that they are complete."""
+    weights = [sum(segment.weight for segment in run.tasks[number]) for number in numbers]
+    run.progress.stage("tokenize", sum(weights), "bytes")
+
+    def task(place: int) -> TokenizeTask:
+        segments = run.tasks[numbers[place]]
+        return TokenizeTask(
+            number=numbers[place],
+            segments=segments,
+            pieces=hashes.pieces(numbers[place], segments),
+            splitter=splitter_of(segments[0].file, run.config),
+            tokenizer=run.tokenizer_folder,
+            fingerprint=run.tokenizer.fingerprint,
+            folder=str(run.work.resolve()),
+            weights=run.weights,
+        )
+
+    def on_result(place: int, report: Report) -> None:
+        run.progress.advance(weights[place], report.counts.get("documents_read", 0), report.counts.get("tokens", 0))
+        on_report(numbers[place], report)
+
+    run_tasks(run.executor, tokenize, task, weights, on_result)
+
+
+def _make_shards(
+    run: _Run, hashes: SourceHashes, report: Report, layout: Layout
+) -> dict[int, dict[str, _Built]]:
+    """The rounds of exchange and stage 2. A part that has been damaged since it was written is made again."""
+    repaired = set()
+    while True:
+        try:
+            _exchange(run, hashes, report, layout)
+            splits, remarks = plan_splits(run.config, report, layout, run.work)
+            for remark in remarks:
+                run.progress.note(remark)
+            return _build(run, report, layout, splits)
+        except DamagedPart as damaged:
+            if damaged.path in repaired:
+                raise UserError(
+                    f"{damaged.path}: damaged again after it was written anew, expected a disk that keeps what is "
+                    "written; choose another --output"
+                ) from damaged
+            repaired.add(damaged.path)
+            run.progress.note(f"{damaged.path}: isn't what was written; it is made again")
+            damaged.path.unlink(missing_ok=True)
+
+
+def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -> None:
+    """Make those parts of the last round that aren't there, and before them whatever they need and isn't there."""
+    there = {name for name in os.listdir(run.work) if name.endswith(".part")}
+    missing = [part for part in layout.parts(layout.rounds) if layout.name(part) not in there]
+    wanted = [missing]
+    for _ in range(layout.rounds):
+        missing = [part for part in layout.all_sources(missing) if layout.name(part) not in there]
+        wanted.insert(0, missing)
+    if tasks := sorted({layout.task(part) for part in wanted[0]}):  # whose reports are there and whose parts are not
+        for number in tasks:
+            (run.work / report_name(number)).unlink(missing_ok=True)
+        _run_stage_1(run, hashes, tasks, lambda *_: None)
+    for level in range(1, layout.rounds + 1):
+        _run_round(run, report, layout, level, wanted[level])
+
+
+def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list[Part]) -> None:
+    """Make parts of one level, and then remove those of the level before."""
+    tokens = int(report.tokens.sum()) // max(1, layout.count(level))  # a guess, for the bar
+
+    def task(place: int) -> ExchangeTask:
+        part = made[place]
+        low, high = layout.bounds(part)
+        return ExchangeTask(
+            folder=str(run.work.resolve()),
+            name=layout.name(part),
+            sources=[layout.name(source) for source in layout.sources(part)],
+            low=low,
+            high=high,
+            tokens=np.dtype(run.tokenizer.dtype).name,
+        )
+
+    run.progress.stage(f"exchange {level}", tokens * len(made), "tokens")
+    run_tasks(
+        run.executor, exchange, task, [1] * len(made), lambda _, counts: run.progress.advance(tokens, *counts)
+    )
+    for name in os.listdir(run.work):
+        if name.endswith(".part") and name.startswith(layout.prefix(level - 1)):
+            (run.work / name).unlink(missing_ok=True)
+
+
+def _build(run: _Run, report: Report, layout: Layout, splits: dict) -> dict[int, dict[str, _Built]]:
+    """Build every shard of every split and length; their sums by length and split."""
+    config = run.config
+    plans = {
+        split: plan_shards(report, low, high, config.shards.target_tokens) if low < high else []
+        for split, (low, high) in splits.items()
+    }
+    built = {
+        length: {
+            split: _Built(
+                shards=[[] for _ in plans[split]],
+                length_histogram=np.zeros(length + 1, np.int64),
+                unigrams=np.zeros(run.tokenizer.vocab_size, np.int64),
+            )
+            for split in SPLITS
+        }
+        for length in config.lengths
+    }
+    preparations = {length: config.preparation(length) for length in config.lengths}
+    places = [
+        (length, split, number) for length in config.lengths for split in SPLITS for number in range(len(plans[split]))
+    ]
+    weights = [plans[split][number].tokens for _, split, number in places]
+    run.progress.stage("build", sum(weights), "tokens")
+
+    def task(place: int) -> BuildTask:
+        length, split, number = places[place]
+        planned = plans[split][number]
+        return BuildTask(
+            split=split,
+            number=number,
+            low=planned.low,
+            high=planned.high,
+            parts=layout.covering(planned.low, planned.high),
+            weights=run.weights,
+            preparation=preparations[length],
+            tokenizer=run.tokenizer_folder,
+            fingerprint=run.tokenizer.fingerprint,
+            folder=str(run.work.resolve()),
+            output=str(length_folder(config, length).resolve()),
+        )
+
+    def on_result(place: int, result: ShardReport) -> None:
+        length, split, number = places[place]
+        built[length][split].add(number, result)
+        run.progress.advance(weights[place], result.counts["documents"], result.counts.get("tokens", 0))
+
+    run_tasks(run.executor, build, task, weights, on_result)
+    return built
+
+
+def _publish(
+    run: _Run, sources: list[dict], report: Report, built: dict[str, _Built], length: int
+) -> Manifest:
+    """Everything but the manifest itself; returns that."""
+    config, tokenizer = run.config, run.tokenizer
+    folder = length_folder(config, length)
+    if folder != Path(config.output):
+        copy_tokenizer(Tokenizer.from_folder(Path(config.output) / TOKENIZER_FOLDER), folder / TOKENIZER_FOLDER)
+    splits = {split: made.info for split, made in built.items()}
+    if not splits["train"].counts["samples"]:
+        raise UserError("input: found no sample for the train split, expected some; give more text")
+    counts = dict(sorted(report.counts.items()))
+    for name in ("documents", "documents_duplicate", "documents_short", "tokens_duplicate", "tokens_short"):
+        counts[name] = sum(made.counts.get(name, 0) for made in built.values())
+    return Manifest(
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        special_tokens=tokenizer.special_tokens,
+        objective=config.samples.objective,
+        max_length=length,
+        mask_sets=config.stored_mask_sets,
+        pair_sets=config.samples.pair_sets,
+        seed=config.seed,
+        preparation=json.loads(json.dumps(config.preparation(length))),
+        sources=sources,
+        counts=counts,
+        unigram_entropy=entropy(built["train"].unigrams),
+        splits=splits,
+        more_lengths=config.more_lengths if folder == Path(config.output) else [],
+        tokenizer_files={name: sha256_of(folder / TOKENIZER_FOLDER / name) for name in FILES},
+        folder=folder,
+    )

@@ -1,0 +1,236 @@
+"""Stage 1 of preparing: documents to ids, scattered by the hash of their text.
+
+A task reads some segments of the input and writes parts of some 64 MB, documents in the order of their hash, so that
+any range of hashes can be taken from each (parts.py). A report, written last, says that a task is complete.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from cloze.pipeline import ragged
+from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs import parts
+from cloze.pipeline.jobs.reports import load_report, save_report
+from cloze.pipeline.jobs.sources import hash_piece
+from cloze.pipeline.readers import read
+from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.records import Document
+from cloze.pipeline.tokenization.sentences import SPLITTERS
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+PARTITIONS = 256  # by the first byte of the hash: what stage 2 plans shards with
+_CHUNK_BYTES = 2 << 20  # of text tokenized at once: the arrays over its bytes stay in the cache
+_DOCUMENT_BYTES = 256  # that a document takes in memory beside its text: a chunk of the tiniest ones is bounded too
+_PART_BYTES = 64 << 20  # of a file: bounds memory
+# Of the hash of a piece of a long document: so it lies in the train split, like all of its pieces. No held-out share
+# reaches that far; only a corpus with too few other documents (planning.plan_splits) holds some of them out.
+_LAST_BIT = 1 << 63
+_WHITE_SPACE = bytes.maketrans(b"\t\r\n\v\f", b"     ")
+_WHITE_SPACE_IN_PAIRS = bytes.maketrans(b"\r\n\v\f", b"    ")  # the tab divides the segments
+_SPACE = 0x20
+
+
+@dataclass
+class Report:
+    """What a task found: counts; by partition documents and tokens, the latter as often as weights repeat them; the
+    number of its parts; and the SHA-256 of the piece of its file that belongs to each segment, in hexadecimal, one
+    after another."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    documents: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
+    parts: int = 0
+    digests: str = ""
+
+    def add(self, **counts: int) -> None:
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    def save(self, path: Path) -> None:
+        arrays = {"documents": self.documents.tolist(), "tokens": self.tokens.tolist()}
+        save_report(path, vars(self) | arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> "Report | None":
+        """The report of a complete task; None if there is none that can be read."""
+        if (content := load_report(path)) is None:
+            return None
+        content |= {name: np.array(content[name], np.int64) for name in ("documents", "tokens")}
+        return cls(**content)
+
+
+@dataclass(frozen=True)
+class TokenizeTask:
+    """Everything that a worker needs; small, so that it travels to another machine.
+
+    pieces: of each segment's file the bytes [start, stop) that this task hashes, those that it reads as a rule.
+    """
+
+    number: int
+    segments: list[Segment]
+    pieces: list[tuple[int, int]]
+    splitter: str
+    tokenizer: str
+    fingerprint: str
+    folder: str
+    weights: list[float]
+
+    @property
+    def report_path(self) -> Path:
+        return Path(self.folder) / report_name(self.number)
+
+
+def report_name(task: int) -> str:
+    return f"task-{task:06d}.json"
+
+
+def part_name(task: int, part: int) -> str:
+    return f"task-{task:06d}-{part:04d}.part"
+
+
+def splitter_of(file: InputFile, config: PrepareConfig) -> str:
+    """The rule that cuts a file's documents into sentences: its own, or the configured one."""
+    return file.format if file.format in ("lines", "pairs") else config.sentences.splitter
+
+
+@lru_cache(maxsize=1)  # one tokenizer a worker, with its table of words
+def load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
+    """The tokenizer of a run. A worker of a cluster outlives runs, so the path alone doesn't name it."""
+    tokenizer = Tokenizer.from_folder(path)
+    if tokenizer.fingerprint != fingerprint:
+        raise UserError(f"{path}: isn't the tokenizer of this run any more; remove the output folder and prepare again")
+    return tokenizer
+
+
+def tokenize(task: TokenizeTask) -> Report:
+    """Run one task, or find that it is complete."""
+    if (complete := Report.load(task.report_path)) is not None:
+        return complete
+    tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
+    report = Report()
+    held: list[parts.Table] = []
+    size = 0
+    for chunk in _chunks(task, report):
+        held.append(encode(chunk, tokenizer, task.splitter, report))
+        size += sum(column.nbytes for column in held[-1].values())
+        if size >= _PART_BYTES:
+            _write_part(task, report, parts.joined(held))
+            held, size = [], 0
+    if held:
+        _write_part(task, report, parts.joined(held))
+    report.save(task.report_path)
+    return report
+
+
+def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Document]]]:
+    """Documents with the number of their source, some two million bytes at a time."""
+    chunk, size = [], 0
+    for segment, piece in zip(task.segments, task.pieces, strict=True):
+        source = segment.file.source
+        damaged = False  # the document, by a piece before
+        for document in read([segment]):
+            damaged &= document.piece > 1
+            report.add(
+                documents_read=document.piece <= 1,
+                documents_in_pieces=document.piece == 1,
+                documents_with_encoding_errors=document.damaged and not damaged,
+                bytes=len(document.text),
+            )
+            damaged |= document.damaged
+            chunk.append((source, document))
+            size += len(document.text) + _DOCUMENT_BYTES
+            if size >= _CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+        report.digests += hash_piece(segment.file, *piece)  # what was read a moment ago, and is in memory
+    if chunk:
+        yield chunk
+
+
+def content_hashes(
+    data: bytes, starts: np.ndarray, pieces: list[int], pairs: bool = False
+) -> list[tuple[int, int]]:
+    """128-bit hashes of texts, each with its white space made alike: the first half and the rest.
+
+    starts (N+1,): where they begin in `data`. pairs: each is two segments with a tab between them. pieces: their
+    numbers in long documents, from 1, or 0; a piece's number is a part of what is hashed, since pieces of one document
+    that are alike (of a table, a log, a poem) are not duplicates, and must not all fall into one shard.
+    """
+    values = np.frombuffer(data.translate(_WHITE_SPACE_IN_PAIRS if pairs else _WHITE_SPACE), np.uint8)
+    space = values == _SPACE
+    again = np.flatnonzero(space[1:] & space[:-1]) + 1  # white space behind white space
+    text = np.delete(values, again).tobytes()
+    bounds = (starts - np.searchsorted(again, starts)).tolist()
+    hashes = []
+    for low, high, piece in zip(bounds[:-1], bounds[1:], pieces, strict=True):
+        segments = [segment.strip() for segment in text[low:high].split(b"\t")]  # one, but for a pair
+        if piece:
+            segments.append(b"%d" % piece)
+        digest = hashlib.sha256(b"\t".join(segments)).digest()
+        hashes.append((int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")))
+    return hashes
+
+
+def _id_hash(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "replace")).digest()[:8], "big")
+
+
+def encode(
+    chunk: list[tuple[int, Document]], tokenizer: Tokenizer, splitter: str, report: Report
+) -> parts.Table:
+    """A table of a chunk's documents; those without a token are left out and counted."""
+    documents = [document for _, document in chunk]
+    data = b"".join(part for document in documents for part in (document.text, b"\n"))
+    starts = ragged.to_offsets(np.array([len(document.text) + 1 for document in documents], np.int64))
+    cuts = ragged.union(SPLITTERS[splitter](data), starts)
+    tokens, offsets = tokenizer.encode_bytes(data, cuts)
+    lengths = np.diff(offsets)
+    owner = np.searchsorted(starts, cuts[:-1], side="right") - 1
+    if splitter != "pairs":  # a given pair has two segments, even where one of them is empty
+        owner, lengths = owner[lengths > 0], lengths[lengths > 0]
+    sentences = np.bincount(owner, minlength=len(documents))
+    sizes = np.bincount(owner, weights=lengths, minlength=len(documents)).astype(np.int64)
+    kept = np.flatnonzero(sizes)
+    report.add(documents_empty=len(documents) - len(kept), sentences=len(lengths), tokens=len(tokens))
+    hashes = content_hashes(data, starts, [document.piece for document in documents], pairs=splitter == "pairs")
+    hashes = [
+        (hashes[number][0] | (_LAST_BIT if documents[number].piece else 0), hashes[number][1]) for number in kept
+    ]
+    ids = [
+        high if documents[number].id is None else _id_hash(documents[number].id)
+        for number, (high, _) in zip(kept, hashes, strict=True)
+    ]
+    if len(kept) < len(documents):
+        report.add(sentences=-int(sentences.sum() - sentences[kept].sum()))
+        lengths = lengths[np.isin(owner, kept)]
+    return {
+        "hash": np.array([high for high, _ in hashes], np.uint64),
+        "hash_rest": np.array([low for _, low in hashes], np.uint64),
+        "document": np.array(ids, np.uint64),
+        "order": np.array([documents[number].order for number in kept], np.uint64),
+        "source": np.array([chunk[number][0] for number in kept], np.uint16),
+        "num_sentences": sentences[kept].astype(np.uint32),
+        "sentences": lengths.astype(np.uint32),
+        "num_tokens": sizes[kept].astype(np.uint32),
+        "tokens": tokens,
+        "duplicates": np.zeros(len(kept), np.uint32),
+        "duplicate_tokens": np.zeros(len(kept), np.uint64),
+    }
+
+
+def _write_part(task: TokenizeTask, report: Report, table: parts.Table) -> None:
+    """Write a part, and count what it holds, duplicates too: so plans don't depend on which documents share a part."""
+    partition = (table["hash"] >> np.uint64(56)).astype(np.int64)
+    weight = np.array(task.weights)[table["source"].astype(np.int64)]
+    report.documents += np.bincount(partition, minlength=PARTITIONS)
+    report.tokens += np.bincount(partition, weights=table["num_tokens"] * weight, minlength=PARTITIONS).astype(
+        np.int64
+    )
+    parts.write(Path(task.folder) / part_name(task.number, report.parts), table)
+    report.parts += 1
