@@ -39,6 +39,7 @@ _INDEX = np.dtype([
     ("hash_crc", "<u4"), ("crc", "<u4"),
 ])
 _TRAILER = np.dtype([("blocks", "<u4"), ("crc", "<u4")])
+_CRC_START = 0x50415254  # of the index: from 0 a file that ends in zeros would look like one of no blocks
 
 
 class DamagedPart(Exception):
@@ -103,7 +104,7 @@ def write(path: Path, table: Table) -> tuple[int, int]:
             file.write(hashes)
             file.write(rest)
         file.write(index)
-        file.write(np.array((len(index), zlib.crc32(index)), _TRAILER))
+        file.write(np.array((len(index), zlib.crc32(index, _CRC_START)), _TRAILER))
     return len(rows), int(flat[1][2].sum())
 
 
@@ -176,7 +177,7 @@ def _read_index(file: int, path: Path) -> np.ndarray:
     if length > size:
         raise DamagedPart(str(path))
     data = _read_exactly(file, path, size - length, length)
-    if zlib.crc32(data) != trailer["crc"]:
+    if zlib.crc32(data, _CRC_START) != trailer["crc"]:
         raise DamagedPart(str(path))
     return np.frombuffer(data, _INDEX)
 

@@ -301,7 +301,10 @@ def test_an_input_that_changes_is_named(tmp_path, monkeypatch):
         prepare(config)
 
 
-def test_an_input_rewritten_with_the_same_size_is_not_complete_already(tmp_path):
+@pytest.mark.parametrize("segment", [4 << 20, 3000])
+def test_an_input_rewritten_with_the_same_size_is_not_complete_already(tmp_path, monkeypatch, segment):
+    """Read by one task, or by several, so that its hash is one of pieces."""
+    monkeypatch.setattr("cloze.pipeline.readers._SEGMENT_BYTES", (segment, segment))
     texts = corpus.documents(20)
     path = corpus.write_jsonl(tmp_path / "in/a.jsonl", texts)
     config = corpus.config(tmp_path, [path])
