@@ -9,13 +9,11 @@ round up to some 15 × 10⁹ tokens, one up to 8 × 10¹². Which documents meet
 by their hashes alone, so that rounds can't be seen in the result.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from cloze.pipeline import ragged
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.tokenize_stage import part_name
 
@@ -23,84 +21,61 @@ FILES_AT_ONCE = 512  # a group of parts of 64 MiB has 32 GiB then, of which a ta
 END = 1 << 64  # of the hashes
 
 
-@dataclass(frozen=True)
-class Part:
-    """One part: after round `level` (0: of stage 1) number `file` of those that hold the range `range` of hashes."""
-
-    level: int
-    range: int
-    file: int
-
-
 class Layout:
-    """The parts after stage 1 and after each round, by arithmetic: nobody needs to look, and nothing is stored.
+    """The parts after stage 1 and after each round, by arithmetic: nothing about them is stored.
 
-    counts: parts of each task of stage 1. After level k there are `levels[k]` = (ranges, files): the hashes are divided
-    into so many equal ranges, and each range is held by so many parts.
+    counts: parts of each task of stage 1. At level k (0: after stage 1, k: after round k) the hashes are divided into
+    equal ranges, and each range is held by so many parts: `levels[k]` = (ranges, files). Parts are numbered, those of
+    a range one after another.
     """
 
     def __init__(self, counts: np.ndarray, limit: int = FILES_AT_ONCE):
-        self._offsets = ragged.to_offsets(counts)
-        self.levels = [(1, int(self._offsets[-1]))]
+        self._counts = counts
+        self.levels = [(1, int(counts.sum()))]
         while self.levels[-1][1] > limit:
             ranges, files = self.levels[-1]
             groups = -(-files // limit)
             self.levels.append((ranges * -(-files // groups), groups))
+        self.names = [self._names(level) for level in range(len(self.levels))]
 
     @property
     def rounds(self) -> int:
         return len(self.levels) - 1
 
-    def count(self, level: int) -> int:
-        """Parts of a level."""
-        ranges, files = self.levels[level]
-        return ranges * files
-
-    def parts(self, level: int) -> Iterator[Part]:
-        ranges, files = self.levels[level]
-        return (Part(level, number, file) for number in range(ranges) for file in range(files))
-
-    def name(self, part: Part) -> str:
-        if part.level:
-            return f"{self.prefix(part.level)}{part.range:07d}-{part.file:04d}.part"
-        task = self.task(part)
-        return part_name(task, part.file - int(self._offsets[task]))
+    def _names(self, level: int) -> list[str]:
+        if level:
+            ranges, files = self.levels[level]
+            prefix = self.prefix(level)
+            return [f"{prefix}{number:07d}-{file:04d}.part" for number in range(ranges) for file in range(files)]
+        return [part_name(task, part) for task, count in enumerate(self._counts.tolist()) for part in range(count)]
 
     @staticmethod
     def prefix(level: int) -> str:
         """With which the names of a level's parts begin, and no others."""
         return f"round-{level}-" if level else "task-"
 
-    def task(self, part: Part) -> int:
-        """The task of stage 1 that made a part."""
-        return int(np.searchsorted(self._offsets, part.file, side="right")) - 1
+    def tasks(self, parts: list[int]) -> list[int]:
+        """The tasks of stage 1 that make these parts of it."""
+        return np.unique(np.searchsorted(np.cumsum(self._counts), parts, side="right")).tolist()
 
-    def bounds(self, part: Part) -> tuple[int, int]:
+    def bounds(self, level: int, part: int) -> tuple[int, int]:
         """The hashes low <= hash < high that a part holds."""
-        ranges = self.levels[part.level][0]
-        return part.range * END // ranges, (part.range + 1) * END // ranges
+        ranges, files = self.levels[level]
+        number = part // files
+        return number * END // ranges, (number + 1) * END // ranges
 
-    def sources(self, part: Part) -> list[Part]:
+    def sources(self, level: int, part: int) -> range:
         """The parts of the level before from which a round makes this one."""
-        (_, files), (_, groups) = self.levels[part.level - 1 : part.level + 1]
-        group = range(part.file * files // groups, (part.file + 1) * files // groups)
-        return [Part(part.level - 1, part.range // self._fan(part.level), file) for file in group]
-
-    def all_sources(self, made: Iterable[Part]) -> list[Part]:
-        """The parts of the level before from which a round makes these."""
-        groups = {(part.range // self._fan(part.level), part.file): part for part in made}  # which share their sources
-        return [source for part in groups.values() for source in self.sources(part)]
-
-    def _fan(self, level: int) -> int:
-        """Ranges that a round makes of one."""
-        return self.levels[level][0] // self.levels[level - 1][0]
+        (before, files), (ranges, groups) = self.levels[level - 1 : level + 1]
+        number, group = divmod(part, groups)
+        first = number // (ranges // before) * files
+        return range(first + group * files // groups, first + (group + 1) * files // groups)
 
     def covering(self, low: int, high: int) -> list[str]:
         """The parts that hold low <= hash < high after the last round, by name."""
         ranges, files = self.levels[-1]
         first, last = ((value * ranges - 1) // END for value in (low + 1, high))
-        held = (Part(self.rounds, number, file) for number in range(first, last + 1) for file in range(files))
-        return [self.name(part) for part in held]
+        return self.names[-1][first * files : (last + 1) * files]
 
 
 @dataclass(frozen=True)

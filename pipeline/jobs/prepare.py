@@ -24,7 +24,7 @@ from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.build_stage import BuildTask, ShardReport, build
 from cloze.pipeline.jobs.estimating import check_disk, estimate
-from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layout, Part, exchange
+from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layout, exchange
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.jobs.parts import DamagedPart
 from cloze.pipeline.jobs.planning import plan_shards, plan_splits
@@ -325,12 +325,12 @@ def _make_shards(
 def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -> None:
     """Make those parts of the last round that aren't there, and before them whatever they need and isn't there."""
     there = {name for name in os.listdir(run.work) if name.endswith(".part")}
-    missing = [part for part in layout.parts(layout.rounds) if layout.name(part) not in there]
-    wanted = [missing]
-    for _ in range(layout.rounds):
-        missing = [part for part in layout.all_sources(missing) if layout.name(part) not in there]
-        wanted.insert(0, missing)
-    if tasks := sorted({layout.task(part) for part in wanted[0]}):  # whose reports are there and whose parts are not
+    wanted = [[number for number, name in enumerate(layout.names[-1]) if name not in there]]
+    for level in range(layout.rounds, 0, -1):
+        groups = {layout.sources(level, part) for part in wanted[0]}  # many share theirs
+        needed = {number for group in groups for number in group}
+        wanted.insert(0, [number for number in sorted(needed) if layout.names[level - 1][number] not in there])
+    if tasks := layout.tasks(wanted[0]):  # whose reports are there and whose parts are not
         for number in tasks:
             (run.work / report_name(number)).unlink(missing_ok=True)
         _run_stage_1(run, hashes, tasks, lambda *_: None)
@@ -338,17 +338,17 @@ def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -
         _run_round(run, report, layout, level, wanted[level])
 
 
-def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list[Part]) -> None:
+def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list[int]) -> None:
     """Make parts of one level, and then remove those of the level before."""
-    tokens = int(report.tokens.sum()) // max(1, layout.count(level))  # a guess, for the bar
+    tokens = int(report.tokens.sum()) // max(1, len(layout.names[level]))  # a guess, for the bar
 
     def task(place: int) -> ExchangeTask:
-        part = made[place]
-        low, high = layout.bounds(part)
+        sources = layout.sources(level, made[place])
+        low, high = layout.bounds(level, made[place])
         return ExchangeTask(
             folder=str(run.work.resolve()),
-            name=layout.name(part),
-            sources=[layout.name(source) for source in layout.sources(part)],
+            name=layout.names[level][made[place]],
+            sources=layout.names[level - 1][sources.start : sources.stop],
             low=low,
             high=high,
             tokens=np.dtype(run.tokenizer.dtype).name,

@@ -297,28 +297,31 @@ def test_layouts():
             assert layout.rounds == 0 and layout.covering(0, END) == []
             continue
         names = [f"task-{task:06d}-{part:04d}.part" for task, count in enumerate(counts) for part in range(count)]
-        held = {part: {name} for part, name in zip(layout.parts(0), names, strict=True)}
-        assert [layout.name(part) for part in held] == names
+        assert layout.names[0] == names
+        assert layout.tasks([0, total - 1]) == sorted({int(name[5:11]) for name in (names[0], names[-1])})
+        held = [{name} for name in names]
         for level in range(1, layout.rounds + 1):
-            before, held = held, {}
-            for part in layout.parts(level):
-                sources = layout.sources(part)
-                low, high = layout.bounds(part)
+            before, held, used = held, [], set()
+            for part in range(len(layout.names[level])):
+                sources = layout.sources(level, part)
+                low, high = layout.bounds(level, part)
                 assert 0 < len(sources) <= limit
-                assert all(layout.bounds(source)[0] <= low < high <= layout.bounds(source)[1] for source in sources)
-                held[part] = set().union(*(before[source] for source in sources))
-            assert set(layout.all_sources(held)) == set(before)
-            assert len(held) == len({layout.name(part) for part in held}) == layout.count(level)
+                for source in sources:
+                    assert layout.bounds(level - 1, source)[0] <= low < high <= layout.bounds(level - 1, source)[1]
+                held.append(set().union(*(before[source] for source in sources)))
+                used |= set(sources)
+            assert used == set(range(len(before)))
+        assert len({name for level in layout.names for name in level}) == sum(map(len, layout.names))
         ranges, files = layout.levels[-1]
-        assert files <= limit and len(held) == ranges * files
-        bounds = [layout.bounds(part) for part in held]
+        assert files <= limit and len(held) == len(layout.names[-1]) == ranges * files
+        bounds = [layout.bounds(layout.rounds, part) for part in range(len(held))]
         assert min(low for low, _ in bounds) == 0 and max(high for _, high in bounds) == END
         for low in [0, END - 1, *(rng.getrandbits(64) for _ in range(5)), *(low for low, _ in bounds)]:
-            covering = layout.covering(low, low + 1)
-            found = [part for part in held if layout.name(part) in covering]
-            assert len(found) == files and all(layout.bounds(p)[0] <= low < layout.bounds(p)[1] for p in found)
+            found = [layout.names[-1].index(name) for name in layout.covering(low, low + 1)]
+            assert len(found) == files and all(bounds[part][0] <= low < bounds[part][1] for part in found)
             assert set().union(*(held[part] for part in found)) == set(names)
             assert sum(len(held[part]) for part in found) == total
+        assert layout.covering(0, END) == layout.names[-1]
 
 
 @pytest.mark.parametrize(("tokens", "rounds", "files"), [
