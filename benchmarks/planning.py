@@ -92,9 +92,12 @@ def peak_bytes(process: int | str = "self") -> int:
 
 
 class Told(Silent):
-    """Each stage as it begins, with what this process has taken by then."""
+    """Each stage as it begins, with what this process has taken by then; counts rounds."""
+
+    rounds = 0
 
     def stage(self, name: str, total: int, unit: str) -> None:
+        self.rounds += name.startswith("exchange")
         print(f"{time.strftime('%H:%M:%S')} {name:12} {peak_bytes() / 1e9:5.2f} GB so far", flush=True)
 
 
@@ -116,9 +119,7 @@ def cluster(folder: Path):
         worker = subprocess.Popen(
             [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "2", "--no-dashboard",
              "--no-nanny", "--host", "127.0.0.1"], **common)
-        while not worker.poll():
-            time.sleep(3)
-            break
+        time.sleep(3)  # until it has told the scheduler of itself
         yield address, scheduler
     finally:
         for process in filter(None, (worker, scheduler)):
@@ -142,11 +143,11 @@ def run(tokens: int, target_tokens: int, folder: Path, address: str | None) -> d
     work = folder / "data" / preparing.WORK_FOLDER
     work.mkdir(parents=True)
     files, tasks = corpus(tokens)
-    began = time.monotonic()
-    preparing._run(config, tokenizer, files, tasks, work, Told())
+    began, at_first, told = time.monotonic(), peak_bytes(), Told()
+    preparing._run(config, tokenizer, files, tasks, work, told)
     shards = len(json.loads((folder / "data/manifest.json").read_text())["splits"]["train"]["shards"])
     return {"tokens": tokens, "files": len(files), "tasks": len(tasks), "shards": shards,
-            "seconds": time.monotonic() - began}
+            "rounds": told.rounds, "seconds": time.monotonic() - began, "parent_bytes_at_first": at_first}
 
 
 def main() -> None:
@@ -167,7 +168,7 @@ def main() -> None:
             figures = run(int(options.tokens), options.target_tokens, folder, None)
         figures["parent_bytes"] = peak_bytes()
     for key, value in figures.items():
-        print(f"{key:16} {value / 1e9:.2f} GB" if key.endswith("bytes") else f"{key:16} {value:,.0f}")
+        print(f"{key:22} {value / 1e9:.2f} GB" if key.endswith("bytes") else f"{key:22} {value:,.0f}")
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

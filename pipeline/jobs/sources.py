@@ -14,7 +14,7 @@ import numpy as np
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import InputFile, Segment
-from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.storage import describe
 
 _AT_ONCE = 1 << 20  # bytes
 _DIGEST_BYTES = 32
@@ -30,19 +30,24 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
 
     Raises UserError if the file isn't any more what the run was planned with.
     """
-    digest, statuses = hashlib.sha256(), []
-    with readable_errors(Path(file.path)):
+    digest, found, changed = hashlib.sha256(), 0, 0
+    try:
         for path in _paths(file):
-            with open(path, "rb", buffering=0) as stream:
-                size = os.fstat(stream.fileno()).st_size
-                left = min(stop, size) - stream.seek(min(max(start, 0), size))
-                while left > 0 and (data := stream.read(min(left, _AT_ONCE))):
+            stream = os.open(path, os.O_RDONLY)  # not `open`, which costs more than hashing a small file
+            try:
+                size = os.fstat(stream).st_size
+                place, end = max(start - found, 0), min(stop - found, size)
+                while place < end and (data := os.pread(stream, min(end - place, _AT_ONCE), place)):
                     digest.update(data)
-                    left -= len(data)
-                statuses.append(os.fstat(stream.fileno()))
-                start, stop = start - size, stop - size  # in the next one
-    size = file.size if file.parts else sum(status.st_size for status in statuses)  # that of a data set is another
-    if is_hashed(file) and (size, max(status.st_mtime_ns for status in statuses)) != (file.size, file.changed):
+                    place += len(data)
+                changed = max(changed, os.fstat(stream).st_mtime_ns)
+            finally:
+                os.close(stream)
+            found += size
+    except OSError as error:
+        raise UserError(describe(error, Path(file.path))) from error
+    size = file.size if file.parts else found  # that of a data set is not the size of its files
+    if is_hashed(file) and (size, changed) != (file.size, file.changed):
         raise UserError(
             f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
             "same command again"

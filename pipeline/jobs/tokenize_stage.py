@@ -27,7 +27,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 PARTITIONS = 256  # by the first byte of the hash: what stage 2 plans shards with
 _CHUNK_BYTES = 2 << 20  # of text tokenized at once: the arrays over its bytes stay in the cache
 _DOCUMENT_BYTES = 256  # that a document takes in memory beside its text: a chunk of the tiniest ones is bounded too
-_PART_BYTES = 64 << 20  # of a file: bounds memory
+PART_BYTES = 64 << 20  # of a file: bounds memory
 # Of the hash of a piece of a long document: so it lies in the train split, like all of its pieces. No held-out share
 # reaches that far; only a corpus with too few other documents (planning.plan_splits) holds some of them out.
 _LAST_BIT = 1 << 63
@@ -119,7 +119,7 @@ def tokenize(task: TokenizeTask) -> Report:
     for chunk in _chunks(task, report):
         held.append(encode(chunk, tokenizer, task.splitter, report))
         size += sum(column.nbytes for column in held[-1].values())
-        if size >= _PART_BYTES:
+        if size >= PART_BYTES:
             _write_part(task, report, parts.joined(held))
             held, size = [], 0
     if held:
