@@ -44,12 +44,15 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
     manifest, model = check_data(Path(config.data), config.model)
     config = replace(config, model=model, train=config.train.on(environment.world_size))
+    console = Console(environment.is_main)
+    if manifest.remark:
+        console.warn(manifest.remark)
 
     def work(process: Process, stop: StopRequest) -> bool:
         resolved = resolve(config, manifest, build_model, environment, process.device, process.console)
         return train(resolved, prepare_trainer(resolved, manifest, process), stop)
 
-    return running.carry_out(config, runs.data_facts(manifest), environment, Console(environment.is_main), work)
+    return running.carry_out(config, runs.data_facts(manifest), environment, console, work)
 
 
 def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
@@ -62,10 +65,14 @@ def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
     if model.vocab_size not in (0, manifest.vocab_size):
         raise UserError(f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
                         f"of the shards in {data}; leave it at 0 to take theirs")
-    found = Tokenizer.from_folder(data / runs.TOKENIZER).fingerprint
+    tokenizer = Tokenizer.from_folder(data / runs.TOKENIZER)
+    found = tokenizer.fingerprint
     if found != manifest.tokenizer_fingerprint:
         raise UserError(f"{data / runs.TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected "
                         f"{manifest.tokenizer_fingerprint[:12]}, the one that made the shards; prepare the data again")
+    if tokenizer.special_tokens != manifest.special_tokens:
+        raise UserError(f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
+                        f"{manifest.special_tokens}, those of the manifest; prepare the data again")
     if manifest.max_length > model.max_position_embeddings:
         raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
                         f"{manifest.max_length}, the max_length of the shards in {data}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens
-from cloze.pipeline.storage import publish_text
+from cloze.pipeline.storage import publish_text, readable_errors
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 1
@@ -75,10 +75,31 @@ class Manifest:
         """Publish into `folder`, atomically, with the hash of itself."""
         publish_text(Path(folder) / FILE_NAME, replace(self, sha256=self.own_hash).to_json())
 
-    @property
+    @cached_property
     def own_hash(self) -> str:
-        """What `sha256` must be."""
+        """What `sha256` must be; of a manifest that was read: by the bytes of its file."""
         return replace(self, sha256="").hash
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a version wrote it that knew no hashes of the manifest itself and of the tokenizer's files."""
+        return self.format_version == 1 and self.sha256 is None and self.tokenizer_files is None
+
+    @property
+    def remark(self) -> str | None:
+        """What a person should be told who trusts it, if there is anything."""
+        if not self.is_old:
+            return None
+        return (f"{self.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "
+                "tokenizer's files; not all changes of these can be seen")
+
+    @property
+    def damage(self) -> str | None:
+        """What its own hash says against it, in one line."""
+        if self.is_old or self.sha256 == self.own_hash:
+            return None
+        return (f"{self.folder / FILE_NAME}: found SHA-256 {self.own_hash[:12]}…, expected {str(self.sha256)[:12]}…: "
+                "it was changed after it was written")
 
     @cached_property
     def hash(self) -> str:
@@ -98,7 +119,15 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Manifest":
-        """Read a prepared folder's manifest. Raises UserError if there is none, or not one of ours."""
+        """Read a prepared folder's manifest. Raises UserError if there is none, or it isn't as it was written."""
+        manifest = cls.read(folder)
+        if manifest.damage:
+            raise UserError(f"{manifest.damage}; restore the file or prepare the data again")
+        return manifest
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Manifest":
+        """The same of a manifest that may have been changed: `damage` says so. For those who look for damage."""
         folder = Path(folder)
         path = folder / FILE_NAME
         if not path.is_file():
@@ -107,7 +136,9 @@ class Manifest:
                 "run (or run again) `cloze prepare`"
             )
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            with readable_errors(path):
+                raw = path.read_bytes()
+            content = json.loads(raw)
             version = content["format_version"]
             if version != FORMAT_VERSION:
                 raise UserError(
@@ -122,7 +153,10 @@ class Manifest:
                 )
                 for name, split in content["splits"].items()
             }
-            return cls(**content, folder=folder)
+            manifest = cls(**content, folder=folder)
+            blank = raw.replace(f'"sha256": "{manifest.sha256}"'.encode(), b'"sha256": ""')
+            manifest.__dict__["own_hash"] = hashlib.sha256(blank).hexdigest()
+            return manifest
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
 
