@@ -6,20 +6,22 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from launch.console import Console, clock
-from launch.tools.planning import assumptions
-from launch.tools.planning.config import PlanConfig
-from launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step
-from launch.tools.planning.machines import find_machine
-from pipeline.errors import UserError
-from pipeline.manifest import Manifest
-from pipeline.storage import publish_text
+from cloze.launch.pretrain.probing import SPARE_SHARE
+from cloze.launch.system.console import Console, clock
+from cloze.launch.system.environment import Environment
+from cloze.launch.tools.planning import assumptions
+from cloze.launch.tools.planning.config import PlanConfig
+from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step
+from cloze.launch.tools.planning.machines import find_machine
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.storage import publish_text
 
 _GIB = 2**30
 
 
-def plan(config: PlanConfig) -> None:
-    """Print the estimate, and write it as JSON where asked."""
+def plan(config: PlanConfig, environment: Environment) -> None:
+    """Print the estimate, and write it as JSON where asked. One process does; `environment` is that of the command."""
     estimator = make_estimator(config)
     stage = config.zero.stage
     step = estimator.step(stage, estimator.micro_batch_size(stage))
@@ -100,44 +102,55 @@ def _stage(estimator: Estimator, stage: int) -> dict:
 
 
 def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: dict) -> None:
-    console, machine, gpus = Console(), estimator.cluster.machine, config.gpus
-    micro, batch, memory = step.micro, step.batch, figures["memory_by_kind"]
-    largest = figures["largest_micro_batch_size"]
-    kinds = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in memory.items())
-    parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in micro.by_kind.items())
-    waits = "the device waits for it" if micro.host_seconds > micro.device_seconds else "hidden behind the device"
-    rows = [
-        ("device", f"{gpus} x {machine.name}: {machine.flops / 1e12:,.3g} TFLOP/s dense, "
-                   f"{machine.bandwidth / 1e9:,.0f} GB/s, {estimator.limit / 1e9:.0f} GB ({machine.origin})"),
-        ("model", f"{estimator.parameters:,} parameters"),
-        ("batch", str(batch)),
-        ("fits", f"{'yes' if step.fits else 'NO'}: {figures['memory_bytes'] / _GIB:.1f} GiB of "
-                 f"{estimator.limit / _GIB:.1f}: {kinds}"),
-        ("largest micro-batch", "none" if largest is None else f"{largest} sequences of {estimator.lengths.longest} "
-                                                                "tokens"),
-        ("device time", f"{micro.device_seconds * 1e3:.1f} ms a micro-step: {parts}"),
-        ("launches", f"{micro.launches:,} a micro-step, {micro.host_seconds * 1e3:.1f} ms of the host; {waits}"),
-        ("optimizer", f"{step.optimizer.seconds * 1e3:.1f} ms a step, passes over gradients "
-                      f"{step.gradient_seconds * 1e3:.1f} ms"),
-        ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, nothing of it hidden"),
-        ("step", f"{step.seconds:.3g} s, {step.tokens:,.0f} tokens"),
-        ("speed", f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device, "
-                  f"MFU {figures['mfu']:.1%}"),
-        ("run", f"{clock(figures['hours'] * 3600)} h for {figures['tokens'] / 1e9:,.3g}B tokens"),
-        ("checkpoint", f"{figures['checkpoint_bytes'] / 1e9:.2f} GB each, {config.checkpoint.keep_last} kept"),
-        ("data", f"{figures['data_bytes_per_second'] / 1e6:,.1f} MB/s of shards in all; "
-                 f"{step.tokens_per_second / gpus / assumptions.TOKENS_A_SECOND_OF_A_READER:.1%} of a core for each "
-                 "process"),
-    ]
-    if figures["cost"] is not None:
-        rows.append(("cost", f"{figures['cost']:,.0f} at {config.price_per_hour:g} a device and hour"))
-    console.facts("cloze plan: an estimate, nothing was run", rows)
-    console.table("ZeRO stages, each with its largest micro-batch", (
-        "stage", "memory", "micro-batch", "communication", "tokens/s"), [_row(*each) for each in figures["stages"].items()])
+    console = Console()
+    console.facts("cloze plan: an estimate, nothing was run", [*_memory_rows(estimator, step, figures),
+                                                                *_time_rows(config, step, figures)])
+    console.table("ZeRO stages, each with its largest micro-batch",
+                  ("stage", "memory", "micro-batch", "communication", "tokens/s"),
+                  [_stage_row(*each) for each in figures["stages"].items()])
     console.say(_assumed(config, estimator))
 
 
-def _row(stage: int, found: dict) -> tuple[str, ...]:
+def _memory_rows(estimator: Estimator, step: Step, figures: dict) -> list[tuple[str, str]]:
+    machine, largest = estimator.cluster.machine, figures["largest_micro_batch_size"]
+    kinds = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in figures["memory_by_kind"].items())
+    return [
+        ("device", f"{figures['gpus']} x {machine.name}: {machine.flops / 1e12:,.3g} TFLOP/s dense, "
+                   f"{estimator.limit / 1e9:.0f} GB ({machine.origin})"),
+        ("model", f"{estimator.parameters:,} parameters"),
+        ("batch", str(step.batch)),
+        ("fits", f"{'yes' if step.fits else 'NO'}: {figures['memory_bytes'] / _GIB:.1f} GiB of "
+                 f"{estimator.limit / _GIB:.1f}, of which {SPARE_SHARE:.0%} stay free: {kinds}"),
+        ("largest micro-batch", "none" if largest is None else
+         f"{largest} sequences of {estimator.lengths.longest} tokens"),
+    ]
+
+
+def _time_rows(config: PlanConfig, step: Step, figures: dict) -> list[tuple[str, str]]:
+    micro, gpus = step.micro, config.gpus
+    parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in micro.by_kind.items())
+    waits = "the device waits for it" if micro.host_seconds > micro.device_seconds else "hidden behind the device"
+    reading = step.tokens_per_second / gpus / assumptions.TOKENS_A_SECOND_OF_A_READER
+    rows = [
+        ("device time", f"{micro.device_seconds * 1e3:.1f} ms a micro-step: {parts}"),
+        ("launches", f"{micro.launches:,} a micro-step, {micro.host_seconds * 1e3:.1f} ms of the host: {waits}"),
+        ("optimizer", f"{step.optimizer.seconds * 1e3:.1f} ms a step, and {step.gradient_seconds * 1e3:.1f} ms for "
+                      "passes over gradients"),
+        ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, none of it hidden"),
+        ("step", f"{step.seconds:.3g} s for {step.tokens:,.0f} tokens"),
+        ("speed", f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device; MFU "
+                  f"{figures['mfu']:.1%}"),
+        ("run", f"{clock(figures['hours'] * 3600)} hours for {figures['tokens'] / 1e9:,.3g} billion tokens"),
+        ("checkpoint", f"{figures['checkpoint_bytes'] / 1e9:.2f} GB each, {config.checkpoint.keep_last} kept"),
+        ("data", f"{figures['data_bytes_per_second'] / 1e6:,.1f} MB/s of shards in all, {reading:.1%} of a core for "
+                 "each process"),
+    ]
+    if figures["cost"] is not None:
+        rows.append(("cost", f"{figures['cost']:,.0f} at {config.price_per_hour:g} a device and hour"))
+    return rows
+
+
+def _stage_row(stage: int, found: dict) -> tuple[str, ...]:
     memory = f"{found['memory_bytes'] / _GIB:.1f} GiB"
     if not found["fits"]:
         return (str(stage), memory, "none fits", "", "")
@@ -146,14 +159,18 @@ def _row(stage: int, found: dict) -> tuple[str, ...]:
 
 
 def _assumed(config: PlanConfig, estimator: Estimator) -> str:
-    """What the figures rest on."""
+    """What the figures rest on, in one paragraph."""
     machine, lengths = estimator.cluster.machine, estimator.lengths
-    source = config.data or f"{config.short_share:.0%} shorter sequences"
-    device = (f"products at most {machine.best_product:.0%} of the peak" if machine.is_cpu else
-              f"products at most {machine.best_product:.0%} of the peak, memory {machine.bandwidth / 1e9:,.0f} GB/s, "
-              f"{assumptions.HOST_SECONDS * 1e6:.0f} µs of the host a launch ({assumptions.COMPILED_HOST_SECONDS * 1e6:.0f} "
-              f"compiled), links at {assumptions.COLLECTIVE:.0%} of {machine.link / 1e9:.0f} and "
-              f"{config.network_gigabytes:g} GB/s")
-    return (f"assumed: {device}; {lengths.mean:.0f} tokens a sequence ({source}), {lengths.masked_share:.0%} masked; the full "
-            "batch from the first step; no evaluation, no wait for data or checkpoints. Every constant with its source: "
-            "launch/tools/planning/assumptions.py; how well it foretells published rates: docs/scaling.md")
+    said = [f"products at most {machine.best_product:.0%} of the peak",
+            f"memory at {machine.bandwidth / 1e9:,.0f} GB/s"]
+    if not machine.is_cpu:
+        said += [f"{assumptions.HOST_SECONDS * 1e6:.0f} µs of the host a launch "
+                 f"({assumptions.COMPILED_HOST_SECONDS * 1e6:.0f} compiled)"]
+    if config.gpus > 1:
+        said += [f"links at {assumptions.COLLECTIVE:.0%} of {machine.link / 1e9:.0f} GB/s inside a machine and of "
+                 f"{config.network_gigabytes:g} GB/s between machines"]
+    source = config.data or f"{config.short_share:.0%} of them shorter"
+    said += [f"{lengths.mean:.0f} tokens a sequence ({source}), {lengths.masked_share:.0%} of them masked",
+             "the full batch from the first step", "no evaluation, no wait for data or checkpoints"]
+    return (f"assumed: {'; '.join(said)}. Constants and their sources: launch/tools/planning/assumptions.py; how well "
+            "they foretell published rates: docs/scaling.md")

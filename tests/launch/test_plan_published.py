@@ -15,14 +15,14 @@ from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 from torch.overrides import TorchFunctionMode
 
-from launch.optimizers.adam_family import Lamb, StableAdamW
-from launch.tools.planning.assumptions import NETWORK_GIGABYTES
-from launch.tools.planning.estimate import Cluster
-from launch.tools.planning.machines import find_machine
-from launch.tools.planning.memory import traffic
-from launch.tools.planning.roofline import cost
-from launch.tools.planning.trace import Batch, ModelRun, record, trace_micro_step, trace_optimizer
-from model.config import BertConfig
+from cloze.launch.engine.optimizers.adam_family import Lamb, StableAdamW
+from cloze.launch.tools.planning.assumptions import NETWORK_GIGABYTES
+from cloze.launch.tools.planning.estimate import Cluster
+from cloze.launch.tools.planning.machines import find_machine
+from cloze.launch.tools.planning.memory import traffic
+from cloze.launch.tools.planning.roofline import cost
+from cloze.launch.tools.planning.trace import Batch, ModelRun, record, trace_micro_step, trace_optimizer
+from cloze.model.config import BertConfig
 
 WITHIN = 0.20
 LARGE = BertConfig(vocab_size=30528, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
@@ -73,7 +73,7 @@ def sequences_per_second(device: str, gpus: int, traces, sequences: int, micro_s
 
 @cache
 def nvidia(kernel: str):
-    """BERT-large at 128 with 16-bit weights, 256 sequences, all padded, 20 predictions: a micro-step, and LAMB's step."""
+    """BERT-large at 128 with 16-bit weights, 256 padded sequences, 20 predictions: a micro-step, and LAMB's step."""
     run = ModelRun(LARGE, weights=torch.float16, autocast=None, attention_kernel=kernel)
     optimizer, _ = trace_optimizer(LARGE, lambda model: Lamb(model.parameters(), lr=1e-3, betas=(.9, .999), eps=1e-6,
                                                              weight_decay=.01))

@@ -34,8 +34,8 @@ FLASH = {"ampere": (0.50, 0.40), "hopper": (0.33, 0.26), "blackwell": (0.16, 0.1
 # Share of the data sheet's bandwidth. Long copies reach 86 to 93% (BabelStream† on A100 and H100); kernels that
 # compute a little on tensors of some 100 MB a few percent less.
 BANDWIDTH = 0.82
-# Filling and emptying the device at each kernel, while it has others queued: from a kernel's end to the next one's start
-# 1 to 1.5 µs, and a last wave of blocks that is not full.
+# Filling and emptying the device at each kernel, while it has others queued: from a kernel's end to the next one's
+# start 1 to 1.5 µs†, and a last wave of blocks that is not full.
 KERNEL_SECONDS = 2.0e-6
 # What the host needs for a launch in eager mode: Python, autocast, dispatch, autograd, launch. The model's operations
 # took 5 to 9 µs of one core of an EPYC at a size at which nothing else costs.

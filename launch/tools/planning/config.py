@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launch.config import PretrainConfig
-from launch.config.checks import at_least
-from launch.tools.planning.assumptions import MASKED_SHARE, NETWORK_GIGABYTES, SHORT_SHARE
-from pipeline.errors import UserError
+from cloze.launch.config import PretrainConfig
+from cloze.launch.config.checks import at_least
+from cloze.launch.tools.planning.assumptions import MASKED_SHARE, NETWORK_GIGABYTES, SHORT_SHARE
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class PlanConfig(PretrainConfig):
     output: str = ""
     """Not read."""
     device: str = "this"
-    """h100, a100-80gb, l4, ... (an unknown name lists them); cpu or this: this machine's, as `cloze doctor` measured it."""
+    """h100, a100-80gb, l4, ... (an unknown name lists them); cpu or this: this machine's, as `cloze doctor` measured
+    it."""
     gpus: int = 1
     """Processes of the run, each with a device, at least 1."""
     gpus_per_machine: int = 8

@@ -8,17 +8,17 @@ from functools import cached_property, lru_cache, partial
 
 import torch
 
-from launch.config import BatchArithmetic, PretrainConfig
-from launch.optimizers import build_optimizer
-from launch.probing import MASKED_MARGIN, SPARE_SHARE
-from launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_SECONDS
-from launch.tools.planning.machines import Machine
-from launch.tools.planning.memory import Memory, memory, traffic, weights_are_16_bit
-from launch.tools.planning.roofline import Cost, cost
-from launch.tools.planning.trace import Batch, ModelRun, Trace, trace_micro_step, trace_optimizer
-from model.config import BertConfig
-from model.flops import training_flops
-from pipeline.errors import UserError
+from cloze.launch.config import BatchArithmetic, PretrainConfig
+from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.pretrain.probing import MASKED_MARGIN, SPARE_SHARE
+from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_SECONDS
+from cloze.launch.tools.planning.machines import Machine
+from cloze.launch.tools.planning.memory import Memory, memory, traffic, weights_are_16_bit
+from cloze.launch.tools.planning.roofline import Cost, cost
+from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, trace_micro_step, trace_optimizer
+from cloze.model.config import BertConfig
+from cloze.model.flops import training_flops
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,8 @@ class Estimator:
         if found is None:
             needed = self.memory(stage, 1)
             raise UserError(
-                f"plan: found {needed.total / 2**30:.1f} GiB needed for one sequence at zero.stage {stage}, expected at "
-                f"most {1 - SPARE_SHARE:.0%} of {self.limit / 2**30:.1f} GiB; set train.gradient_checkpointing to "
+                f"plan: found {needed.total / 2**30:.1f} GiB needed for one sequence at zero.stage {stage}, expected "
+                f"at most {1 - SPARE_SHARE:.0%} of {self.limit / 2**30:.1f} GiB; set train.gradient_checkpointing to "
                 "all, raise zero.stage, or take a smaller model")
         return found
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from launch import devices
-from launch.data_sheets import DATA_SHEETS, DataSheet
-from launch.memory import available_bytes, resident_bytes
-from launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, CPU_PRODUCT, FLASH, SUSTAINED
-from pipeline.errors import UserError
+from cloze.launch.system import devices
+from cloze.launch.system.data_sheets import DATA_SHEETS, DataSheet
+from cloze.launch.system.memory import available_bytes, resident_bytes
+from cloze.launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, CPU_PRODUCT, FLASH, SUSTAINED
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Bytes of a GPU's memory by kind, and what processes send each other, by ZeRO stage.
 
-As DeepSpeed 0.19.8 does it with fp32 accumulation, which launch/engine.py always asks for.
+As DeepSpeed 0.19.8 does it with fp32 accumulation, which launch/engine/building.py always asks for.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from launch.tools.planning.assumptions import BUCKET_ELEMENTS, COLLECTIVE_BUFFER_BYTES, CONTEXT_BYTES
+from cloze.launch.tools.planning.assumptions import BUCKET_ELEMENTS, COLLECTIVE_BUFFER_BYTES, CONTEXT_BYTES
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def share(count: int, processes: int) -> int:
 
 
 def weights_are_16_bit(precision: str, stage: int) -> bool:
-    """Whether parameters are 16-bit with fp32 masters; else they are fp32 (launch/engine.py, deepspeed_config)."""
+    """Whether parameters are 16-bit with fp32 masters; else they are fp32 (`deepspeed_config`)."""
     return precision == "fp16" or (precision == "bf16" and stage > 0)
 
 

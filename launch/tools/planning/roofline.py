@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from launch.tools.planning.assumptions import (
+from cloze.launch.tools.planning.assumptions import (
     COMPILED_HOST_SECONDS,
     CPU_BATCHED_PRODUCT,
     CPU_HOST_SECONDS,
@@ -18,8 +18,8 @@ from launch.tools.planning.assumptions import (
     SPLIT_LENGTH,
     TILE,
 )
-from launch.tools.planning.machines import Machine
-from launch.tools.planning.trace import Kernel, Trace
+from cloze.launch.tools.planning.machines import Machine
+from cloze.launch.tools.planning.trace import Kernel, Trace
 
 
 def launches(kernel: Kernel) -> int:

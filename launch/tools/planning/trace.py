@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from model import attention, bert, heads
-from model.bert import BertForPreTraining
-from model.config import BertConfig
+from cloze.model import attention, bert, heads
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
 
 # Make no kernel: memory without contents, and questions about tensors.
 _SILENT = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh",

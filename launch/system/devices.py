@@ -1,0 +1,197 @@
+"""What a process computes on: its name, its data there, and the peak rate of its matrix products."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+from cloze.launch.system.data_sheets import DataSheet, find_data_sheet, is_slice
+from cloze.launch.system.environment import cache_folder
+from cloze.pipeline.storage import publish_text
+
+# Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
+_SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
+# Bytes of a copy that counts as bandwidth: far beyond every cache, below what any device has free.
+_COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
+# Another process's work only makes a trial slower, and comes and goes: the best of short trials, spread over seconds.
+_TRIAL_SECONDS = 0.05
+_PAUSE_SECONDS = 0.2
+_SECONDS = 4.0
+
+
+def device_name(device: torch.device) -> str:
+    """What the device calls itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def work_on(device: torch.device) -> None:
+    """Make a GPU the current one of this thread, for what names none, such as barriers: a new thread has the first."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def to_device(batch: dict, device: torch.device) -> dict:
+    """Tensors to the device, without waiting for the copy on a GPU; plain numbers stay."""
+    if device.type == "cpu":
+        return batch
+    return {
+        name: value.pin_memory().to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Peak of one process's device in FLOP/s, or None if it is not known.
+
+    For GPUs the data sheet's 16-bit rate, whatever the dtype; for others, CPUs too, what `cloze doctor` has measured.
+    """
+    return data_sheet_flops(device) or measured_flops(device, dtype)
+
+
+def data_sheet_of(device: torch.device) -> DataSheet | None:
+    """What the maker of a GPU says of it, or None."""
+    return find_data_sheet(device_name(device))
+
+
+def data_sheet_flops(device: torch.device) -> float | None:
+    """Peak in FLOP/s for 16-bit matrix products that the maker of a GPU names, or None; of a slice (MIG) the share that
+    its processors are.
+    """
+    sheet = data_sheet_of(device)
+    if sheet is None or not is_slice(device_name(device)):
+        return None if sheet is None else sheet.flops
+    return sheet.flops * torch.cuda.get_device_properties(device).multi_processor_count / sheet.processors
+
+
+def measured_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Best products in FLOP/s that `cloze doctor` has measured and kept, or None."""
+    return _measured().get(_key(device, dtype), 0.0) * _units(device) or None
+
+
+def measured_bandwidth(device: torch.device) -> float | None:
+    """Bytes/s of a long copy, read and written, that `cloze doctor` has measured and kept, or None."""
+    return _measured().get(_bandwidth_key(device)) or None
+
+
+def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
+    """Best FLOP/s of square products by dtype, with the threads that this process has; takes _SECONDS."""
+    end = time.monotonic() + _SECONDS
+    matrices = [torch.randn(size, size, device=device).to(dtype) for dtype in dtypes for size in _SIZES[device.type]]
+    for matrix in matrices:  # the first products choose their kernels
+        matrix @ matrix
+    best = dict.fromkeys(dtypes, 0.0)
+    while True:
+        for matrix in matrices:
+            best[matrix.dtype] = max(best[matrix.dtype], _rate(matrix))
+        if time.monotonic() > end:
+            return best
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _rate(matrix: torch.Tensor) -> float:
+    """FLOP/s of one trial."""
+    _wait(matrix.device)
+    count, began = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - began) < _TRIAL_SECONDS:
+        matrix @ matrix
+        _wait(matrix.device)
+        count += 1
+    return 2 * len(matrix) ** 3 * count / seconds
+
+
+def measure_bandwidth(device: torch.device) -> float:
+    """Bytes/s, read and written, of the best of many long copies with the threads that this process has."""
+    source = torch.zeros(_COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)  # touches the memory
+    end, best = time.monotonic() + _SECONDS / 4, 0.0
+    while time.monotonic() < end:
+        _wait(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        _wait(device)
+        best = max(best, 2 * source.numel() / (time.perf_counter() - began))
+    return best
+
+
+def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict[torch.dtype, float]:
+    """Remember measured FLOP/s for the runs of this user, each unless more was measured before; what is kept.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    units = _units(device)
+    kept = _keep({_key(device, dtype): rate / units for dtype, rate in rates.items()})
+    return {dtype: rate * units for dtype, rate in zip(rates, kept, strict=True)}
+
+
+def keep_measured_bandwidth(device: torch.device, rate: float) -> float:
+    """Remember measured bytes/s for the plans of this user, unless more was measured before; what is kept.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    return _keep({_bandwidth_key(device): rate})[0]
+
+
+def _keep(rates: dict[str, float]) -> list[float]:
+    """Write the larger of each rate and the one that is there; what is there then."""
+    before = _measured()
+    kept = {key: max(rate, before.get(key, 0.0)) for key, rate in rates.items()}
+    publish_text(_file(), json.dumps(before | kept, indent=1) + "\n")
+    return list(kept.values())
+
+
+def doubt_of_peak(device: torch.device) -> str:
+    """What it means, and what to do, if a run is faster than `peak_flops`."""
+    if data_sheet_flops(device) is not None:
+        return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; correct "
+                "it there")
+    return (f"the peak in {_file()} was measured by `cloze doctor` while the machine was busy, or clocked lower than "
+            "now; run it again when nothing else runs: the higher value is kept")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _units(device: torch.device) -> int:
+    """What a rate is kept per: a GPU, or a thread, since runs differ in how many a process has."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
+def _key(device: torch.device, what: torch.dtype | str) -> str:
+    return f"{device_name(device) if device.type == 'cuda' else _processor()} {what}"
+
+
+def _bandwidth_key(device: torch.device) -> str:
+    """Unlike products, copies do not become faster with every thread: kept for each number of them."""
+    return _key(device, "bandwidth" if device.type == "cuda" else f"bandwidth of {torch.get_num_threads()} threads")
+
+
+def _processor() -> str:
+    """Model of the CPU; Python itself knows it on few systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+                platform.processor() or platform.machine())
+
+
+def _file() -> Path:
+    return cache_folder() / "matmul-flops.json"
+
+
+def _measured() -> dict[str, float]:
+    """FLOP/s a GPU or a thread, by device and dtype, and bytes/s; empty where nothing was measured."""
+    try:
+        content = json.loads(_file().read_text(encoding="utf-8"))
+        return {name: float(rate) for name, rate in content.items()}
+    except (OSError, ValueError, AttributeError, TypeError):  # another version's, or damaged: as if there were none
+        return {}
