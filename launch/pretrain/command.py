@@ -42,7 +42,7 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    manifest, model = check_data(Path(config.data), config.model)
+    manifest, model = check_data(Path(config.data), config.model, config.train.sequence_length)
     config = replace(config, model=model, train=config.train.on(environment.world_size))
 
     def work(process: Process, stop: StopRequest) -> bool:
@@ -52,8 +52,11 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     return running.carry_out(config, runs.data_facts(manifest), environment, Console(environment.is_main), work)
 
 
-def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
+def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
     """The manifest, and the model with what the data decides filled in.
+
+    Args:
+        longest: tokens of the longest sequence that the run is meant for; None: any.
 
     Raises:
         UserError: vocabulary, length or tokenizer of shards and model do not match.
@@ -66,6 +69,10 @@ def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
     if found != manifest.tokenizer_fingerprint:
         raise UserError(f"{data / runs.TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected "
                         f"{manifest.tokenizer_fingerprint[:12]}, the one that made the shards; prepare the data again")
+    if longest is not None and manifest.max_length > longest:
+        raise UserError(f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "
+                        f"max_length of the shards in {data}; give the shards that the run is meant for, or set it to "
+                        "null")
     if manifest.max_length > model.max_position_embeddings:
         raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
                         f"{manifest.max_length}, the max_length of the shards in {data}")

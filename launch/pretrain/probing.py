@@ -29,12 +29,14 @@ SPARE_SHARE = 0.1
 # Masked tokens of the probe's sequences over the corpus's average share: some sequences have more than others.
 MASKED_MARGIN = 1.25
 PROBE_SEED = 0
+# On a CPU the largest is not the fastest: what one layer makes of a micro-batch should stay in the caches.
+CPU_MICRO_BATCH = 32
 _LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
 
 
 def resolve(config: PretrainConfig, manifest: Manifest, build_model: Callable[[PretrainConfig], nn.Module],
             environment: Environment, device: torch.device, console: Console) -> PretrainConfig:
-    """The configuration with a number where `train.micro_batch_size` was auto; collective.
+    """The configuration with a number where `train.micro_batch_size` was auto or null; collective.
 
     An earlier part of the run has saved its number, which holds, as far as it divides this world's share of a batch.
 
@@ -44,13 +46,15 @@ def resolve(config: PretrainConfig, manifest: Manifest, build_model: Callable[[P
     Raises:
         UserError: not even one sequence fits.
     """
-    if config.train.micro_batch_size != "auto":
+    if config.train.micro_batch_size not in ("auto", None):
         return config
     share = math.gcd(*config.train.batch_sizes.values()) // environment.world_size  # whose rest was refused before
     candidates = [size for size in range(1, share + 1) if share % size == 0]
     saved = distributed.from_main(runs.saved_micro_batch_size(Path(config.output)) or 0, device)
     if saved:
         chosen = max(size for size in candidates if size <= saved)
+    elif config.train.micro_batch_size is None and device.type == "cpu":
+        chosen = max(size for size in candidates if size <= CPU_MICRO_BATCH)
     else:
         chosen = _search(config, manifest, build_model, environment, device, candidates)
         console.say(f"micro-batch: {chosen} sequences are the most that fit, of {manifest.max_length} tokens each")

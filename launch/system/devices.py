@@ -149,8 +149,8 @@ def _keep(rates: dict[str, float]) -> list[float]:
 def doubt_of_peak(device: torch.device) -> str:
     """What it means, and what to do, if a run is faster than `peak_flops`."""
     if data_sheet_flops(device) is not None:
-        return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; correct "
-                "it there")
+        return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; "
+                "correct it there")
     return (f"the peak in {_file()} was measured by `cloze doctor` while the machine was busy, or clocked lower than "
             "now; run it again when nothing else runs: the higher value is kept")
 

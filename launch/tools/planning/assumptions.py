@@ -60,9 +60,9 @@ CPU_HOST_SECONDS = 7.0e-6
 # --- Between processes ---
 
 # Share of a link's rate that sums of large buffers reach (nccl-tests' bus bandwidth†: 80 to 85% of NVLink, 90% of
-# InfiniBand), and what each of them takes however small it is.
+# InfiniBand), and what each of them takes, however small it is, for each doubling of the processes.
 COLLECTIVE = 0.8
-COLLECTIVE_SECONDS = 40e-6
+COLLECTIVE_SECONDS = 20e-6
 # Of each process's network card: 400 Gbit/s, one card a GPU, as machines of eight H100 have them.
 NETWORK_GIGABYTES = 50.0
 

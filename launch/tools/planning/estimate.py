@@ -78,9 +78,13 @@ class Cluster:
     """Bytes/s of each process to other machines, in one direction."""
 
     def collective_seconds(self, sent: float, count: int) -> float:
-        """Time of `count` collectives in which each process sends so many bytes."""
+        """Time of `count` collectives in which each process sends so many bytes.
+
+        Rings pass all devices of a machine before they leave it, each through another device's network card: a machine
+        sends to the next as much as a device to its neighbour, over all of its cards.
+        """
         inside = self.processes <= self.a_machine
-        rate = self.machine.link if inside else min(self.network, self.machine.link)
+        rate = self.machine.link if inside else min(self.network * self.a_machine, self.machine.link)
         rounds = math.ceil(math.log2(self.processes)) if self.processes > 1 else 0
         return sent / (rate * COLLECTIVE) + count * rounds * COLLECTIVE_SECONDS
 
