@@ -60,9 +60,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.micro_batch_size != "auto":
             at_least("train", self, micro_batch_size=1)
-        at_least("train", self, max_steps=1, sequence_length=1, global_batch_size=1, memory_limit_gib=0, gradient_clipping=0,
-                 log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0, initial_global_batch_size=1,
-                 batch_increment=1, batch_warmup_tokens=0)
+        at_least("train", self, max_steps=1, sequence_length=1, global_batch_size=1, memory_limit_gib=0,
+                 gradient_clipping=0, log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0,
+                 initial_global_batch_size=1, batch_increment=1, batch_warmup_tokens=0)
         if self.learning_rate <= 0:
             raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
         if self.time_budget_hours is not None and self.time_budget_hours <= 0:

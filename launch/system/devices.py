@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,8 +16,10 @@ from cloze.pipeline.storage import publish_text
 
 # Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
 _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
-# Bytes of a copy that counts as bandwidth: far beyond every cache, below what any device has free.
+# Bytes of a copy that counts as bandwidth: far beyond every cache, below what any device has free. Elements of a GELU
+# that fits a core's cache: what a CPU computes, not what it moves.
 _COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
+_ELEMENTS = 1 << 18
 # Another process's work only makes a trial slower, and comes and goes: the best of short trials, spread over seconds.
 _TRIAL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.2
@@ -72,9 +75,10 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return _measured().get(_key(device, dtype), 0.0) * _units(device) or None
 
 
-def measured_bandwidth(device: torch.device) -> float | None:
-    """Bytes/s of a long copy, read and written, that `cloze doctor` has measured and kept, or None."""
-    return _measured().get(_bandwidth_key(device)) or None
+def measured_memory(device: torch.device) -> tuple[float, float] | None:
+    """Bytes/s of a long copy and elements/s of GELU that `cloze doctor` has measured and kept, or None."""
+    found = tuple(_measured().get(key, 0.0) for key in _memory_keys(device))
+    return found if all(found) else None
 
 
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
@@ -103,19 +107,26 @@ def _rate(matrix: torch.Tensor) -> float:
     return 2 * len(matrix) ** 3 * count / seconds
 
 
-def measure_bandwidth(device: torch.device) -> float:
-    """Bytes/s, read and written, of the best of many long copies with the threads that this process has."""
+def measure_memory(device: torch.device) -> tuple[float, float]:
+    """Bytes/s, read and written, of a long copy, and elements/s of GELU in bf16, which only a CPU is slow at.
+
+    The best of many, with the threads that this process has.
+    """
     source = torch.zeros(_COPIED[device.type], dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    target.copy_(source)  # touches the memory
-    end, best = time.monotonic() + _SECONDS / 4, 0.0
+    target, values = torch.empty_like(source), torch.zeros(_ELEMENTS, dtype=torch.bfloat16, device=device)
+    end, copied, computed = time.monotonic() + _SECONDS / 4, 0.0, 0.0
     while time.monotonic() < end:
-        _wait(device)
-        began = time.perf_counter()
-        target.copy_(source)
-        _wait(device)
-        best = max(best, 2 * source.numel() / (time.perf_counter() - began))
-    return best
+        copied = max(copied, 2 * source.numel() / _seconds(lambda: target.copy_(source), device))
+        computed = max(computed, _ELEMENTS / _seconds(lambda: torch.nn.functional.gelu(values), device))
+    return copied, computed
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    _wait(device)
+    began = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - began
 
 
 def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict[torch.dtype, float]:
@@ -129,13 +140,13 @@ def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict
     return {dtype: rate * units for dtype, rate in zip(rates, kept, strict=True)}
 
 
-def keep_measured_bandwidth(device: torch.device, rate: float) -> float:
-    """Remember measured bytes/s for the plans of this user, unless more was measured before; what is kept.
+def keep_measured_memory(device: torch.device, rates: tuple[float, float]) -> None:
+    """Remember what `measure_memory` gave for the plans of this user, unless more was measured before.
 
     Raises:
         UserError: the file can't be written.
     """
-    return _keep({_bandwidth_key(device): rate})[0]
+    _keep(dict(zip(_memory_keys(device), rates, strict=True)))
 
 
 def _keep(rates: dict[str, float]) -> list[float]:
@@ -169,9 +180,10 @@ def _key(device: torch.device, what: torch.dtype | str) -> str:
     return f"{device_name(device) if device.type == 'cuda' else _processor()} {what}"
 
 
-def _bandwidth_key(device: torch.device) -> str:
+def _memory_keys(device: torch.device) -> tuple[str, str]:
     """Unlike products, copies do not become faster with every thread: kept for each number of them."""
-    return _key(device, "bandwidth" if device.type == "cuda" else f"bandwidth of {torch.get_num_threads()} threads")
+    threads = "" if device.type == "cuda" else f" of {torch.get_num_threads()} threads"
+    return _key(device, f"copy{threads}"), _key(device, f"gelu{threads}")
 
 
 def _processor() -> str:

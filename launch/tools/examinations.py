@@ -24,9 +24,9 @@ from cloze.launch.system.devices import (
     data_sheet_of,
     device_name,
     keep_measured,
-    keep_measured_bandwidth,
-    measure_bandwidth,
+    keep_measured_memory,
     measure_flops,
+    measure_memory,
 )
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes
@@ -115,9 +115,10 @@ def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
 
 def memory_bandwidth(device: torch.device, keep: bool) -> list[Finding]:
     """The rate of a long copy in the device's memory; kept for `cloze plan`."""
-    rate = measure_bandwidth(device)
+    rates = measure_memory(device)
     if keep:
-        keep_measured_bandwidth(device, rate)
+        keep_measured_memory(device, rates)
+    rate = rates[0]
     found = f"{rate / 1e9:.3g} GB/s, read and written"
     sheet = data_sheet_of(device) if device.type == "cuda" else None
     if sheet is not None and not is_slice(device_name(device)):

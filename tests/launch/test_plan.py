@@ -1,10 +1,8 @@
-"""`cloze plan`: what it prints and writes, data sheets by the names that devices give, and how near it comes to a run."""
+"""`cloze plan`: what it prints and writes, data sheets by the names of devices, and how near it comes to a run."""
 
 import json
-import statistics
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -16,9 +14,9 @@ from cloze.launch.system import devices
 from cloze.launch.system.data_sheets import DATA_SHEETS, find_data_sheet
 from cloze.launch.system.environment import child_variables
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths
-from cloze.launch.tools.planning.machines import find_machine, measured
+from cloze.launch.tools.planning.machines import find_machine
 from cloze.launch.tools.planning.memory import memory, traffic
-from cloze.launch.tools.planning.roofline import cost, fuse, launches, product_efficiency
+from cloze.launch.tools.planning.roofline import fuse, product_efficiency
 from cloze.launch.tools.planning.trace import Batch, Kernel, ModelRun, Trace, trace_micro_step
 from cloze.model.config import BertConfig
 from cloze.model.flops import training_flops
@@ -32,7 +30,8 @@ NAMES = {
     "NVIDIA GB200": 2500, "NVIDIA B200": 2250, "NVIDIA B300 SXM6 AC": 2250, "NVIDIA A100-SXM4-80GB": 312,
     "NVIDIA A100-PCIE-40GB": 312, "NVIDIA A100 80GB PCIe": 312, "NVIDIA A30": 165, "NVIDIA RTX A6000": 154.8,
     "NVIDIA RTX 6000 Ada Generation": 364, "NVIDIA GeForce RTX 5090": 209.5, "NVIDIA L4": 121, "NVIDIA L40S": 362,
-    "NVIDIA A10G": 70, "Tesla V100-SXM2-32GB": 125, "NVIDIA RTX A1000": None, "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+    "NVIDIA A10G": 70, "Tesla V100-SXM2-32GB": 125,
+    "NVIDIA RTX A1000": None, "NVIDIA GeForce RTX 4090 Laptop GPU": None,
     "NVIDIA GeForce RTX 5090 D": None, "Quadro RTX 6000": None,
 }
 SMALL = BertConfig(vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
@@ -127,7 +126,7 @@ def run_plan(*arguments: str) -> subprocess.CompletedProcess:
 def test_the_command_prints_and_writes_its_figures(tmp_path):
     data = make_shards(tmp_path / "data")
     path = tmp_path / "plan.json"
-    done = run_plan("--config", "configs/pretrain/tiny.yaml", "--data", str(data), "--device", "a100-80gb", "--gpus", "8",
+    done = run_plan("--config", "tiny", "--data", str(data), "--device", "a100-80gb", "--gpus", "8",
                     "--train.micro_batch_size", "auto", "--price_per_hour", "2", "--json", str(path))
     assert done.returncode == 0, done.stderr
     figures = json.loads(path.read_text())
@@ -146,7 +145,7 @@ def test_the_command_prints_and_writes_its_figures(tmp_path):
     (["--device", "h100", "--gpus", "48", "--train.sequence_length", "128"],
      "train.global_batch_size: found 256, expected a multiple of the 48 processes"),
     (["--device", "t4", "--train.sequence_length", "512", "--train.micro_batch_size", "auto",
-      "--model.hidden_size", "8192", "--model.num_attention_heads", "64", "--model.num_hidden_layers", "48"],
+      "--model.hidden_size", "16384", "--model.num_attention_heads", "64", "--model.num_hidden_layers", "4"],
      "needed for one sequence at zero.stage 0"),
     (["--gpus", "0"], "plan.gpus: found 0"),
 ])
@@ -165,11 +164,18 @@ def test_the_largest_micro_batch_is_the_last_that_fits():
     assert not estimator.fits(estimator.memory(0, 2 * size))
 
 
-def measured_step(model, inputs: dict, optimizer) -> float:
-    began = time.perf_counter()
-    with torch.autocast("cpu", torch.bfloat16):
-        output = model(**inputs)
-        loss = output.mlm_losses.mean() + output.next_sentence_losses.mean()
-    loss.backward()
-    optimizer.step()
-    return time.perf_counter() - began
+@pytest.mark.parametrize(("shape", "count", "longest", "dropout"), [
+    ("small", 64, 128, 0.0),
+    pytest.param("base", 16, 128, 0.0, marks=pytest.mark.slow),
+    pytest.param("small", 64, 128, 0.1, marks=pytest.mark.slow),
+    pytest.param("small", 16, 512, 0.0, marks=pytest.mark.slow),
+])
+def test_the_estimate_of_a_step_on_this_cpu_comes_true(shape, count, longest, dropout):
+    """Within a quarter, in time and in memory, of what is measured in the same process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.launch.plan_on_cpu", shape, str(count), str(longest), str(dropout)], cwd=ROOT,
+        env=child_variables(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu"), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["estimated_seconds"] == pytest.approx(found["seconds"], rel=0.25)
+    assert found["estimated_bytes"] == pytest.approx(found["bytes"], rel=0.25)

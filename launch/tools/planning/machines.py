@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,8 @@ class Machine:
     has_flash: bool
     origin: str
     """Where the figures are from."""
+    elements: float = math.inf
+    """Of a CPU, whose operations on single elements are bound by arithmetic too: elements/s of GELU in bf16."""
 
     @property
     def is_cpu(self) -> bool:
@@ -66,10 +69,11 @@ def of_data_sheet(sheet: DataSheet) -> Machine:
                    sheet.source)
 
 
-def measured(device: torch.device, product: float, bandwidth: float, memory_bytes: float) -> Machine:
-    """A device whose best product (FLOP/s) and bandwidth (bytes/s) were measured."""
+def measured(device: torch.device, product: float, bandwidth: float, elements: float, memory_bytes: float) -> Machine:
+    """A device whose best product (FLOP/s), bandwidth (bytes/s) and GELU (elements/s) were measured."""
     if device.type == "cpu":
-        return Machine("CPU", product, bandwidth, memory_bytes, 1, "cpu", CPU_PRODUCT, bandwidth, False, "measured")
+        return Machine("CPU", product, bandwidth, memory_bytes, 1, "cpu", CPU_PRODUCT, bandwidth, False, "measured",
+                       elements)
     sheet = devices.data_sheet_of(device)
     if sheet is None:  # measured alone: the peak is then what was reached
         return Machine(devices.device_name(device), product, bandwidth, memory_bytes,
@@ -82,13 +86,13 @@ def measured(device: torch.device, product: float, bandwidth: float, memory_byte
 
 def _this(device: torch.device) -> Machine:
     product = devices.measured_flops(device, torch.bfloat16)
-    bandwidth = devices.measured_bandwidth(device)
-    if product is None or bandwidth is None:
+    rates = devices.measured_memory(device)
+    if product is None or rates is None:
         sheet = devices.data_sheet_of(device) if device.type == "cuda" else None
         if sheet is None:
             raise UserError(f"plan.device: found no measurement of {devices.device_name(device)}, expected one; run "
                             "`cloze doctor` first")
         return of_data_sheet(sheet)
     if device.type == "cuda":
-        return measured(device, product, bandwidth, torch.cuda.get_device_properties(device).total_memory)
-    return measured(device, product, bandwidth, (resident_bytes() or 0) + (available_bytes() or 0))
+        return measured(device, product, *rates, torch.cuda.get_device_properties(device).total_memory)
+    return measured(device, product, *rates, (resident_bytes() or 0) + (available_bytes() or 0))

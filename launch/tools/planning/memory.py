@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from cloze.launch.tools.planning.assumptions import BUCKET_ELEMENTS, COLLECTIVE_BUFFER_BYTES, CONTEXT_BYTES
+from cloze.launch.tools.planning.assumptions import (
+    BUCKET_ELEMENTS,
+    COLLECTIVE_BUFFER_BYTES,
+    CONTEXT_BYTES,
+    CPU_CONTEXT_BYTES,
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def memory(stage: int, count: int, processes: int, activations: int, *, precisio
     # Stages 2 and 3 keep the sums of their own share; a micro-step's gradients pass through buckets.
     gradients = 4 * count if stage < 2 else (0 if offload_optimizer else 4 * own)
     bucket = 4 * min(count, BUCKET_ELEMENTS) if processes > 1 or stage >= 2 else 0
-    system = (CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0)) if on_gpu else 0
+    system = CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0) if on_gpu else CPU_CONTEXT_BYTES
     return Memory(model + masters, gradients, moments, activations, bucket + system)
 
 

@@ -54,6 +54,8 @@ def kernel_seconds(machine: Machine, kernel: Kernel) -> float:
         computing = kernel.flops / (machine.flops * machine.flash[kernel.kind == "attention_backward"])
     else:
         computing = 0.0
+    if machine.is_cpu and kernel.kind != "product":
+        computing = kernel.elements / machine.elements
     starting = 0.0 if machine.is_cpu else KERNEL_SECONDS * launches(kernel)
     return max(computing, kernel.bytes / machine.bandwidth) + starting
 

@@ -47,6 +47,8 @@ class Kernel:
     writes: tuple[tuple[int, int], ...] = ()
     tensors: int = 1
     """Of an operation on lists of tensors: how many."""
+    elements: int = 0
+    """Of the largest tensor that it takes or makes; of lists, of one list."""
 
     @property
     def bytes(self) -> int:
@@ -109,7 +111,9 @@ class _Recorder(TorchDispatchMode):
         tensors = max((len(argument) for argument in args if isinstance(argument, (list, tuple))), default=1)
         for number, _ in reads + writes:
             self.trace.last_use[number] = len(self.trace.kernels)
-        self.trace.kernels.append(Kernel(name, kind, shape, flops, reads, writes, max(1, tensors)))
+        elements = (sum(tensor.numel() for tensor in taken[:tensors]) if tensors > 1 else
+                    max(tensor.numel() for tensor in [*taken, *made]))
+        self.trace.kernels.append(Kernel(name, kind, shape, flops, reads, writes, max(1, tensors), elements))
         return result
 
     def _work(self, name: str, taken: Sequence[Tensor]) -> tuple[str, tuple[int, ...], float]:
