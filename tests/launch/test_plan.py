@@ -66,11 +66,12 @@ def kernel(index_of: str, reads=(), writes=(), kind="pointwise") -> Kernel:
 
 
 def test_fused_kernels_read_what_comes_from_outside_and_write_what_is_used_outside():
-    """x -> a -> b -> product; a is used by nobody else, b is."""
-    kernels = [kernel("first", [1], [2]), kernel("second", [2, 3], [4]), kernel("mm", [4, 5], [6], "product")]
-    last = {number: index for index, each in enumerate(kernels) for number, _ in each.reads + each.writes}
-    fused, product = fuse(Trace(kernels, 0, last))
-    assert dict(fused.reads) == {1: 100, 3: 100} and dict(fused.writes) == {4: 100} and product is kernels[2]
+    """x -> a -> b -> product -> c, and d of b alone: a is used by nobody else, b is, c and d are results."""
+    kernels = [kernel("first", [1], [2]), kernel("second", [2, 3], [4]), kernel("mm", [4, 5], [6], "product"),
+               kernel("third", [6, 4], [7]), kernel("late", [4], [8])]
+    before, product, after = fuse(Trace(kernels))
+    assert dict(before.reads) == {1: 100, 3: 100} and dict(before.writes) == {4: 100, 8: 100} and product is kernels[2]
+    assert dict(after.reads) == {6: 100, 4: 100} and dict(after.writes) == {7: 100}
 
 
 def test_products_of_few_tiles_fill_few_processors():

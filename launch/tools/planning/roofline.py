@@ -61,35 +61,36 @@ def kernel_seconds(machine: Machine, kernel: Kernel) -> float:
 
 
 def fuse(trace: Trace) -> list[Kernel]:
-    """The kernels that are left if neighbouring ones without products become one, as torch.compile makes them: it reads
-    what comes from outside and writes what is used outside.
+    """The kernels that are left as torch.compile makes them: all single operations that wait for the same product, or
+    other kernel apart, become one, which reads what comes from outside and writes what is used outside.
     """
-    result, run, first = [], [], 0
-    for index, kernel in enumerate([*trace.kernels, None]):
-        if kernel is not None and kernel.kind == "pointwise":
-            if not run:
-                first = index
-            run.append(kernel)
-            continue
-        if run:
-            result.append(_fused(run, first, trace))
-            run = []
-        if kernel is not None:
-            result.append(kernel)
-    return result
+    stages: dict[int, int] = {}  # by storage: the kernel apart, by its index + 1, that it waits for; 0: none
+    groups: dict[int, list[Kernel]] = {}
+    readers: dict[int, set[int]] = {}
+    for index, kernel in enumerate(trace.kernels):
+        stage = max((stages.get(number, 0) for number, _ in kernel.reads), default=0)
+        group = stage
+        if kernel.kind != "pointwise":
+            stage, group = index + 1, -index - 1
+        groups.setdefault(group, []).append(kernel)
+        for number, _ in kernel.reads:
+            readers.setdefault(number, set()).add(group)
+        for number, _ in kernel.writes:
+            stages[number] = stage
+    return [_fused(kernels, group, readers) if group >= 0 else kernels[0] for group, kernels in groups.items()]
 
 
-def _fused(run: list[Kernel], first: int, trace: Trace) -> Kernel:
-    made, reads, writes = set(), {}, {}
-    for kernel in run:
+def _fused(kernels: list[Kernel], group: int, readers: dict[int, set[int]]) -> Kernel:
+    reads: dict[int, int] = {}
+    made: dict[int, int] = {}
+    for kernel in kernels:
         for number, size in kernel.reads:
             if number not in made:
                 reads[number] = max(size, reads.get(number, 0))
         for number, size in kernel.writes:
-            made.add(number)
-            writes[number] = max(size, writes.get(number, 0))
-    end = first + len(run)
-    kept = {number: size for number, size in writes.items() if trace.last_use[number] >= end or number in reads}
+            made[number] = max(size, made.get(number, 0))
+    # What nobody reads is a result: a gradient, a loss.
+    kept = {number: size for number, size in made.items() if number in reads or readers.get(number, set()) != {group}}
     return Kernel("fused", "pointwise", reads=tuple(reads.items()), writes=tuple(kept.items()))
 
 

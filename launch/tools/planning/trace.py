@@ -63,8 +63,6 @@ class Trace:
     kernels: list[Kernel] = field(default_factory=list)
     peak_bytes: int = 0
     """The most that tensors made in it have held at once."""
-    last_use: dict[int, int] = field(default_factory=dict)
-    """Index of the last kernel that takes or makes a storage, by the storage's number."""
 
 
 class _Recorder(TorchDispatchMode):
@@ -109,8 +107,6 @@ class _Recorder(TorchDispatchMode):
             return result
         kind, shape, flops = self._work(name, taken)
         tensors = max((len(argument) for argument in args if isinstance(argument, (list, tuple))), default=1)
-        for number, _ in reads + writes:
-            self.trace.last_use[number] = len(self.trace.kernels)
         elements = (sum(tensor.numel() for tensor in taken[:tensors]) if tensors > 1 else
                     max(tensor.numel() for tensor in [*taken, *made]))
         self.trace.kernels.append(Kernel(name, kind, shape, flops, reads, writes, max(1, tensors), elements))
@@ -300,7 +296,12 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
 
 def trace_optimizer(config: BertConfig, build: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[Trace, int]:
     """A step of the optimizer over fp32 weights, after its first; and bytes of its states."""
-    with FakeTensorMode():
+    tiny = BertForPreTraining(BertConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+                                         intermediate_size=8))
+    for parameter in tiny.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    build(tiny).step()  # what its code keeps for good must not be made of fake tensors
+    with FakeTensorMode(allow_non_fake_inputs=True):
         model = ModelRun(config).build()
         optimizer = build(model)
         for parameter in model.parameters():
