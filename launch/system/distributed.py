@@ -31,6 +31,8 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
     work_on(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": timeout}
+    if device.type == "cuda":
+        options["device_id"] = device  # else NCCL meets in the first collective, and guesses a barrier's device
     if environment.world_size == 1:
         dist.init_process_group(store=dist.HashStore(), **options)
     else:

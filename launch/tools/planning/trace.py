@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from cloze.model import attention, bert, heads
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
+from cloze.model.copies import WeightCopies
 
 # Make no kernel: memory without contents, and questions about tensors.
 _SILENT = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh",
@@ -255,6 +256,12 @@ class ModelRun:
     autocast: torch.dtype | None = torch.bfloat16
     """What products are cast to; None: nothing is cast."""
 
+    def copies(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """The 16-bit weights with which a step computes (launch/engine/state.py, weight_copies)."""
+        if not self.on_gpu or self.autocast is None or self.weights != torch.float32:
+            return contextlib.nullcontext()
+        return WeightCopies(model, self.autocast)
+
     def build(self) -> BertForPreTraining:
         """A model of fake tensors; under FakeTensorMode."""
         before = torch.get_default_dtype()
@@ -276,7 +283,7 @@ def record(config: BertConfig, lengths: Sequence[int]) -> Iterator[Trace]:
 
 def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
     """Forward and backward of a micro-batch, gradients added to those that are there. The peak is what tensors hold
-    beyond weights and gradients.
+    beyond weights and gradients. Copies of weights, which a step makes once, are counted in each.
     """
     offsets = torch.tensor([0, *torch.tensor(batch.lengths).cumsum(0).tolist()], dtype=torch.int32)
     place = _as_on_gpu(run.has_flash) if run.on_gpu else contextlib.nullcontext()
@@ -285,7 +292,7 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
         inputs = batch.inputs() | ({} if batch.padded else {"sequence_offsets": offsets})
-        with record(run.config, batch.lengths) as trace:
+        with record(run.config, batch.lengths) as trace, run.copies(model):
             with torch.autocast("cpu", run.autocast or torch.bfloat16, enabled=run.autocast is not None):
                 output = model(**inputs)
                 loss = output.mlm_losses.sum() + output.next_sentence_losses.sum()
