@@ -67,6 +67,8 @@ COMMANDS = {
     "deepspeed-config": Command("print what DeepSpeed would be given",
                                 "cloze.launch.pretrain.command:print_deepspeed_config",
                                 "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True),
+    "plan": Command("estimate whether a run fits, how long it takes, what it costs", "cloze.launch.tools.plan:plan",
+                    "cloze.launch.tools.planning.config:PlanConfig", configs="pretrain", prepares=True),
     "export": Command("write a Hugging Face folder", "cloze.launch.tools.export:export",
                       "cloze.launch.config:ExportConfig"),
     "finetune": Command("train a model for a task", "cloze.launch.finetune.command:finetune",

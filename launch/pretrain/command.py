@@ -44,7 +44,7 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    manifest, model = check_data(Path(config.data), config.model)
+    manifest, model = check_data(Path(config.data), config.model, config.train.sequence_length)
     config = replace(config, model=model, train=config.train.on(environment.world_size))
     config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
     console = Console(environment.is_main)
@@ -58,8 +58,11 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     return running.carry_out(config, runs.data_facts(manifest), environment, console, work)
 
 
-def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
+def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
     """The manifest, and the model with what the data decides filled in.
+
+    Args:
+        longest: tokens of the longest sequence that the run is meant for; None: any.
 
     Raises:
         UserError: vocabulary, length or tokenizer of shards and model do not match.
@@ -76,6 +79,10 @@ def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
     if tokenizer.special_tokens != manifest.special_tokens:
         raise UserError(f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
                         f"{manifest.special_tokens}, those of the manifest; prepare the data again")
+    if longest is not None and manifest.max_length > longest:
+        raise UserError(f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "
+                        f"max_length of the shards in {data}; give the shards that the run is meant for, or set it to "
+                        "null")
     if manifest.max_length > model.max_position_embeddings:
         raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
                         f"{manifest.max_length}, the max_length of the shards in {data}")
