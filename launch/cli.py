@@ -66,6 +66,8 @@ COMMANDS = {
     "predict embed": _prediction("one vector for each text", "EmbedConfig"),
     "predict features": _prediction("vectors of tokens or of a word, a picture of attention", "FeaturesConfig"),
     "predict score": _prediction("rank texts by their probability", "ScoreConfig"),
+    "evaluate": Command("measure a model on a suite", "launch.evaluate.command:evaluate",
+                        "launch.evaluate.config:EvaluateConfig"),
     "serve": Command("answer over HTTP, with a page to try it", "launch.serve:serve",
                      "launch.serving.config:ServeConfig"),
     "tokenize": Command("show what a model is given for texts", "launch.predicting.commands:tokenize",

@@ -54,13 +54,14 @@ def warn_of_own_format(folder: Path, console: Console) -> None:
 
 def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
     """The model folder of a checkpoint of pretraining; returns what it was."""
-    from launch.checkpoint import read_weights
+    from launch.checkpoint import read_average
     from model.hub import save_pretrained
 
     model_config = runs.model_config(run)
-    step, weights = read_weights(run, config.step, console.warn)
+    steps, weights = read_average(run, config.average, config.step, console.warn)
     save_pretrained(folder, model_config, weights, run / runs.TOKENIZER)
-    return f"step {step} of {run}"
+    named = ", ".join(map(str, steps))
+    return f"step {named} of {run}" if len(steps) == 1 else f"the mean of steps {named} of {run}"
 
 
 def _copy_model(config: ExportConfig, run: Path, folder: Path) -> str:
@@ -69,7 +70,9 @@ def _copy_model(config: ExportConfig, run: Path, folder: Path) -> str:
     if not (source / "config.json").is_file():
         raise UserError(f"run: found neither a run nor a model in {run}, expected the folder of a run of cloze "
                         "pretrain or finetune, or a Hugging Face folder")
-    if config.step is not None:
-        raise UserError(f"step: found {config.step} with {source}, which is one model, expected null; leave --step out")
+    for name, plain in (("step", None), ("average", 1)):
+        if (found := getattr(config, name)) != plain:
+            raise UserError(f"{name}: found {found} with {source}, which is one model, expected "
+                            f"{'null' if plain is None else plain}; leave --{name} out")
     shutil.copytree(source, folder)
     return str(source)

@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -72,11 +72,12 @@ class Predictor:
         self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation, answering)
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Predictor:
-        """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: its newest good checkpoint).
+    def from_folder(cls, folder: str | Path, step: int | Literal["best"] | None = None) -> Predictor:
+        """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`, that of the best
+        evaluation, or None: the newest good one).
 
         Raises:
-            UserError, ModelError: the folder holds neither, or something in it is damaged.
+            UserError, ModelError: the folder holds neither, or something in it is damaged, or it has no such step.
         """
         folder = Path(folder)
         runs.check_holds_model(folder)
@@ -86,8 +87,10 @@ class Predictor:
             from launch.checkpoint import read_weights
 
             model = BertForPreTraining(runs.model_config(folder))
-            model.load_state_dict(read_weights(folder)[1])
+            model.load_state_dict(read_weights(folder, step)[1])
             return cls(model, tokenizer, str(folder))
+        if step is not None:
+            raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
         folder = runs.model_folder(folder)
         truncation, answering = load_note(folder, TRUNCATION), load_note(folder, ANSWERING)
         return cls(saved_class(folder).from_folder(folder), tokenizer, str(folder),

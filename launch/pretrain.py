@@ -27,6 +27,9 @@ def pretrain(config: PretrainConfig) -> int:
 
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
     manifest, model = check_data(Path(config.data), config.model)
+    if config.masking.rate is not None and manifest.mask_sets:
+        raise UserError(f"masking.rate: found {config.masking.rate} with shards in {config.data} that hold their "
+                        "masks, expected null; or prepare them with --masking.mode dynamic")
     config = replace(config, model=model, train=config.train.on(environment.world_size))
 
     def work(process: Process, stop: StopRequest) -> bool:
@@ -141,7 +144,8 @@ def _print_facts(config: PretrainConfig, manifest: Manifest, process: Process, e
     tokens, samples = counts["tokens"], counts["samples"] // manifest.pair_sets  # an epoch goes over one set of pairs
     histogram = manifest.splits["train"].length_histogram
     squares = sum(length * length * number for length, number in enumerate(histogram))
-    per_token = training_flops(config.model, (tokens, squares), manifest.masked_share * tokens, summed=True) / tokens
+    masked = manifest.masked_share if config.masking.rate is None else config.masking.rate
+    per_token = training_flops(config.model, (tokens, squares), masked * tokens, summed=True) / tokens
     steps_per_epoch = samples / config.train.global_batch_size
     epochs = (f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
               f"({samples:,} samples, {tokens:,} tokens)")
@@ -189,12 +193,24 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         seed=config.seed, samples_consumed=trainer.state.samples_consumed, tokens_consumed=trainer.state.tokens,
         warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
         segments=config.model.segments,
+        masking_rate=masking_rate(config),
     )
     try:
         shown = partial(showing, config, trainer) if trainer.evaluate else None
         return running.run(config, trainer, stream, stop, shown)
     finally:
         stream.close()
+
+
+def masking_rate(config: PretrainConfig):
+    """The masking rate over the samples of the run; None: the manifest's."""
+    from pipeline.masking import RateSchedule
+
+    chosen = config.masking
+    if chosen.rate is None:
+        return None
+    end = config.train.max_steps * config.train.global_batch_size
+    return RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
 
 
 def showing(config: PretrainConfig, trainer, metrics):

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline import order, ragged
 from pipeline.collate import collate, without_loss
 from pipeline.errors import UserError
-from pipeline.masking import DynamicMasking
+from pipeline.masking import DynamicMasking, RateSchedule
 from pipeline.records import NO_LABEL, Masks, Samples
 from pipeline.shards import ShardReader, Window
 
@@ -77,16 +77,18 @@ def deal(lengths: np.ndarray, micro_batch_size: int, rank: int, world_size: int)
 class SampleStream:
     """The endless stream of samples, epoch after epoch, read from any position.
 
-    Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample).
+    Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample), at the rate
+    that `masking_rate` has at the sample's position (None: the manifest's).
     """
 
-    def __init__(self, reader: ShardReader, seed: int):
+    def __init__(self, reader: ShardReader, seed: int, masking_rate: RateSchedule | None = None):
         if reader.num_samples == 0:
             raise UserError(f"{reader.folder}: found no samples in split {reader.split!r}; prepare more text")
         self.reader = reader
         self.seed = seed
         self.epoch_sizes = reader.epoch_sizes
         self._dynamic = masks_per_sample(reader)
+        self._masking_rate = masking_rate
         self._windows: dict[tuple[int, int], tuple[Window, np.ndarray]] = {}
         self._plans: dict[int, tuple[np.ndarray, list[np.ndarray], np.ndarray]] = {}
 
@@ -102,7 +104,8 @@ class SampleStream:
             low = offset - int(window_offsets[number])
             samples, masks = window.take(rows[low : low + take])
             if self._dynamic:
-                masks = self._dynamic.draw(samples, self.seed, epoch, indices[low : low + take])
+                rates = self._masking_rate and self._masking_rate.at(np.arange(position, position + take))
+                masks = self._dynamic.draw(samples, self.seed, epoch, indices[low : low + take], rates)
             parts.append((epoch, indices[low : low + take], samples, masks))
             position, count = position + take, count - take
         return parts
@@ -139,8 +142,8 @@ class BatchStream:
 
     A global batch holds the same samples for any number of ranks, also while `warmup` lets it grow: every rank reads
     the whole of it, so that the tokens so far, which decide its size, are known without asking the others.
-    `tokens_consumed`: real tokens before `samples_consumed`. `segments`: as in `collate`. A thread prefetches; `close`
-    ends it.
+    `tokens_consumed`: real tokens before `samples_consumed`. `segments`: as in `collate`. `masking_rate`: of masks that
+    are drawn at load time. A thread prefetches; `close` ends it.
     Raises UserError if a batch size isn't a multiple of micro_batch_size × world_size.
     """
 
@@ -157,6 +160,7 @@ class BatchStream:
         tokens_consumed: int = 0,
         warmup: BatchWarmup | None = None,
         segments: tuple[int, int] = (0, 1),
+        masking_rate: RateSchedule | None = None,
     ):
         at_once = micro_batch_size * world_size
         for size in [global_batch_size, *([warmup.initial, warmup.increment] if warmup else [])]:
@@ -165,7 +169,7 @@ class BatchStream:
                     f"global_batch_size: found {size}, expected a multiple of micro_batch_size "
                     f"{micro_batch_size} × processes {world_size} = {at_once}; change one of them"
                 )
-        self._stream = SampleStream(reader, seed)
+        self._stream = SampleStream(reader, seed, masking_rate)
         self._size, self._micro, self._warmup = global_batch_size, micro_batch_size, warmup
         self._segments = segments
         self._rank, self._world_size = rank, world_size

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from launch.config.checks import at_least, check_sections, check_warmup
 from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from launch.config.training import TrainConfig
+from launch.config.training import MaskingConfig, TrainConfig
 from model.config import BertConfig
 from pipeline.errors import UserError
 
@@ -35,6 +35,8 @@ class PretrainConfig:
     """Shape of the model; a file of configs/model/ or single fields."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """How much is trained, in which portions and with which numbers."""
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    """How much is masked, where the shards leave that to the run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its constants."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -60,6 +62,10 @@ class PretrainConfig:
                             "which has word embeddings of its own, expected one of the two; leave the other out")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        changes = self.masking.final_rate not in (None, self.masking.rate)
+        if changes and (self.train.time_budget_hours is not None or self.train.growth):
+            raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
+                            "growing batch, expected null: how many samples it has is not known beforehand")
         check_sections(self)
         check_warmup(self)
 
