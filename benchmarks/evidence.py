@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from launch.environment import child_variables  # noqa: E402
+from cloze.launch.system.environment import child_variables  # noqa: E402
 
 WAYS = {"random": "random weights", "pretrained": "pretrained", "transformers": "pretrained, by transformers"}
 BATCH = 32
@@ -115,7 +115,7 @@ class Job:
         train, development, test = (str(data / file) if file else None for file in setting.files)
         (seed,) = self.seeds
         return [
-            sys.executable, "-m", "launch", "finetune", setting.task, "--model", *model, "--train", train,
+            sys.executable, "-m", "cloze", "finetune", setting.task, "--model", *model, "--train", train,
             "--validation", development, *(["--test", test] if test else []), "--output",
             str(self.result(seed).parent), "--seed", str(seed), "--dropout", str(DROPOUT), "--max_length",
             str(setting.max_length), "--epochs", str(setting.epochs), "--train.learning_rate", str(setting.rate),
@@ -156,8 +156,8 @@ def prepare(model: Path, output: Path, ways: list[str]) -> Path:
     """
     import yaml
 
-    from launch import runs
-    from model.hub import load_pretrained
+    from cloze.launch.run import runs
+    from cloze.model.huggingface import load_pretrained
 
     start = output / "start"
     start.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ def prepare(model: Path, output: Path, ways: list[str]) -> Path:
         shape = runs.model_config(model) if runs.is_pretraining(model) else load_pretrained(model)[0]
         (start / "shape.yaml").write_text(yaml.safe_dump(asdict(shape)))
     if set(ways) != {"random"} and not (start / "model").exists():
-        subprocess.run([sys.executable, "-m", "launch", "export", str(model), "--output", str(start / "model")],
+        subprocess.run([sys.executable, "-m", "cloze", "export", str(model), "--output", str(start / "model")],
                        cwd=ROOT, check=True, env=child_variables())
     return start
 
@@ -189,8 +189,8 @@ def baseline(setting: Setting, data: Path) -> float:
     """The metric of always giving the most frequent label of the training file; 0 where that says nothing."""
     if setting.metric != "accuracy":
         return 0.0
-    from launch.finetuning.tables import read_table
-    from launch.finetuning.tasks import TASKS
+    from cloze.launch.config.tasks import TASKS
+    from cloze.launch.finetune.tables import read_table
 
     task = TASKS[setting.task]
     train, measured = ([row.values[task.targets[0]] for row in read_table(data / file, task.header, task.texts[0]).rows]

@@ -181,7 +181,7 @@ def best_span(starts: np.ndarray, ends: np.ndarray, offsets: list, sides: list, 
 
 def f1(answer: str, right: list[dict]) -> float:
     """SQuAD's F1 against the best of the right answers."""
-    from launch.finetuning import squad
+    from cloze.launch.finetune import squad
 
     return max(squad.f1(answer, each["text"], squad.normalized_words, version_2=False) for each in right)
 

@@ -72,7 +72,7 @@ def sentences(data: str | None, count: int) -> list[str]:
         with open(data, encoding="utf-8", newline="") as file:
             found = [row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
     else:
-        from pipeline.sentences import split
+        from cloze.pipeline.tokenization.sentences import split
 
         found = [" ".join(sentence.split()) for text in found_text() for sentence in split(text)]
         found = [sentence for sentence in found if WORDS[0] <= len(sentence.split()) <= WORDS[1]]
@@ -83,11 +83,11 @@ def sentences(data: str | None, count: int) -> list[str]:
 
 def make_model(folder: Path, texts: list[str]) -> None:
     """The model's folder, as `cloze export` writes it, with a vocabulary of these texts; and train.tsv in it."""
-    from model.bert import BertForPreTraining
-    from model.config import BertConfig
-    from model.initialization import init_weights
-    from pipeline.config import PrepareConfig
-    from pipeline.vocabulary import train_vocabulary
+    from cloze.model.bert import BertForPreTraining
+    from cloze.model.config import BertConfig
+    from cloze.model.initialization import init_weights
+    from cloze.pipeline.config import PrepareConfig
+    from cloze.pipeline.jobs.vocabulary import train_vocabulary
 
     (folder / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     config = PrepareConfig(input=[str(folder / "texts.txt")], output=str(folder / "tokenizer"),
@@ -129,16 +129,17 @@ class Turns:
 
 def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
     """The trainer of `cloze finetune`, between whose steps `turns` stands."""
-    from launch.running import Process, prepare_process
+    from cloze.launch.system.environment import prepare_process
+    from cloze.launch.training.running import Process
 
     environment = prepare_process()
-    from launch import distributed
-    from launch.config import CheckpointConfig, EvaluationConfig, FinetuneConfig, TrainConfig
-    from launch.console import Console
-    from launch.finetune import prepare_trainer, read_job
-    from launch.finetuning.examples import ExampleStream
-    from launch.heartbeat import Heartbeat
-    from launch.preemption import StopRequest
+    from cloze.launch.config import CheckpointConfig, EvaluationConfig, FinetuneConfig, TrainConfig
+    from cloze.launch.finetune.command import prepare_trainer, read_job
+    from cloze.launch.finetune.examples.base import ExampleStream
+    from cloze.launch.run.heartbeat import Heartbeat
+    from cloze.launch.run.preemption import StopRequest
+    from cloze.launch.system import distributed
+    from cloze.launch.system.console import Console
 
     train = TrainConfig(max_steps=1_000_000, global_batch_size=BATCH, micro_batch_size=BATCH, log_every_steps=50,
                         **settings)

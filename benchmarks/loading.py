@@ -27,12 +27,12 @@ from synthetic_batches import own_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.batches import BatchStream, SampleStream
-from pipeline.collate import collate
-from pipeline.manifest import Manifest, SplitInfo
-from pipeline.ragged import to_offsets
-from pipeline.records import Masks, Samples, SpecialTokens
-from pipeline.shards import ShardReader, write_shard
+from cloze.pipeline.loading.batches import BatchStream, SampleStream
+from cloze.pipeline.loading.collate import collate
+from cloze.pipeline.ragged import to_offsets
+from cloze.pipeline.records import Masks, Samples, SpecialTokens
+from cloze.pipeline.shards.manifest import Manifest, SplitInfo
+from cloze.pipeline.shards.shards import ShardReader, write_shard
 
 BATCH = 256
 VOCAB = 30522

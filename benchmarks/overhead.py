@@ -73,18 +73,17 @@ class Turns:
 
 def worker(name: str, data: Path, output: Path, threads: int) -> None:
     """Train as this contender does, in turns."""
-    from launch.environment import protect_process
-    from launch.running import prepare_process
+    from cloze.launch.system.environment import prepare_process, protect_process
 
     protect_process()
     environment = prepare_process()
     import torch
 
-    from launch import distributed
-    from launch.cli import parse
-    from launch.pretrain import check_data
-    from pipeline.batches import BatchStream
-    from pipeline.shards import ShardReader
+    from cloze.launch.cli import parse
+    from cloze.launch.pretrain.command import check_data
+    from cloze.launch.system import distributed
+    from cloze.pipeline.loading.batches import BatchStream
+    from cloze.pipeline.shards.shards import ShardReader
 
     torch.set_num_threads(threads)
     device = distributed.initialize(environment)
@@ -110,8 +109,8 @@ def plain_loop(config, manifest, environment, device, turns) -> None:
     """What a short script would do."""
     import torch
 
-    from launch.devices import to_device
-    from launch.pretrain import build_model
+    from cloze.launch.pretrain.command import build_model
+    from cloze.launch.system.devices import to_device
 
     model = build_model(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.train.learning_rate, fused=True)
@@ -127,11 +126,11 @@ def plain_loop(config, manifest, environment, device, turns) -> None:
 
 def our_loop(config, manifest, environment, device, turns) -> None:
     """What `cloze pretrain` does when all is prepared."""
-    from launch.console import Console
-    from launch.heartbeat import Heartbeat
-    from launch.preemption import StopRequest
-    from launch.pretrain import prepare_trainer
-    from launch.running import Process, run
+    from cloze.launch.pretrain.command import prepare_trainer
+    from cloze.launch.run.heartbeat import Heartbeat
+    from cloze.launch.run.preemption import StopRequest
+    from cloze.launch.system.console import Console
+    from cloze.launch.training.running import Process, run
 
     with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
         process = Process(environment, device, Console(is_main=False), heartbeat)
@@ -186,7 +185,7 @@ class Contender:
 
     def logged(self, scalar: str) -> float:
         """Median of what the run has logged; the first line comes before the first checkpoint."""
-        from launch.metrics import read_metrics
+        from cloze.launch.run.metrics import read_metrics
 
         return statistics.median(line[scalar] for line in read_metrics(self.output) if scalar in line)
 
@@ -200,7 +199,7 @@ def prepare_data(folder: Path) -> Path:
     books = ["--config", str(ROOT / "configs/prepare/books.yaml"), "--input", str(corpus)]
     for command in (["vocab", *books, "--output", str(folder / "vocab")],
                     ["prepare", *books, "--tokenizer", str(folder / "vocab"), "--output", str(folder / "shards")]):
-        subprocess.run([sys.executable, "-m", "launch", *command], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "cloze", *command], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     return folder / "shards"
 
 

@@ -56,7 +56,7 @@ def found_text() -> list[str]:
 
 def made_corpus(folder: Path) -> list[str]:
     """Documents of the sentences of docstrings in new orders, eight files."""
-    from pipeline.sentences import split
+    from cloze.pipeline.tokenization.sentences import split
 
     sentences = [sentence for text in found_text() for sentence in split(text)]
     rng = random.Random(0)
@@ -71,9 +71,9 @@ def made_corpus(folder: Path) -> list[str]:
 
 
 def sentences_of(files: list[str], limit: int) -> list[str]:
-    from pipeline.config import PrepareConfig
-    from pipeline.readers import plan, read
-    from pipeline.sentences import split
+    from cloze.pipeline.config import PrepareConfig
+    from cloze.pipeline.readers import plan, read
+    from cloze.pipeline.tokenization.sentences import split
 
     found, size = [], 0
     _, tasks = plan(PrepareConfig(input=files))
@@ -131,8 +131,8 @@ def ours(
     files: list[str], tokenizer: str, folder: str, workers: int = 1, compression: str = "zstd"
 ) -> tuple[int, float]:
     """(tokens, seconds) of all that `cloze prepare` does."""
-    from pipeline.config import PrepareConfig, ShardsConfig
-    from pipeline.prepare import prepare
+    from cloze.pipeline.config import PrepareConfig, ShardsConfig
+    from cloze.pipeline.jobs.prepare import prepare
 
     output = f"{folder}/shards"
     shutil.rmtree(output, ignore_errors=True)
@@ -151,8 +151,8 @@ def vocabulary_by_tokenizers(files: list[str], folder: str) -> tuple[int, float]
     """(bytes, seconds) of the library's own training, texts in memory."""
     from tokenizers import BertWordPieceTokenizer
 
-    from pipeline.config import PrepareConfig
-    from pipeline.readers import plan, read
+    from cloze.pipeline.config import PrepareConfig
+    from cloze.pipeline.readers import plan, read
 
     _, tasks = plan(PrepareConfig(input=files))
     texts = [document.text.decode() for task in tasks for document in read(task)]
@@ -163,9 +163,9 @@ def vocabulary_by_tokenizers(files: list[str], folder: str) -> tuple[int, float]
 
 def vocabulary_by_ours(files: list[str], folder: str) -> tuple[int, float]:
     """(bytes, seconds) of all that `cloze vocab` does."""
-    from pipeline.config import PrepareConfig
-    from pipeline.readers import plan, read
-    from pipeline.vocabulary import train_vocabulary
+    from cloze.pipeline.config import PrepareConfig
+    from cloze.pipeline.jobs.vocabulary import train_vocabulary
+    from cloze.pipeline.readers import plan, read
 
     _, tasks = plan(PrepareConfig(input=files))
     size = sum(len(document.text.decode()) for task in tasks for document in read(task))

@@ -26,13 +26,13 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from launch.environment import child_variables
-from model.bert import BertForPreTraining
-from model.config import BertConfig
-from model.initialization import init_weights
-from pipeline.backends import wordpiece_backend
-from pipeline.records import ROLES
-from pipeline.tokenizer import Tokenizer
+from cloze.launch.system.environment import child_variables
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.initialization import init_weights
+from cloze.pipeline.records import ROLES
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY = 8192  # as in the README's commands
@@ -53,7 +53,7 @@ def make_model(folder: Path) -> list[str]:
 
 def measure(folder: Path, words: list[str], max_batch_tokens: int, clients: int, seconds: float) -> float:
     """Answered requests a second."""
-    command = [sys.executable, "-m", "launch", "serve", str(folder), "--port", "0", "--max_batch_tokens",
+    command = [sys.executable, "-m", "cloze", "serve", str(folder), "--port", "0", "--max_batch_tokens",
                str(max_batch_tokens)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=child_variables()) as process:
         port = int(re.search(r":(\d+) ", process.stdout.readline())[1])

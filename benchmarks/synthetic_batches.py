@@ -71,9 +71,9 @@ def build(library: str, options: dict, shape: str, vocab_size: int, length: int,
     )
     torch.manual_seed(0)
     if library == "cloze":
-        from model.bert import BertForPreTraining
-        from model.config import BertConfig
-        from model.initialization import init_weights
+        from cloze.model.bert import BertForPreTraining
+        from cloze.model.config import BertConfig
+        from cloze.model.initialization import init_weights
 
         model = BertForPreTraining(
             BertConfig(**sizes),

@@ -81,7 +81,7 @@ def worker(name: str, workload: str, device: str, threads: int) -> None:
 
     library, options, _ = contenders(device)[name]
     if options.get("keep_pages"):
-        from launch.environment import bound_primitive_caches, keep_freed_pages
+        from cloze.launch.system.environment import bound_primitive_caches, keep_freed_pages
 
         keep_freed_pages()
         bound_primitive_caches()
@@ -184,8 +184,8 @@ def matmul_peak(device: str, threads: int) -> float:
 
 def useful_flops(workload: str, device: str) -> tuple[float, float]:
     """FLOPs and real tokens of a step, averaged over the batches that the workers use."""
-    from model.config import BertConfig
-    from model.flops import training_flops, unread_flops
+    from cloze.model.config import BertConfig
+    from cloze.model.flops import training_flops, unread_flops
 
     shape, vocab_size, length, full_share, num_sequences = workloads(device)[workload]
     config = BertConfig(vocab_size=vocab_size, max_position_embeddings=length, **SHAPES[shape])

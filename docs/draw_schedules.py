@@ -10,8 +10,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen)
 
-from launch.config import ScheduleConfig  # noqa: E402
-from launch.schedules import multiplier  # noqa: E402
+from cloze.launch.config import ScheduleConfig  # noqa: E402
+from cloze.launch.training.schedules import multiplier  # noqa: E402
 
 STEPS = 1000
 # Title, schedules by label. Constants are those of the recipes where there is one.

@@ -1,3 +1,5 @@
 """Processes, clusters and runs: the floor that meets the outside."""
 
-__version__ = "0.1.0"
+if __name__ != "cloze.launch":
+    raise ImportError(f"found an import of {__name__!r}, expected cloze.launch: under two names there would be two "
+                      "of each class")

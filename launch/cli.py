@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import json
 import os
-import re
 import select
 import signal
 import sys
 import time
-from argparse import ArgumentError
-from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from launch import __version__
-from launch.environment import protect_process, read_environment
-from model.config import ModelError
-from pipeline.errors import UserError
+from cloze import __version__
+from cloze.launch.system.environment import prepare_process, protect_process, read_environment
+from cloze.model.config import ModelError
+from cloze.pipeline.errors import UserError
 
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
     import jsonargparse
@@ -30,33 +27,46 @@ SAID_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Command:
-    """A function `module:name`, the dataclass it takes, the field that takes the word or words without a flag, and
-    short flags for others.
-    """
+    """A row of the table of commands; what it names is imported when the command is run."""
 
     help: str
     function: str
+    """`module:name`, called with the configuration; with the environment too, if it prepares."""
     config: str
+    """`module:name` of the dataclass of its fields."""
     words: str | None = None
+    """The field that takes the word or words without a flag."""
     short: tuple[tuple[str, str], ...] = ()
+    """Short flags, each with the long one that it stands for."""
+    configs: str = ""
+    """The folder of configs/ whose files `--config` takes by name."""
+    prepares: bool = False
+    """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
 
 
 def _prediction(help: str, config: str) -> Command:
-    return Command(help, "launch.predicting.commands:predict", f"launch.predicting.config:{config}", words="text")
+    return Command(help, "cloze.launch.predict.command:predict", f"cloze.launch.predict.config:{config}", words="text")
 
 
 COMMANDS = {
-    "vocab": Command("train a vocabulary on raw text", "launch.data_commands:vocab", "pipeline.config:PrepareConfig"),
-    "prepare": Command("turn raw text into shards", "launch.data_commands:prepare", "pipeline.config:PrepareConfig"),
-    "inspect": Command("show what shards hold", "launch.data_commands:inspect", "pipeline.config:InspectConfig"),
-    "verify": Command("check every shard against its hash", "launch.data_commands:verify",
-                      "pipeline.config:VerifyConfig"),
-    "pretrain": Command("train a model on shards", "launch.pretrain:pretrain", "launch.config:PretrainConfig"),
-    "deepspeed-config": Command("print what DeepSpeed would be given", "launch.pretrain:print_deepspeed_config",
-                                "launch.config:DeepSpeedConfig"),
-    "export": Command("write a Hugging Face folder", "launch.export:export", "launch.config:ExportConfig"),
-    "finetune": Command("train a model for a task", "launch.finetune:finetune",
-                        "launch.config:FinetuneConfig", words="task", short=(("--train", "--train_file"),)),
+    "vocab": Command("train a vocabulary on raw text", "cloze.launch.tools.data:vocab",
+                     "cloze.pipeline.config:PrepareConfig", configs="prepare"),
+    "prepare": Command("turn raw text into shards", "cloze.launch.tools.data:prepare",
+                       "cloze.pipeline.config:PrepareConfig", configs="prepare"),
+    "inspect": Command("show what shards hold", "cloze.launch.tools.data:inspect",
+                       "cloze.pipeline.config:InspectConfig"),
+    "verify": Command("check every shard against its hash", "cloze.launch.tools.data:verify",
+                      "cloze.pipeline.config:VerifyConfig"),
+    "pretrain": Command("train a model on shards", "cloze.launch.pretrain.command:pretrain",
+                        "cloze.launch.config:PretrainConfig", configs="pretrain", prepares=True),
+    "deepspeed-config": Command("print what DeepSpeed would be given",
+                                "cloze.launch.pretrain.command:print_deepspeed_config",
+                                "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True),
+    "export": Command("write a Hugging Face folder", "cloze.launch.tools.export:export",
+                      "cloze.launch.config:ExportConfig"),
+    "finetune": Command("train a model for a task", "cloze.launch.finetune.command:finetune",
+                        "cloze.launch.config:FinetuneConfig", words="task", short=(("--train", "--train_file"),),
+                        configs="finetune", prepares=True),
     "predict fill-mask": _prediction("fill the blanks of texts", "FillMaskConfig"),
     "predict classify": _prediction("label texts or pairs of texts", "ClassifyConfig"),
     "predict tag": _prediction("tag the words of texts: entities, parts of speech", "TagConfig"),
@@ -66,16 +76,16 @@ COMMANDS = {
     "predict embed": _prediction("one vector for each text", "EmbedConfig"),
     "predict features": _prediction("vectors of tokens or of a word, a picture of attention", "FeaturesConfig"),
     "predict score": _prediction("rank texts by their probability", "ScoreConfig"),
-    "evaluate": Command("measure a model on a suite", "launch.evaluate.command:evaluate",
-                        "launch.evaluate.config:EvaluateConfig"),
-    "serve": Command("answer over HTTP, with a page to try it", "launch.serve:serve",
-                     "launch.serving.config:ServeConfig"),
-    "tokenize": Command("show what a model is given for texts", "launch.predicting.commands:tokenize",
-                        "launch.predicting.config:TokenizeConfig", words="text"),
-    "doctor": Command("examine the environment, on all its machines", "launch.doctor:doctor",
-                      "launch.config:DoctorConfig"),
-    "quickstart": Command("the whole chain in minutes, on text that every Python has", "launch.quickstart:quickstart",
-                          "launch.config:QuickstartConfig"),
+    "evaluate": Command("measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
+                        "cloze.launch.evaluate.config:EvaluateConfig"),
+    "serve": Command("answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
+                     "cloze.launch.serve.config:ServeConfig"),
+    "tokenize": Command("show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",
+                        "cloze.launch.predict.config:TokenizeConfig", words="text"),
+    "doctor": Command("examine the environment, on all its machines", "cloze.launch.tools.doctor:doctor",
+                      "cloze.launch.config:DoctorConfig"),
+    "quickstart": Command("the whole chain in minutes, on text that every Python has",
+                          "cloze.launch.tools.quickstart:quickstart", "cloze.launch.config:QuickstartConfig"),
 }
 
 
@@ -85,112 +95,20 @@ def _load(reference: str):
 
 
 def build_parser(name: str) -> jsonargparse.ArgumentParser:
-    """The parser of a command: every field an option, required ones without a default positional where one names it."""
-    import jsonargparse
-    from docstring_parser import parse_from_object
+    """The parser of a command."""
+    from cloze.launch import parsing  # not at the top: worker processes import this module too, and parse nothing
 
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     command = COMMANDS[name]
-    config = _load(command.config)
-    parser = jsonargparse.ArgumentParser(
-        prog=f"cloze {name}", description=f"{command.help[0].upper()}{command.help[1:]}.", exit_on_error=False,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", action="config", help="YAML file of the fields below; options override it.")
-    # data and output of a run are flags; what a command looks at stands without one: `cloze inspect FOLDER`.
-    positional = name not in {"pretrain", "finetune", "deepspeed-config", "vocab", "prepare"}
-    takes_texts = command.words is not None and get_type_hints(config)[command.words] == list[str]
-    texts = [each.name for each in fields(config) if each.metadata.get("typed_text")]
-    parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True, skip={command.words, *texts})
-    if command.words:
-        # A field's sentence stands in the class that declares it.
-        docs = {doc.arg_name: doc.description for kind in config.__mro__[:-1] for doc in parse_from_object(kind).params}
-        for text in texts:
-            parser.add_argument(f"--{text}", type=str, help=docs[text])
-        parser.add_argument(command.words, nargs="*" if takes_texts else None, type=str, help=docs[command.words])
-    return parser
+    return parsing.build_parser(name, _load(command.config), command.help, command.words)
 
 
-def parse(name: str, arguments: list[str]):
-    """The command's configuration from its arguments.
+def parse(name: str, arguments: list[str]) -> Any:
+    """A command's configuration from its arguments. Raises UserError as `parsing.parse`."""
+    from cloze.launch import parsing
 
-    Raises:
-        UserError: an unknown field, a value of the wrong kind, a missing file, in one line.
-    """
-    import jsonargparse
-
-    parser = build_parser(name)
-    config = _load(COMMANDS[name].config)
-    kinds = get_type_hints(config)
-    lists = {field for field, kind in kinds.items() if kind == list[str]} - {COMMANDS[name].words}
-    for short, long in COMMANDS[name].short:
-        arguments = [long + word[len(short):] if word.partition("=")[0] == short else word for word in arguments]
-    sections = {field for field, kind in kinds.items() if is_dataclass(kind)}
-    if kinds.get(COMMANDS[name].words) == list[str]:
-        arguments = _words_first(arguments)
-    try:
-        namespace = parser.instantiate(parser.parse_args(_files_first(_join_lists(arguments, lists), sections)))
-    except BrokenPipeError:  # of --help and --print_config
-        raise
-    except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
-        raise UserError(f"cloze {name}: {_one_line(str(error), parser)}; see cloze {name} --help") from error
-    return config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
-
-
-def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
-    """`--input a b` as the list that jsonargparse reads: several words are what a shell makes of a glob."""
-    result, rest = [], list(arguments)
-    while rest:
-        word = rest.pop(0)
-        option, equals, value = word.partition("=")
-        if not option.startswith("--") or option[2:] not in names:
-            result.append(word)
-            continue
-        values = [value] if equals else []
-        while not equals and rest and not rest[0].startswith("--"):
-            values.append(rest.pop(0))
-        is_list = len(values) == 1 and values[0].startswith("[")
-        result += [option, values[0] if is_list else json.dumps(values)]
-    return result
-
-
-def _words_first(arguments: list[str]) -> list[str]:
-    """Move options with their values to the end: argparse takes a list of words in one piece only."""
-    words, options, rest = [], [], iter(arguments)
-    for word in rest:
-        if not word.startswith("--"):
-            words.append(word)
-            continue
-        options.append(word)
-        if "=" not in word and word not in ("--help", "--print_config"):
-            options += [value for value in [next(rest, None)] if value is not None]
-    return words + options
-
-
-def _files_first(arguments: list[str], sections: set[str]) -> list[str]:
-    """Move `--config FILE`, then `--SECTION FILE`, to the front, so that single fields win whatever the order."""
-    whole, files, rest, words = [], [], [], iter(arguments)
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option == "--config" or option[2:] in sections:
-            chosen = whole if option == "--config" else files
-            chosen += [word] if equals else [word, *([value] if (value := next(words, None)) is not None else [])]
-        else:
-            rest.append(word)
-    return whole + files + rest
-
-
-def _one_line(message: str, parser: jsonargparse.ArgumentParser) -> str:
-    """jsonargparse's message without its line breaks and Python names, and the nearest field if one is unknown."""
-    message = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
-    unknown = re.search(r"(?:option|arguments?:?) '?(?:--)?([\w.]+)", message)
-    if "not accept" in message or "unrecognized" in message:
-        known = [action.dest for action in parser._actions]
-        last = {dest.rsplit(".", 1)[-1]: dest for dest in known}
-        near = unknown and difflib.get_close_matches(unknown[1], [*known, *last], 1)
-        if near:
-            message += f"; did you mean {last.get(near[0], near[0])}?"
-    return message
+    command = COMMANDS[name]
+    return parsing.parse(name, _load(command.config), arguments, words=command.words, short=command.short,
+                         configs=command.configs)
 
 
 def usage(first_word: str = "") -> str:
@@ -227,7 +145,8 @@ def _waits(said: bool) -> bool:
     Before the ranks have met all look at the same, as a rule: rank 0 says it, and the others are ended before they do.
     Later each says what went wrong on it, and none ends before the others have said theirs.
     """
-    distributed = sys.modules.get("launch.distributed")  # which is not imported for this, and torch with it
+    # Not imported for this, and torch with it.
+    distributed = sys.modules.get("cloze.launch.system.distributed")
     met = distributed is not None and distributed.have_met()
     try:
         environment = read_environment()
@@ -258,7 +177,8 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, rest = split_command(arguments)
     config = parse(name, rest)  # before the command's module, which may import for seconds
-    return _load(COMMANDS[name].function)(config) or 0
+    given = (config, prepare_process()) if COMMANDS[name].prepares else (config,)
+    return _load(COMMANDS[name].function)(*given) or 0
 
 
 def main(arguments: list[str] | None = None) -> int:

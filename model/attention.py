@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.config import BertConfig, ModelError
-from model.dropout import dropout
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.dropout import dropout
 
 
 class Layout(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.attention import (
+from cloze.model.attention import (
     check_kernel,
     concatenated_layout,
     mask_bias,
@@ -15,18 +15,12 @@ from model.attention import (
     seen_tokens,
     select_kernel,
 )
-from model.config import BertConfig, ModelError
-from model.dropout import DropoutKey, draw_seed
-from model.embeddings import Embeddings, check_length, rotary_tables
-from model.encoder import Context, Encoder
-from model.folders import InFolders
-from model.heads import (
-    NO_LABEL,
-    MaskedLanguageModelHead,
-    NextSentenceHead,
-    Pooler,
-    class_losses,
-)
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.dropout import DropoutKey, draw_seed
+from cloze.model.embeddings import Embeddings, check_length, rotary_tables
+from cloze.model.encoder import Context, Encoder
+from cloze.model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHead, Pooler, class_losses
+from cloze.model.huggingface import InFolders
 
 
 class BertOutput(NamedTuple):

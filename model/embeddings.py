@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from model.config import SINUSOIDAL, BertConfig, ModelError
-from model.dropout import DropoutKey, dropout
+from cloze.model.config import SINUSOIDAL, BertConfig, ModelError
+from cloze.model.dropout import DropoutKey, dropout
 
 
 class Norm(nn.Module):

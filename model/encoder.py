@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import KERNELS, Layout, leave_graphs
-from model.config import BertConfig, ModelError
-from model.dropout import DropoutKey, keep_mask, keep_scale
-from model.embeddings import encoder_norm, rotate_packed
+from cloze.model.attention import KERNELS, Layout, leave_graphs
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.dropout import DropoutKey, keep_mask, keep_scale
+from cloze.model.embeddings import encoder_norm, rotate_packed
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from model.config import BertConfig
+from cloze.model.config import BertConfig
 
 
 def encoder_weights(config: BertConfig) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from model.config import BertConfig, ModelError
-from model.embeddings import compute_dtype, encoder_norm
-from model.encoder import ACTIVATIONS
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.embeddings import compute_dtype, encoder_norm
+from cloze.model.encoder import ACTIVATIONS
 
 NO_LABEL = -100  # label without a loss, as everywhere in torch
 

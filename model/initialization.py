@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from model.config import BertConfig, ModelError
-from model.embeddings import Embeddings, Norm
-from model.heads import LayerMix, VocabularyProjection
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.embeddings import Embeddings, Norm
+from cloze.model.heads import LayerMix, VocabularyProjection
 
 
 def init_weights(model: nn.Module, seed: int) -> None:

@@ -1,22 +1,273 @@
 """BERT with one head, for everything but pretraining; each computes what its namesake in transformers does.
 
 Inputs are those of BertModel.forward, in either layout. Losses come one for each example (or token), in fp32,
-0 where the label is -100; `TaskOutput.loss` is their mean over the labelled ones.
+0 where the label is -100; `TaskOutput.loss` is their mean over the labelled ones. First what the heads share, then the
+spans of extractive question answering, then the others.
 """
 
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from model.bert import BertForPreTraining, BertModel, BertPreTrained, PreTrainingOutput, encode_masked, pooled
-from model.classifiers import Classifier, TaskOutput, with_states
-from model.config import BertConfig, HeadConfig, ModelError
-from model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHead, class_losses, exponentials_by_group, pool
-from model.hub import load_architecture
-from model.spans import BertForQuestionAnswering
+from cloze.model.bert import (
+    BertForPreTraining,
+    BertModel,
+    BertOutput,
+    BertPreTrained,
+    PreTrainingOutput,
+    encode_masked,
+    pooled,
+)
+from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.dropout import DropoutKey, draw_seed, dropout
+from cloze.model.heads import (
+    NO_LABEL,
+    ClassifierTransform,
+    LayerMix,
+    MaskedLanguageModelHead,
+    NextSentenceHead,
+    class_losses,
+    exponentials_by_group,
+    pool,
+)
+from cloze.model.huggingface import load_architecture
+
+
+class TaskOutput(NamedTuple):
+    """Scores and losses of a fine-tuned head."""
+
+    logits: Tensor
+    """(B, outputs); (T, outputs) or (B, S, outputs) for tokens; (B, choices) for multiple choice."""
+    losses: Tensor | None = None
+    """fp32, in the shape of the labels; (B,) where several outputs make one loss; None without labels."""
+    num_labelled: Tensor | None = None
+    """Examples (or tokens) with a label; (columns,) with several label columns."""
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+    @property
+    def loss(self) -> Tensor | None:
+        """Mean over the labelled examples, as in Hugging Face; summed over label columns; None without
+        labels.
+        """
+        return None if self.losses is None else (self.losses.sum(0) / self.num_labelled).sum()
+
+
+class WithTransform(BertPreTrained):
+    """What stands between the encoder and a linear map: the transform, if the model has one, and dropout.
+
+    `forward` takes either ids or `features`: what `features` made of them before, so that an encoder that does not
+    learn need not run again.
+    """
+
+    def __init__(self, config: BertConfig, **options) -> None:
+        super().__init__(config, **options)
+        self.transform = ClassifierTransform(config) if config.classifier_transform else nn.Identity()
+        rate = config.classifier_dropout
+        self.dropout_probability = config.hidden_dropout_prob if rate is None else rate
+
+    def encode(self, input_ids: Tensor | None, inputs: dict) -> tuple[BertOutput | None, int | None]:
+        """The encoder's output (None with `features`) and the seed of the classifier's dropout, drawn once for both."""
+        given = "features" in inputs
+        if not self.training:
+            return None if given else self.bert(input_ids, **inputs), None
+        seed = inputs.pop("dropout_seed", None)
+        seed = draw_seed() if seed is None else seed
+        place = DropoutKey(seed, self.config.num_hidden_layers + 1).at(0)
+        return None if given else self.bert(input_ids, dropout_seed=seed, **inputs), place
+
+    def transformed(self, features: Tensor, seed: int | None) -> Tensor:
+        return dropout(self.transform(features), self.dropout_probability, seed)
+
+
+class Classifier(WithTransform):
+    """One linear map over whatever a subclass reads."""
+
+    takes_head = True
+    reads_tokens = False
+
+    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options) -> None:
+        super().__init__(config, **options)
+        self.head = head or HeadConfig()
+        layers = config.num_hidden_layers
+        if self.head.layers == "last_four" and layers < 4:
+            raise ModelError(f"head.layers: found last_four with {layers} layers, expected at least 4")
+        if self.head.layers == "weighted":
+            self.mix = LayerMix(layers)
+        self.classifier = nn.Linear(config.hidden_size * (4 if self.head.layers == "last_four" else 1),
+                                    self._num_outputs())
+
+    def _num_outputs(self) -> int:
+        return self.head.num_outputs
+
+    @property
+    def _reads_firsts(self) -> bool:
+        """Of the last layer, the first token of each sequence and nothing else."""
+        return not self.reads_tokens and (
+            self.head.pooling == "pooler" or (self.head.pooling == "cls" and self.head.layers == "last")
+        )
+
+    def features(self, input_ids: Tensor | None = None, **inputs) -> Tensor:
+        """What the head reads of the encoder: (B, layers read, hidden), of tokens (T, layers read, hidden)."""
+        return self._features(self.encode(input_ids, self._asked(inputs))[0], inputs)
+
+    def _asked(self, inputs: dict) -> dict:
+        if self.head.layers != "last":
+            return inputs | {"output_hidden_states": True}
+        offsets = inputs.get("sequence_offsets")
+        if self._reads_firsts and offsets is not None and not inputs.get("output_hidden_states"):
+            # No token but the first: the last layer is spared all others.
+            return inputs | {"read_tokens": offsets.new_empty(0, dtype=torch.int64)}
+        return inputs
+
+    def _features(self, encoded: BertOutput, inputs: dict) -> Tensor:
+        if self.head.layers == "last":
+            states = (encoded.last_hidden_state,)
+        else:
+            states = encoded.hidden_states[-4 if self.head.layers == "last_four" else 1:]
+        if self.reads_tokens:
+            return torch.stack(states, -2)
+        if self._reads_firsts:
+            return encoded.first_hidden_state[:, None]
+        places = inputs.get("sequence_offsets"), inputs.get("attention_mask")
+        return torch.stack([pool(state, self.head.pooling, *places) for state in states], 1)
+
+    def _vectors(self, features: Tensor) -> Tensor:
+        """(..., layers read, hidden) -> (..., what the linear map takes)."""
+        if self.head.layers == "weighted":
+            return self.mix(features.flatten(0, -3)).view(*features.shape[:-2], -1)
+        return features.flatten(-2)
+
+    def scores(self, input_ids: Tensor | None, inputs: dict) -> tuple[Tensor, BertOutput | None]:
+        """Scores of the head, and the encoder's output, None where features stand for it."""
+        vectors, encoded, seed = self.read(input_ids, inputs)
+        return self.classifier(self.transformed(vectors, seed)), encoded
+
+    def read(self, input_ids: Tensor | None, inputs: dict) -> tuple[Tensor, BertOutput | None, int | None]:
+        """What the transform takes, the encoder's output, and the seed of dropout."""
+        encoded, seed = self.encode(input_ids, self._asked(inputs))
+        features = inputs.get("features")
+        if features is None and self.head.pooling == "pooler" and not self.reads_tokens:
+            vectors = pooled(encoded)
+        elif features is None:
+            vectors = self._vectors(self._features(encoded, inputs))
+        else:
+            vectors = self._vectors(features)
+            if self.head.pooling == "pooler" and not self.reads_tokens and self.bert.pooler is not None:
+                vectors = self.bert.pooler(vectors)
+        return vectors, encoded, seed
+
+
+def with_states(output: NamedTuple, encoded: BertOutput | None) -> NamedTuple:
+    """The output with what the encoder was asked to give beside, if it ran."""
+    if encoded is None:
+        return output
+    return output._replace(hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+
+
+class SpanOutput(NamedTuple):
+    """Scores and losses of extractive question answering."""
+
+    start_logits: Tensor
+    """(T,) or (B, S)."""
+    end_logits: Tensor
+    start_losses: Tensor | None = None
+    """(B,) fp32, 0 where the answer lies outside the sequence; None without positions."""
+    end_losses: Tensor | None = None
+    num_starts: Tensor | None = None
+    num_ends: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+    @property
+    def loss(self) -> Tensor | None:
+        """Mean of the start's and the end's mean loss, as in Hugging Face; None without positions."""
+        if self.start_losses is None:
+            return None
+        return (self.start_losses.sum() / self.num_starts + self.end_losses.sum() / self.num_ends) / 2
+
+
+class BertForQuestionAnswering(WithTransform):
+    """The span of the text that answers a question: a score for each token to be its start, and its end."""
+
+    uses_pooler = False
+
+    def __init__(self, config: BertConfig, **options) -> None:
+        super().__init__(config, **options)
+        self.span = nn.Linear(config.hidden_size, 2)
+
+    def features(self, input_ids: Tensor | None = None, **inputs) -> Tensor:
+        """What the head reads of the encoder: (T, hidden) or (B, S, hidden)."""
+        return self.encode(input_ids, inputs)[0].last_hidden_state
+
+    def forward(
+        self, input_ids: Tensor | None = None, *, start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None, softmax: Tensor | None = None, start_targets: Tensor | None = None,
+        end_targets: Tensor | None = None, num_softmaxes: int = 0, **inputs,
+    ) -> SpanOutput:
+        """Positions: (B,) int64 from the start of each sequence; outside of it (or negative) there is no
+        loss.
+
+        Instead of them, for tokens of several sequences that compete in one softmax: `softmax` (T,) int64, the number
+        of each token's, below `num_softmaxes`, or -1; targets (T,) bool. Losses are then (num_softmaxes,).
+
+        Over padded inputs the softmax runs over the padding too, as the reference's does.
+        """
+        encoded, seed = self.encode(input_ids, inputs)
+        hidden = inputs["features"] if encoded is None else encoded.last_hidden_state
+        if self.config.classifier_transform:  # BERT has neither transform nor dropout here
+            hidden = self.transformed(hidden, seed)
+        start, end = self.span(hidden).unbind(-1)
+        output = with_states(SpanOutput(start, end), encoded)
+        if softmax is not None:
+            count = torch.tensor(num_softmaxes, device=start.device)
+            return output._replace(
+                start_losses=shared_softmax_losses(start.float(), softmax, start_targets, num_softmaxes),
+                end_losses=shared_softmax_losses(end.float(), softmax, end_targets, num_softmaxes),
+                num_starts=count, num_ends=count,
+            )
+        if start_positions is None or end_positions is None:
+            return output
+        offsets = inputs.get("sequence_offsets")
+        losses = [_span_losses(*pair, offsets) for pair in ((start, start_positions), (end, end_positions))]
+        return output._replace(
+            start_losses=losses[0][0], end_losses=losses[1][0], num_starts=losses[0][1], num_ends=losses[1][1]
+        )
+
+
+def _span_losses(scores: Tensor, positions: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Losses (B,) and their number, of (B, S) scores, or of (T,) with the offsets of their sequences."""
+    if offsets is None:
+        labels = positions.masked_fill((positions < 0) | (positions >= scores.shape[1]), NO_LABEL)
+        return class_losses(scores, labels)[0], (labels != NO_LABEL).sum()
+    scores, offsets = scores.float(), offsets.long()
+    lengths = offsets.diff()
+    sequence = torch.arange(len(lengths), device=lengths.device)
+    sequence = sequence.repeat_interleave(lengths, output_size=len(scores))
+    _, totals, largest = exponentials_by_group(scores, sequence, len(lengths))
+    inside = (positions >= 0) & (positions < lengths)
+    at = (offsets[:-1] + positions).where(inside, 0)
+    losses = (totals.log() + largest - scores[at]).where(inside, 0.0)
+    return losses, inside.sum()
+
+
+def shared_softmax_losses(scores: Tensor, softmax: Tensor, targets: Tensor, num_softmaxes: int) -> Tensor:
+    """-log of the probability that all targets of a softmax have together: (num_softmaxes,), of scores (T,).
+
+    Args:
+        softmax: (T,) int64, in which one a score competes, -1 in none; each has a target.
+        targets: (T,) bool.
+    """
+    competing = softmax >= 0
+    scores, softmax, targets = scores[competing], softmax[competing], targets[competing]
+    _, total, largest = exponentials_by_group(scores, softmax, num_softmaxes)
+    # The targets' own largest score keeps their sum from vanishing where they are hopeless.
+    _, right, hits = exponentials_by_group(scores[targets], softmax[targets], num_softmaxes)
+    return total.log() + largest - right.log() - hits
 
 
 class BertForMaskedLM(BertPreTrained):

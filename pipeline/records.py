@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline import ragged
+from cloze.pipeline import ragged
 
 SAMPLES_PER_BLOCK = 4096  # rows of a record batch: the unit of reading and of shuffling
 NO_LABEL = -100  # "no next-sentence label" outside the shards, where it is null

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.errors import UserError
+from cloze.pipeline.errors import UserError
 
 ASIDE = ".tmp-"  # an interrupted write leaves a file of this prefix, which nothing reads and a rerun removes
 

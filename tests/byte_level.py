@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from pipeline.backends import add_special_tokens
-from pipeline.tokenizer import Tokenizer
+from cloze.pipeline.tokenization.backends import add_special_tokens
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.synthetic import NAMES
 
 

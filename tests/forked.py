@@ -17,18 +17,15 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 
-from launch import cli
-from launch.environment import child_variables
-from launch.running import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.launch import cli
+from cloze.launch.system.environment import child_variables
+from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload([  # one list for all tests: it is the process's, and the last one that is set counts
     "tests.forked", "pytest",
     "torch._dynamo",  # which torch's optimizers import at their first use
-    "launch.checkpoint", "launch.evaluation", "launch.guesses", "launch.metrics", "launch.pretrain", "launch.probing",
-    "launch.trainer", "pipeline.batches", "pipeline.shards",
-    "launch.finetune", "launch.finetuning.kinds", "launch.finetuning.models", "launch.finetuning.reporting",
-    "launch.finetuning.scoring",
+    "cloze.launch.pretrain.command", "cloze.launch.finetune.command",
 ])
 # A process that goes on when another has failed is asked to end, and made to after so long, as srun does.
 GRACE_SECONDS = 10

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from launch import cli
-from launch.environment import prepare_deepspeed, read_environment
+from cloze.launch import cli
+from cloze.launch.system.environment import prepare_deepspeed, read_environment
 
 
 def fp16_main(command: list[str], main: Callable[[list[str]], int] = cli.main) -> int:
@@ -11,7 +11,7 @@ def fp16_main(command: list[str], main: Callable[[list[str]], int] = cli.main) -
     prepare_deepspeed(read_environment())
     from deepspeed.accelerator import get_accelerator
 
-    from launch import engine
+    from cloze.launch.engine import building as engine
 
     engine._check_fp16 = lambda config, device: None
     get_accelerator().is_fp16_supported = lambda: True

@@ -15,9 +15,9 @@ from typing import Literal
 
 import torch
 
-from launch.checkpoint import read_weights
-from launch.environment import child_variables
-from launch.metrics import FILE_NAME, read_metrics
+from cloze.launch.checkpoint import read_weights
+from cloze.launch.run.metrics import FILE_NAME, read_metrics
+from cloze.launch.system.environment import child_variables
 from tests.forked import ForkedRun
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ def pretrain_arguments(data: Path, output: Path, *overrides: str) -> list[str]:
     return ["pretrain", *TINY, "--data", str(data), "--output", str(output), *overrides]
 
 
-CLOZE = ("-m", "launch")
+CLOZE = ("-m", "cloze")
 
 
 def pretrain_command(data: Path, output: Path, *overrides: str, processes: int = 1, program: tuple[str, ...] = CLOZE

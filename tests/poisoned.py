@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from launch import trainer
+from cloze.launch.training import trainer
 from tests.slowed import slowed_main
 
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from launch import trainer
-from launch.cli import main
+from cloze.launch.cli import main
+from cloze.launch.training import trainer
 
 SECONDS = 0.5  # for each process of each step
 

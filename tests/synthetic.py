@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.backends import wordpiece_backend
-from pipeline.config import MaskingConfig
-from pipeline.manifest import Manifest, SplitInfo
-from pipeline.records import Masks, Samples, SpecialTokens
-from pipeline.shards import write_shard
-from pipeline.tokenizer import Tokenizer
+from cloze.pipeline.config import MaskingConfig
+from cloze.pipeline.records import Masks, Samples, SpecialTokens
+from cloze.pipeline.shards.manifest import Manifest, SplitInfo
+from cloze.pipeline.shards.shards import write_shard
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 NAMES = {"pad": "[PAD]", "unknown": "[UNK]", "classification": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"}
 SPECIAL = SpecialTokens(pad=0, unknown=1, classification=2, separator=3, mask=4)

@@ -4,9 +4,10 @@ import json
 
 import torch
 
-from launch import distributed, trainer
-from launch.cli import main
-from launch.engine import base_optimizer
+from cloze.launch.cli import main
+from cloze.launch.engine.state import base_optimizer
+from cloze.launch.system import distributed
+from cloze.launch.training import trainer
 
 _LINE = "TOLD "
 

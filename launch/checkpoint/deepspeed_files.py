@@ -10,7 +10,6 @@ import io
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -21,11 +20,10 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-from launch.checkpoint.state import read_state
-from launch.engine import base_optimizer
-from launch.environment import forbid_pickled_code
-from launch.saving import BackgroundWriter
-from pipeline.errors import UserError
+from cloze.launch.checkpoint.saving import BackgroundWriter
+from cloze.launch.checkpoint.state import read_state
+from cloze.launch.system.environment import forbid_pickled_code
+from cloze.pipeline.errors import UserError
 
 # Everything but tensors that DeepSpeed's files hold. A file with any other class in it is refused, by our loads and by
 # DeepSpeed's own: from the import of this module on, so that Python programs are as safe as our commands.
@@ -82,112 +80,6 @@ class DurableCheckpointEngine(CheckpointEngine):
 
     def commit(self, info) -> bool:
         return True
-
-
-# Of DynamicLossScaler, what the configuration says; the rest is where the scale stands.
-_SCALE_CONSTANTS = ("scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
-
-
-@contextlib.contextmanager
-def kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
-    """Undo what DeepSpeed's loaders do to the optimizer, and prove it.
-
-    Its ZeRO-3 universal loader gives every group the hyper-parameters of group 0, and all flat groups one and the
-    same `step` tensor, which then advances once for each of them (stage3.py,
-    load_hp_checkpoint_state_from_checkpoint_dir_stage3). Its universal loaders leave `step` on the CPU, where torch's
-    fused kernels on a GPU do not take it. Where it partitions, it takes the limit of the gradient norm, and the
-    constants of the loss scale, from the checkpoint and not from the configuration (stage_1_and_2.py).
-    """
-    optimizer = base_optimizer(engine)
-    partitioned = engine.optimizer if engine.zero_optimization() else None
-    limit, scaler = getattr(partitioned, "clip_grad", None), getattr(partitioned, "loss_scaler", None)
-    # A group's `step` is no hyper-parameter: where states that DeepSpeed's FusedAdam has yet to make begin to count.
-    before = [{name: value for name, value in group.items() if name not in ("params", "step")}
-              for group in optimizer.param_groups]
-    yield
-    for group, values in zip(optimizer.param_groups, before, strict=True):
-        group.update(values)
-    if limit is not None:
-        partitioned.clip_grad = limit
-    if scaler is not None and type(partitioned.loss_scaler) is not type(scaler):
-        # The checkpoint is of another precision: its scaler would not scale, or would where nothing is to be scaled.
-        partitioned.loss_scaler, partitioned.dynamic_loss_scale = scaler, scaler.dynamic
-    for name in _SCALE_CONSTANTS:
-        if hasattr(scaler, name):
-            setattr(partitioned.loss_scaler, name, getattr(scaler, name))
-    steps = []
-    for parameter, state in optimizer.state.items():
-        if torch.is_tensor(state.get("step")):
-            device = parameter.device if optimizer.defaults.get("fused") else state["step"].device
-            state["step"] = state["step"].to(device, copy=True)
-        if "step" in state:  # Muon's states have none
-            steps.append(float(state["step"]))
-    if not engine.zero_optimization():  # there a parameter may have begun to learn later than others
-        steps = [max(steps)] if steps else []
-    if set(steps) - {float(optimizer_steps)}:
-        raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")
-
-
-class _Padding:
-    """What the loader below asks of a parameter, for a group of which this process has none."""
-
-    @property
-    def _hp_mapping(self) -> _Padding:
-        return self
-
-    def load_hp_checkpoint_state(self, *arguments, **options) -> None:
-        """It has no step."""
-
-    def get_optim_state_keys(self) -> tuple[()]:
-        return ()
-
-
-@contextlib.contextmanager
-def padding_can_be_loaded(engine) -> Iterator[None]:
-    """Let DeepSpeed's universal loader of stages 1 and 2 pass groups of which this process has padding alone.
-
-    With hundreds of processes the last ones have no parameter of a small group. The loader asks for the step of their
-    first one (base_optimizer.py, load_hp_checkpoint_state_from_checkpoint_dir), which is an IndexError, and would leave
-    the group without the states that the next step updates.
-    """
-    partitioned, method = engine.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"
-    load = getattr(partitioned, method, None)
-    if load is None:
-        yield
-        return
-
-    def load_all(name: str, folder: str) -> None:
-        groups, padding = getattr(partitioned, name), _Padding()
-        empty = [all(parameter._hp_mapping is None for parameter in group) for group in groups]
-        setattr(partitioned, name, [[padding] if nothing else group
-                                    for nothing, group in zip(empty, groups, strict=True)])
-        partitioned.param_names[padding] = ""
-        try:
-            load(name, folder)
-        finally:
-            setattr(partitioned, name, groups)
-            del partitioned.param_names[padding]
-        optimizer = base_optimizer(engine)
-        whole = [group for group, nothing in zip(optimizer.param_groups, empty, strict=True) if not nothing]
-        for group, nothing in zip(optimizer.param_groups, empty, strict=True):
-            like = [other for other in whole if other.get("muon") == group.get("muon")]
-            if nothing and like:
-                _give_states(optimizer, group, like[0])
-
-    setattr(partitioned, method, load_all)
-    try:
-        yield
-    finally:
-        delattr(partitioned, method)
-
-
-def _give_states(optimizer: torch.optim.Optimizer, group: dict, other: dict) -> None:
-    """States of a group that is padding: zeros, at the step of another."""
-    (padding,), (like,) = group["params"], other["params"]
-    optimizer.state[padding] = {
-        name: torch.zeros_like(padding) if torch.is_tensor(value) and value.shape == like.shape else deepcopy(value)
-        for name, value in optimizer.state[like].items()
-    }
 
 
 def convert_to_universal(folder: Path, target: Path) -> None:

@@ -15,20 +15,19 @@ from typing import Literal
 
 import torch
 
-from launch import distributed
-from launch.checkpoint.deepspeed_files import (
+from cloze.launch.checkpoint.deepspeed_files import (
     DurableCheckpointEngine,
     convert_to_universal,
-    kept_hyper_parameters,
     load_pickled,
-    padding_can_be_loaded,
     whole_weights,
 )
-from launch.checkpoint.state import CHECKSUMS, STATE, TrainState, damage, read_state
-from launch.environment import Environment
-from launch.saving import BackgroundWriter
-from pipeline.errors import UserError
-from pipeline.storage import publish_text, readable_errors, sha256_of, sync_folder
+from cloze.launch.checkpoint.saving import BackgroundWriter
+from cloze.launch.checkpoint.state import CHECKSUMS, STATE, TrainState, damage, read_state
+from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
+from cloze.launch.system import distributed
+from cloze.launch.system.environment import Environment
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text, readable_errors, sha256_of, sync_folder
 
 # fp32 master weight and two Adam moments, and a 16-bit or fp32 copy of the weight, for each parameter.
 _BYTES_PER_PARAMETER = 16

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.storage import sha256_of
+from cloze.pipeline.storage import sha256_of
 
 CHECKSUMS = "checksums.json"
 STATE = "state.json"

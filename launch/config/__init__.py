@@ -1,14 +1,15 @@
 """What a run is told: frozen dataclasses, a sentence under each field, checks when they are made."""
 
-from launch.config.commands import DoctorConfig, ExportConfig, QuickstartConfig
-from launch.config.finetuning import FinetuneConfig
-from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from launch.config.pretraining import DeepSpeedConfig, PretrainConfig
-from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from launch.config.training import BatchArithmetic, MaskingConfig, TrainConfig
+from cloze.launch.config.commands import DoctorConfig, ExportConfig, QuickstartConfig
+from cloze.launch.config.finetuning import FinetuneConfig
+from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
+from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig
+from cloze.launch.config.run import RunConfig
+from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from cloze.launch.config.training import BatchArithmetic, MaskingConfig, TrainConfig
 
 __all__ = [
     "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "DoctorConfig", "EvaluationConfig", "ExportConfig",
     "FinetuneConfig", "LossScaleConfig", "MaskingConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig",
-    "QuickstartConfig", "ScheduleConfig", "TrainConfig", "ZeroConfig",
+    "QuickstartConfig", "RunConfig", "ScheduleConfig", "TrainConfig", "ZeroConfig",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.errors import UserError
+from cloze.pipeline.errors import UserError
 
 
 def at_least(section: str, config: object, **minimums: float) -> None:

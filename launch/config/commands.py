@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.config.checks import at_least
+from cloze.launch.config.checks import at_least
 
 
 @dataclass(frozen=True)

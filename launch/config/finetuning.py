@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from launch.config.checks import at_least, check_sections, check_warmup
-from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from launch.config.training import TrainConfig
-from launch.finetuning.tasks import Task
-from pipeline.errors import UserError
+from cloze.launch.config.checks import at_least, check_sections, check_warmup
+from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
+from cloze.launch.config.run import RunConfig
+from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from cloze.launch.config.tasks import Task
+from cloze.launch.config.training import TrainConfig
+from cloze.pipeline.errors import UserError
 
 AUTO = "auto"
 _LONG_TEXT = 512  # 128 + 382 and two special tokens: Sun et al. 2019, arXiv 1905.05583, section 5.3
@@ -18,13 +19,13 @@ _WINDOW_STEP = 128  # BERT release, run_squad.py: doc_stride
 
 
 @dataclass(frozen=True)
-class FinetuneConfig:
+class FinetuneConfig(RunConfig):
     """A fine-tuning run."""
 
     task: str
     """What is learned: a known data set (sst2, mnli, stsb, ...) or a kind of task (classification, ...)."""
     model: str
-    """A Cloze run, a Hugging Face folder or hub name; or a file of configs/model/, for random weights."""
+    """A Cloze run, a Hugging Face folder or hub name; or for random weights a file of configs/model/ or its name."""
     train_file: str
     """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set. `--train FILE` is the same."""
     validation: str

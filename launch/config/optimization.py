@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from launch.config.checks import at_least
-from pipeline.errors import UserError
+from cloze.launch.config.checks import at_least
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from launch.config.checks import at_least, check_sections, check_warmup
-from launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from launch.config.training import MaskingConfig, TrainConfig
-from model.config import BertConfig
-from pipeline.errors import UserError
+from cloze.launch.config.checks import at_least, check_sections, check_warmup
+from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
+from cloze.launch.config.run import RunConfig
+from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from cloze.launch.config.training import MaskingConfig, TrainConfig
+from cloze.model.config import BertConfig
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)
-class PretrainConfig:
+class PretrainConfig(RunConfig):
     """A pretraining run."""
 
     data: str

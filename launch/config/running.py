@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from launch.config.checks import at_least
-from pipeline.errors import UserError
-
-# How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
-COLLECTIVE_SECONDS = 1800
+from cloze.launch.config.checks import at_least
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launch.config.checks import at_least
-from pipeline.errors import UserError
+from cloze.launch.config.checks import at_least
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)

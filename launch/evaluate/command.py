@@ -9,15 +9,17 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from launch import runs
-from launch.console import Console, clock
-from launch.evaluate.config import EvaluateConfig
-from launch.evaluate.lines import read_lines, score_lines
-from launch.evaluate.pairs import accuracies, read_pairs, score_pairs
-from launch.evaluate.report import draw, print_result, scalars, write_json
-from launch.predict import Predictor
-from launch.predicting.blanks import Score
-from pipeline.errors import UserError
+from cloze.launch.evaluate.config import EvaluateConfig
+from cloze.launch.evaluate.lines import read_lines, score_lines
+from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
+from cloze.launch.evaluate.report import draw, print_result, scalars, write_json
+from cloze.launch.predict.blanks import Score
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.pretrained.hub import model_path
+from cloze.launch.pretrained.loading import run_steps
+from cloze.launch.run import runs
+from cloze.launch.system.console import Console, clock
+from cloze.pipeline.errors import UserError
 
 _CHECKPOINT = re.compile(r"step-(\d+)")
 _PROGRESS_SECONDS = 30.0
@@ -43,7 +45,7 @@ def evaluate(config: EvaluateConfig) -> int:
 
 def _model(config: EvaluateConfig) -> tuple[Path, object]:
     """The model's folder and the step; the folder of a checkpoint, RUN/checkpoints/step-00001000, says both."""
-    folder = config.folder()
+    folder = model_path(config)
     found = _CHECKPOINT.fullmatch(folder.resolve().name)
     if not found or folder.resolve().parent.name != runs.CHECKPOINTS:
         return folder, config.step
@@ -63,9 +65,9 @@ def _measure(config: EvaluateConfig, predictor: Predictor, texts: list, console:
     predictor.require(Score())
     progress = _Progress(console)
     if config.suite == "lines":
-        return score_lines(predictor, texts, max_length=config.max_length, bf16=config.precision == "bf16",
+        return score_lines(predictor.loaded, texts, max_length=config.max_length, bf16=config.precision == "bf16",
                            progress=progress)
-    return accuracies(texts, score_pairs(predictor, texts, config.precision, progress))
+    return accuracies(texts, score_pairs(predictor.loaded, texts, config.precision, progress))
 
 
 class _Progress:
@@ -86,20 +88,18 @@ class _Progress:
 
 def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: Console) -> int:
     """Measure what checkpoints the run has now and have no result yet, oldest first; then write all curves anew."""
-    from launch.checkpoint import checkpoint_steps
-
     if not runs.is_pretraining(run):
         raise UserError(f"every_checkpoint: found {run}, which is no run of pretraining, expected one; leave it out")
     folder = run / f"evaluate-{config.suite}"
     settings = {name: getattr(config, name) for name in ("data", "precision", "every_nth", "max_length")}
-    for step in checkpoint_steps(run):
+    for step in run_steps(run):
         path = folder / f"step-{step:08d}.json"
         if path.exists() and json.loads(path.read_text(encoding="utf-8"))["settings"] == settings:
             continue
         try:
             predictor = Predictor.from_folder(run, step)
         except UserError:
-            if step in checkpoint_steps(run):
+            if step in run_steps(run):
                 raise
             console.warn(f"{run}: the checkpoint of step {step} has been removed by the run meanwhile; passed over")
             continue

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.config.checks import at_least
-from launch.hub import ModelConfig
-from pipeline.errors import UserError
+from cloze.launch.config.checks import at_least
+from cloze.launch.config.model import ModelConfig
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)

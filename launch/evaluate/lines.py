@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
-from launch.predict import Predictor
-from pipeline.config import PrepareConfig
-from pipeline.errors import UserError
-from pipeline.readers import plan, read
+from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import plan, read
 
 
 def read_lines(data: str, every_nth: int = 1) -> list[str]:
@@ -29,7 +29,7 @@ def read_lines(data: str, every_nth: int = 1) -> list[str]:
 
 
 def score_lines(
-    predictor: Predictor, lines: list[str], *, max_length: int, bf16: bool, progress: Callable[[int, int], None],
+    loaded: LoadedModel, lines: list[str], *, max_length: int, bf16: bool, progress: Callable[[int, int], None],
 ) -> dict:
     """What all lines have together; lines that repeat count each time and are scored once.
 
@@ -39,7 +39,7 @@ def score_lines(
     number = {line: place for place, line in enumerate(dict.fromkeys(lines))}
     pieces, owners = [], []
     for line, place in number.items():
-        found = list(predictor.encoder.windows(line, length=max_length, step=max_length, place=f"line {place + 1}"))
+        found = list(loaded.encoder.windows(line, length=max_length, step=max_length, place=f"line {place + 1}"))
         pieces += found
         owners += [place] * len(found)
     done, total = 0, num_tokens(pieces)
@@ -51,7 +51,7 @@ def score_lines(
 
     sums, tokens = [0.0] * len(number), [0] * len(number)
     for place, piece, value in zip(
-        owners, pieces, pseudo_log_likelihoods(predictor, pieces, bf16=bf16, progress=count), strict=True
+        owners, pieces, pseudo_log_likelihoods(loaded, pieces, bf16=bf16, progress=count), strict=True
     ):
         sums[place] += float(value)
         tokens[place] += sum(part > 0 for part in piece.parts)

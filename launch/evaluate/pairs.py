@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
-from launch.predict import Predictor
-from pipeline.errors import UserError
-from pipeline.storage import readable_errors
+from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors
 
 # BLiMP's 13 terms are 12 phenomena: the paper counts the two paradigms of s-selection as argument structure.
 _PHENOMENA = {"s-selection": "argument_structure"}
@@ -76,7 +76,7 @@ def _pair(line: str, name: str, place: str) -> Pair:
 
 
 def score_pairs(
-    predictor: Predictor, pairs: list[Pair], precision: str, progress: Callable[[int, int], None],
+    loaded: LoadedModel, pairs: list[Pair], precision: str, progress: Callable[[int, int], None],
 ) -> np.ndarray:
     """Log-probability of the good sentence over that of the bad one, (n,) float64. Sentences that repeat are scored
     once.
@@ -90,7 +90,7 @@ def score_pairs(
     """
     texts = {pair.good: pair.place for pair in reversed(pairs)} | {pair.bad: pair.place for pair in reversed(pairs)}
     number = {text: place for place, text in enumerate(texts)}
-    encodings = [predictor.encoder.encode(text, place=place) for text, place in texts.items()]
+    encodings = [loaded.encoder.encode(text, place=place) for text, place in texts.items()]
     sides = np.array([[number[pair.good], number[pair.bad]] for pair in pairs])
     done, total = 0, num_tokens(encodings)
 
@@ -99,14 +99,14 @@ def score_pairs(
         done += tokens
         progress(done, total)
 
-    scores = pseudo_log_likelihoods(predictor, encodings, bf16=precision != "fp32", progress=count)
+    scores = pseudo_log_likelihoods(loaded, encodings, bf16=precision != "fp32", progress=count)
     if precision == "auto":
         close = np.abs(scores[sides[:, 0]] - scores[sides[:, 1]]) < CLOSE
         again = np.unique(sides[close])
         chosen = [encodings[place] for place in again]
         total += num_tokens(chosen)
         exact = scores.copy()
-        exact[again] = pseudo_log_likelihoods(predictor, chosen, progress=count)
+        exact[again] = pseudo_log_likelihoods(loaded, chosen, progress=count)
         # A pair is decided by one precision: never by a sentence in fp32 and another in bf16.
         return np.where(close, exact[sides[:, 0]] - exact[sides[:, 1]], scores[sides[:, 0]] - scores[sides[:, 1]])
     return scores[sides[:, 0]] - scores[sides[:, 1]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launch.console import Console
-from pipeline.errors import UserError
-from pipeline.storage import publish_text, readable_errors
+from cloze.launch.system.console import Console
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text, readable_errors
 
 _MEANS = ("mean_of_paradigms", "mean_of_phenomena")
 

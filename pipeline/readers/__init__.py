@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from pipeline.config import PrepareConfig
-from pipeline.errors import UserError
-from pipeline.readers import columns, hub, lines
-from pipeline.readers.files import InputFile, Segment, find_files
-from pipeline.records import Document
+from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import columns, hub, lines
+from cloze.pipeline.readers.files import InputFile, Segment, find_files
+from cloze.pipeline.records import Document
 
 # Of plain text or Parquet: small inputs are divided finely, so that workers end together; large ones are not, since
 # every shard is collected from every task's files.

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from pipeline.errors import UserError
-from pipeline.readers import hub
-from pipeline.readers.files import InputFile, Segment
-from pipeline.readers.lines import check_fields, in_pieces, order, valid
-from pipeline.readers.long_lines import document_id
-from pipeline.records import Document
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import hub
+from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.readers.lines import check_fields, in_pieces, order, valid
+from cloze.pipeline.readers.long_lines import document_id
+from cloze.pipeline.records import Document
 
 _ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once,
 _BYTES_AT_ONCE = 32 << 20  # at most about so many bytes of them

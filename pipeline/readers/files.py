@@ -11,9 +11,9 @@ from typing import IO
 
 import pyarrow as pa
 
-from pipeline.config import SourceConfig
-from pipeline.errors import UserError
-from pipeline.storage import describe
+from cloze.pipeline.config import SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import describe
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from pipeline.config import SourceConfig
-from pipeline.errors import UserError
-from pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.config import SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers.files import InputFile, Segment
 
 _SAVED_ROWS = 50_000  # rows of a saved data set that make one segment
 _ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once

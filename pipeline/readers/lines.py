@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from pipeline.errors import UserError
-from pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
-from pipeline.readers.long_lines import LongLine, document_id
-from pipeline.records import Document
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
+from cloze.pipeline.readers.long_lines import LongLine, document_id
+from cloze.pipeline.records import Document
 
 LONGEST_JSON_LINE = 16 << 20  # bytes: a longer line is never held whole
 # Bytes of text: a longer document arrives in pieces, so that memory stays bounded, even that of a shard of 64 of them.

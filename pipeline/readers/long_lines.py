@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from json.decoder import scanstring
 
-from pipeline.errors import UserError
-from pipeline.readers.files import Segment, between_characters
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers.files import Segment, between_characters
 
 _SPACES = re.compile(r"[ \t\n\r]*")
 _BODY = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a JSON string, up to its quote or what there is

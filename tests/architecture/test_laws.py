@@ -1,4 +1,4 @@
-"""The laws of the house, held by reading the source. Each names the one room in which a thing may happen."""
+"""The laws of the house (laws.py), held by reading the source, and what else holds for all of it."""
 
 import ast
 import importlib
@@ -10,105 +10,62 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-STANDARD = set(sys.stdlib_module_names)
-SOURCES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
-    for floor in ("pipeline", "model", "launch") for path in sorted((ROOT / floor).rglob("*.py"))
-}
+from tests.architecture.laws import LATE_IMPORTS, LAWS, ROOT, imports, read_sources
 
-
-def imports(tree: ast.AST) -> set[str]:
-    """Full names of all modules that a file imports, wherever in it."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def offenders(floor: str, *modules: str, but: tuple[str, ...] = ()) -> list[str]:
-    """Files of a floor that import one of the modules, or something inside it."""
-    return [
-        f"{path} imports {name}" for path, tree in SOURCES.items() for name in imports(tree)
-        if path.startswith(floor) and path not in but
-        and any(name == module or name.startswith(module + ".") for module in modules)
-    ]
-
-
-def attributes(tree: ast.AST) -> set[str]:
-    """Dotted expressions such as os.environ and torch.distributed."""
-    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+SOURCES = read_sources()
 
 
 def test_every_floor_was_read():
-    assert {path.split(os.sep)[0] for path in SOURCES} == {"pipeline", "model", "launch"}
-    assert len(SOURCES) > 30
+    assert {path.split("/")[0] for path in SOURCES} == {"pipeline", "model", "launch", "cloze"}
+    assert len(SOURCES) > 100
 
 
-def test_model_imports_torch_safetensors_and_the_standard_library_only():
-    allowed = STANDARD | {"torch", "safetensors", "model"}
-    found = {f"{path}: {name}" for path, tree in SOURCES.items() if path.startswith("model")
-             for name in imports(tree) if name.split(".")[0] not in allowed}
-    assert not found
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_law(law):
+    """It holds, and each planted violation breaks it."""
+    assert not law(SOURCES)
+    for path, source in LAWS[law]:
+        assert law(SOURCES | {path: ast.parse(source)}), f"{path}: {source!r} went unseen"
 
 
-def test_pipeline_stands_alone():
-    assert not offenders("pipeline", "model", "launch", "torch.distributed", "deepspeed", "rich")
-    assert not offenders("pipeline", "torch", but=("pipeline/collate.py", "pipeline/batches.py"))
+def test_every_late_import_is_one():
+    late = {(path, name) for path, tree in SOURCES.items() for name in imports(tree)}
+    assert set(LATE_IMPORTS) <= late
 
 
-def test_one_room_for_processes_for_deepspeed_and_for_the_environment():
-    assert not offenders("", "torch.distributed", but=("launch/distributed.py",))
-    assert not offenders(
-        "", "deepspeed",
-        but=("launch/engine.py", "launch/optimizers/deepspeed_adam.py", "launch/checkpoint/deepspeed_files.py"),
-    )
-    for path, tree in SOURCES.items():
-        used = attributes(tree)
-        if path != "launch/environment.py":
-            assert not used & {"os.environ", "os.getenv", "os.putenv"}, path
-        if path != "launch/distributed.py":
-            assert not any(name.startswith("torch.distributed") for name in used), path
+def test_tests_and_scripts_name_the_package_too():
+    paths = [path for folder in ("tests", "benchmarks", "docs", ".ci") for path in (ROOT / folder).rglob("*.py")]
+    assert len(paths) > 50
+    for path in paths:
+        names = {name.split(".")[0] for name in imports(ast.parse(path.read_text(encoding="utf-8")))}
+        assert not names & {"pipeline", "model", "launch"}, path
 
 
-def test_nothing_below_launch_reaches_the_network():
-    modules = ("socket", "urllib.request", "http", "requests", "httpx", "ftplib", "huggingface_hub")
-    assert not offenders("model", *modules)
-    # A hub data set is streamed by `datasets`, in one reader, because the user named it as an input.
-    assert not offenders("pipeline", *modules, but=("pipeline/readers/hub.py",))
+@pytest.mark.parametrize("floor", ["pipeline", "model", "launch"])
+def test_a_floor_refuses_another_name(floor):
+    """From the repository's folder both names would work."""
+    result = subprocess.run([sys.executable, "-c", f"import {floor}"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 1
+    expected = f"ImportError: found an import of '{floor}', expected cloze.{floor}:"
+    assert result.stderr.splitlines()[-1].startswith(expected)
 
 
-def test_pickles_are_read_in_two_files_and_only_as_weights():
-    for path, tree in SOURCES.items():
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        loads = [call for call in calls if ast.unparse(call.func) in ("torch.load", "pickle.load", "pickle.loads")]
-        if loads:
-            assert path in ("launch/checkpoint/deepspeed_files.py", "model/hub.py"), path
-        for call in loads:
-            given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-            assert given.get("weights_only") == "True", f"{path}:{call.lineno}"
-        assert not imports(tree) & {"pickle", "dill", "cloudpickle"}, path
-
-
-def test_no_shell_no_eval_no_unsafe_yaml():
-    for path, tree in SOURCES.items():
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Call):
-                continue
-            name = ast.unparse(node.func)
-            assert name not in ("eval", "exec", "os.system", "os.popen", "yaml.load"), f"{path}:{node.lineno}"
-            assert not any(k.arg == "shell" for k in node.keywords), f"{path}:{node.lineno}"
+def test_an_archive_without_links_says_so(tmp_path):
+    package = tmp_path / "cloze"
+    package.mkdir()
+    (package / "__init__.py").write_bytes((ROOT / "cloze" / "__init__.py").read_bytes())
+    for name in ("pipeline", "model", "launch", "configs"):
+        (package / name).write_text(f"../{name}")  # as git writes a link where there are none
+    result = subprocess.run([sys.executable, "-c", "import cloze"], cwd=tmp_path, capture_output=True, text=True)
+    assert "expected a link to pipeline/; clone with git where links are allowed" in result.stderr.splitlines()[-1]
 
 
 def test_what_collate_emits_is_what_forward_takes():
     import numpy as np
 
-    from model.bert import BertForPreTraining
-    from pipeline.collate import collate
-    from pipeline.records import Masks, Samples
+    from cloze.model.bert import BertForPreTraining
+    from cloze.pipeline.loading.collate import collate
+    from cloze.pipeline.records import Masks, Samples
 
     samples = Samples(
         input_ids=np.array([2, 7, 3, 9, 3], np.uint16), offsets=np.array([0, 5]), segment_b_start=np.array([3]),
@@ -126,8 +83,8 @@ def config_files() -> list[str]:
 def test_every_config_parses(path, monkeypatch):
     import jsonargparse
 
-    from launch.cli import parse
-    from model.config import BertConfig
+    from cloze.launch.cli import parse
+    from cloze.model.config import BertConfig
 
     monkeypatch.chdir(ROOT)
     kind = Path(path).parts[1]
@@ -147,7 +104,8 @@ def test_every_config_parses(path, monkeypatch):
 
 
 def modules() -> list[str]:
-    return sorted(path.removesuffix(".py").replace(os.sep, ".").removesuffix(".__init__") for path in SOURCES)
+    return sorted(f"cloze.{path}".removesuffix(".py").replace("/", ".").removesuffix(".__init__") for path in SOURCES
+                  if not path.startswith("cloze/"))
 
 
 def test_every_module_imports_without_the_extras():
@@ -167,27 +125,14 @@ def test_every_module_imports_without_the_extras():
     assert result.returncode == 0, result.stderr[-2000:]
 
 
-def test_what_is_installed_has_the_files_beside_the_code(monkeypatch):
-    """Type checkers look for py.typed in each package."""
-    from setuptools import Distribution
-
-    monkeypatch.chdir(ROOT)
-    distribution = Distribution()
-    distribution.parse_config_files(["setup.cfg"])
-    build = distribution.get_command_obj("build_py")
-    build.ensure_finalized()
-    found = {f"{source}/{name}" for _, source, _, names in build.data_files for name in names}
-    assert found == {"pipeline/py.typed", "model/py.typed", "launch/py.typed", "launch/serving/page.html"}
-
-
 def test_the_command_line_answers_without_torch():
     """`cloze --help` must not wait for torch."""
-    code = "import sys; from launch.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    code = "import sys; from cloze.launch.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
 
 
 def test_every_command_has_its_function_and_explains_every_field():
-    from launch.cli import COMMANDS, build_parser
+    from cloze.launch.cli import COMMANDS, build_parser
 
     for name, command in COMMANDS.items():
         module, function = command.function.split(":")

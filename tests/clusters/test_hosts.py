@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from launch.environment import child_variables
+from cloze.launch.system.environment import child_variables
 from tests.clusters.hosts import HOSTS, on
 from tests.launching import PATIENCE_SECONDS, ROOT, assert_same_weights, curve, pretrain_command, train, weights
 

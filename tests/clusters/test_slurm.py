@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.prepare import prepare
+from cloze.pipeline.jobs.prepare import prepare
 from tests.launching import PATIENCE_SECONDS, ROOT, TINY, assert_same_weights, curve, step_of, train, weights
 from tests.pipeline import corpus
 

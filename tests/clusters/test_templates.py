@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.cli import parse
-from launch.environment import child_variables
+from cloze.launch.cli import parse
+from cloze.launch.system.environment import child_variables
 from tests.launching import ROOT
 
 CLUSTERS = ROOT / "launch" / "clusters"
@@ -88,7 +88,7 @@ def test_what_the_containers_run_is_a_command_of_ours(name, monkeypatch):
     for template in templates:
         container, = template["spec"]["containers"]
         command = container["command"]
-        assert command[0] == "torchrun" and command[-3:] == ["-m", "launch", "pretrain"]
+        assert command[0] == "torchrun" and command[-3:] == ["-m", "cloze", "pretrain"]
         assert parse("pretrain", container["args"]).data == "/shared/shards"
         mounts = {mount["name"] for mount in container["volumeMounts"]}
         assert mounts == {volume["name"] for volume in template["spec"]["volumes"]}

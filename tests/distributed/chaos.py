@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.checkpoint import CHECKSUMS, damage
+from cloze.launch.checkpoint import CHECKSUMS, damage
 from tests.forked import ForkedRun
 from tests.launching import (
     PATIENCE_SECONDS,

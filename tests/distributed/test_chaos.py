@@ -16,7 +16,7 @@ from functools import partial
 
 import pytest
 
-from launch.running import EXIT_REQUEUE
+from cloze.launch.training.running import EXIT_REQUEUE
 from tests.distributed import chaos
 from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, pretrain_arguments, weights

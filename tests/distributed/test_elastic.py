@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from launch import cli
+from cloze.launch import cli
 from tests.forked import ForkedRun
 from tests.launching import curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards

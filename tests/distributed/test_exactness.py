@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from launch.checkpoint import read_weights
-from model.bert import BertForPreTraining
-from model.config import BertConfig
-from model.initialization import init_weights
-from pipeline.batches import BatchStream
-from pipeline.shards import ShardReader
+from cloze.launch.checkpoint import read_weights
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.initialization import init_weights
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.shards.shards import ShardReader
 from tests.launching import assert_same_weights, curve, train, weights
 from tests.synthetic import make_shards
 

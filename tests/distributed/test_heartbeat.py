@@ -11,12 +11,12 @@ from functools import partial
 
 import pytest
 
-from launch import trainer
-from launch.cli import main
-from launch.config import MonitorConfig
-from launch.environment import Environment
-from launch.heartbeat import Heartbeat
-from launch.runs import HEARTBEATS
+from cloze.launch.cli import main
+from cloze.launch.config import MonitorConfig
+from cloze.launch.run.heartbeat import Heartbeat
+from cloze.launch.run.runs import HEARTBEATS
+from cloze.launch.system.environment import Environment
+from cloze.launch.training import trainer
 from tests.forked import ForkedRun
 from tests.launching import (
     PATIENCE_SECONDS,

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from launch.inspection import layer_of
-from model.bert import BertForPreTraining
-from model.config import BertConfig
-from model.initialization import init_weights
-from pipeline.batches import BatchStream
-from pipeline.shards import ShardReader
+from cloze.launch.training.inspection import layer_of
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.initialization import init_weights
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.shards.shards import ShardReader
 from tests.launching import curve, train
 from tests.synthetic import make_shards
 

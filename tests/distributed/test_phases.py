@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
-from launch.checkpoint import CheckpointManager
-from launch.cli import main
+from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.cli import main
 from tests.forked import ForkedRun
 from tests.launching import (
     assert_same_weights,

@@ -10,12 +10,13 @@ import pytest
 import torch
 import yaml
 
-from launch import cli, probing
-from launch.config import PretrainConfig
-from launch.environment import Environment
-from launch.memory import available_bytes, peak_bytes, resident_bytes
-from launch.probing import SPARE_SHARE, HostMemory, Probe, largest_that_fits
-from pipeline.errors import UserError
+from cloze.launch import cli
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain import probing
+from cloze.launch.pretrain.probing import SPARE_SHARE, HostMemory, Probe, largest_that_fits
+from cloze.launch.system.environment import Environment
+from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
+from cloze.pipeline.errors import UserError
 from tests.forked import FORKSERVER, ForkedRun
 from tests.launching import assert_same_weights, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
@@ -97,14 +98,14 @@ def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):
 
     monkeypatch.setattr(probing, "Probe", full)
     with pytest.raises(UserError, match="found no memory for the model and its optimizer alone.*raise zero.stage"):
-        probing._search(PretrainConfig("", ""), None, Environment(), torch.device("cpu"), [1])
+        probing._search(PretrainConfig("", ""), None, lambda config: None, Environment(), torch.device("cpu"), [1])
 
 
 def _rank(rank: int, limits: list[int], port: int, results) -> None:
     import os
 
-    from launch import distributed
-    from launch.probing import _agree
+    from cloze.launch.pretrain.probing import _agree
+    from cloze.launch.system import distributed
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
     device = distributed.initialize(Environment(rank, rank, len(limits), "torchrun"))
@@ -173,7 +174,7 @@ def test_every_control_group_around_the_process_limits_it(tmp_path, known, files
 
 def test_the_peak_is_this_process_own():
     """The kernel's `maxrss` of a process begins with that of the one that started it."""
-    code = "from launch.memory import peak_bytes; print(peak_bytes())"
+    code = "from cloze.launch.system.memory import peak_bytes; print(peak_bytes())"
     held = bytearray(500 << 20)
     own = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert own < len(held) // 2
@@ -199,7 +200,7 @@ def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tm
 
 def full_from_four(command: list[str]) -> int:
     """Cloze on machines of which that of rank 1 has no room to train on four sequences."""
-    from model.bert import BertForPreTraining
+    from cloze.model.bert import BertForPreTraining
 
     forward = BertForPreTraining.forward
 

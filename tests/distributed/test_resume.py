@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from launch import distributed, runs
-from launch.checkpoint import CHECKSUMS
-from launch.cli import main, parse
-from launch.pretrain import check_data
-from pipeline.manifest import Manifest
-from pipeline.storage import ASIDE
+from cloze.launch.checkpoint import CHECKSUMS
+from cloze.launch.cli import main, parse
+from cloze.launch.pretrain.command import check_data
+from cloze.launch.run import runs
+from cloze.launch.system import distributed
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.storage import ASIDE
 from tests.forked import ForkedRun
 from tests.launching import (
     CLOZE,
@@ -218,8 +219,8 @@ def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path):
 
 SLOW_STATUS = """
 import sys, time
-from launch import runs
-from launch.cli import main
+from cloze.launch.run import runs
+from cloze.launch.cli import main
 told = runs.set_status
 def slowly(folder, state, step):
     if state != "running":

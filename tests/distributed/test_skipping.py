@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from launch.checkpoint import CheckpointManager
-from launch.environment import Environment
-from model.bert import BertForPreTraining
-from model.config import BertConfig
-from model.initialization import init_weights
-from pipeline.batches import BatchStream
-from pipeline.shards import ShardReader
+from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.system.environment import Environment
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.initialization import init_weights
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.shards.shards import ShardReader
 from tests.forked import ForkedRun
 from tests.launching import (
     assert_same_weights,

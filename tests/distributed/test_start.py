@@ -9,7 +9,7 @@ from tests.synthetic import make_shards
 
 MAIN = """
 import sys
-from launch.cli import main
+from cloze.launch.cli import main
 status = main(sys.argv[1:])
 print("Inductor:", "torch._inductor.compile_fx" in sys.modules)
 sys.exit(status)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from launch import trainer
-from launch.cli import main
+from cloze.launch.cli import main
+from cloze.launch.training import trainer
 from tests.forked import ForkedRun
 from tests.launching import curve, finish, kill_when, pretrain_arguments, train
 from tests.synthetic import make_shards

@@ -8,13 +8,13 @@ from tests.launching import ROOT
 # Neither gloo's own limit nor NCCL's.
 LIMITS = """
 import datetime
-from launch.environment import prepare_deepspeed, read_environment
+from cloze.launch.system.environment import prepare_deepspeed, read_environment
 environment = read_environment()
 prepare_deepspeed(environment)
 import torch
-from launch import distributed
-from launch.config import PretrainConfig, TrainConfig, ZeroConfig
-from launch.engine import build_engine, deepspeed_config
+from cloze.launch.system import distributed
+from cloze.launch.config import PretrainConfig, TrainConfig, ZeroConfig
+from cloze.launch.engine.building import build_engine; from cloze.launch.engine.config import deepspeed_config
 
 distributed.TIMEOUT = datetime.timedelta(minutes=17)
 device = distributed.initialize(environment, distributed.TIMEOUT)

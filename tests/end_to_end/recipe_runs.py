@@ -14,8 +14,8 @@ from pathlib import Path
 
 import yaml
 
-from launch.cli import parse
-from launch.environment import prepare_deepspeed, protect_process, read_environment
+from cloze.launch.cli import parse
+from cloze.launch.system.environment import prepare_deepspeed, protect_process, read_environment
 
 
 def reduced(config, data: str, output: Path):
@@ -36,7 +36,7 @@ def reduced(config, data: str, output: Path):
 
 def facts_of(engine) -> dict:
     """What the engine is and holds, read off its objects."""
-    from launch.engine import base_optimizer, compute_dtype
+    from cloze.launch.engine.state import base_optimizer, compute_dtype
 
     optimizer = base_optimizer(engine)
     kept = ("name", "lr", "betas", "eps", "weight_decay", "bias_correction", "min_ratio", "max_ratio",
@@ -52,9 +52,9 @@ def facts_of(engine) -> dict:
 def main() -> None:
     protect_process()
     prepare_deepspeed(read_environment())
-    from launch import distributed
-    from launch import engine as engine_module
-    from launch import pretrain as pretrain_module
+    from cloze.launch.engine import building as engine_module
+    from cloze.launch.pretrain import command as pretrain_module
+    from cloze.launch.system import distributed
 
     # DeepSpeed keeps the process group that it saw first: all runs share one.
     device = distributed.initialize(read_environment())

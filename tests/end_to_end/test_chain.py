@@ -1,4 +1,7 @@
-"""The whole chain by its commands: raw text to a word in a blank, and the same answers from transformers."""
+"""The whole chain by its commands: raw text to a word in a blank, and the same answers from transformers.
+
+The commands are those of an installed wheel, started where the user has a model.py, a pipeline.py and a launch/ too.
+"""
 
 import json
 import os
@@ -10,37 +13,55 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, FillMaskPipeline
 
-from launch.environment import child_variables
-from launch.predict import Predictor
-from pipeline.tokenizer import Tokenizer
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.system.environment import child_variables
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from tests.architecture.test_package import build, copy_of_repository
 from tests.launching import ROOT
 
 SENTENCE = "The value of an [MASK] is an object."
 
 
-def cloze(*arguments, launcher=()) -> str:
-    """Run a command in the repository's root as a user does; returns what it printed."""
-    result = subprocess.run([sys.executable, *launcher, "-m", "launch", *map(str, arguments)], cwd=ROOT, text=True,
-                            capture_output=True, env=child_variables(OMP_NUM_THREADS="1"))
-    assert result.returncode == 0, result.stderr[-3000:] + result.stdout[-2000:]
-    return result.stdout
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A user's folder, and the variables with which Python finds the wheel and not the repository."""
+    folder = tmp_path_factory.mktemp("user")
+    wheel = build("wheel", copy_of_repository(folder / "source"), folder / "wheel")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "site"), str(wheel)]
+    subprocess.run(pip, check=True)
+    (folder / "own" / "launch").mkdir(parents=True)
+    for name in ("model.py", "pipeline.py", "launch/__init__.py"):
+        (folder / "own" / name).write_text("raise AssertionError('the user\'s own file was imported')\n")
+    return folder / "own", {"PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory):
+def cloze(home):
+    """Runs a command as a user does; returns what it printed."""
+    def run(*arguments, launcher=()) -> str:
+        command = [sys.executable, *launcher, "-m", "cloze", *map(str, arguments)]
+        result = subprocess.run(command, cwd=home[0], text=True, capture_output=True, env=child_variables(**home[1]))
+        assert result.returncode == 0, result.stderr[-3000:] + result.stdout[-2000:]
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def chain(cloze, tmp_path_factory):
     """A third of Python's language reference, through every step, with the shipped configurations."""
     folder = tmp_path_factory.mktemp("chain")
     chosen = sorted(topics.items())[::3]
     (folder / "text.jsonl").write_text("".join(json.dumps({"id": k, "text": v}) + "\n" for k, v in chosen))
-    books = ("--config", "configs/prepare/books.yaml", "--input", folder / "text.jsonl")
+    books = ("--config", "books", "--input", folder / "text.jsonl")
     printed = {
         "vocab": cloze("vocab", *books, "--output", folder / "vocab", "--vocab_size", 700),
         "prepare": cloze("prepare", *books, "--tokenizer", folder / "vocab", "--output", folder / "shards",
                          "--max_length", 48, "--mask_sets", 2, "--workers", 2),
         "inspect": cloze("inspect", folder / "shards"),
         "pretrain": cloze(
-            "pretrain", "--config", "configs/pretrain/tiny.yaml", "--data", folder / "shards", "--output",
-            folder / "run", "--train.max_steps", 30, "--schedule.warmup_steps", 5, "--zero.stage", 1,
+            "pretrain", "--config", "tiny", "--data", folder / "shards", "--output", folder / "run",
+            "--train.max_steps", 30, "--schedule.warmup_steps", 5, "--zero.stage", 1,
             launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         ),
         "export": cloze("export", folder / "run", "--output", folder / "hf"),
@@ -116,22 +137,22 @@ def test_export_refuses_a_folder_with_files_and_a_folder_without_a_run(chain):
     folder, _ = chain
     for arguments, expected in (((folder / "run", "--output", folder / "hf"), "expected a new or empty folder"),
                                 ((folder / "shards",), "expected the folder of a run")):
-        result = subprocess.run([sys.executable, "-m", "launch", "export", *map(str, arguments)], cwd=ROOT, text=True,
+        result = subprocess.run([sys.executable, "-m", "cloze", "export", *map(str, arguments)], cwd=ROOT, text=True,
                                 capture_output=True, env=child_variables())
         assert result.returncode == 2 and expected in result.stderr
 
 
 @pytest.mark.slow
-def test_the_deepspeed_launcher_trains_the_same_model(chain):
+def test_the_deepspeed_launcher_trains_the_same_model(chain, home):
     folder, _ = chain
     run = folder / "by-deepspeed"
-    arguments = ["--num_accelerators", "2", "--module", "launch", "pretrain", "--config",
-                 "configs/pretrain/tiny.yaml", "--data", folder / "shards", "--output", run, "--train.max_steps", 30,
+    arguments = ["--num_accelerators", "2", "--module", "cloze", "pretrain", "--config", "tiny",
+                 "--data", folder / "shards", "--output", run, "--train.max_steps", 30,
                  "--schedule.warmup_steps", 5, "--zero.stage", 1]
     code = "import sys; from deepspeed.launcher.runner import main; main(sys.argv[1:])"
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, check=True, capture_output=True,
-                   env=child_variables(OMP_NUM_THREADS="1", PATH=path))
+    subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=home[0], check=True, capture_output=True,
+                   env=child_variables(**home[1], PATH=path))
     for left, right in zip(*((folder / name / "metrics.jsonl").read_text().splitlines()
                              for name in ("run", "by-deepspeed")), strict=True):
         left, right = json.loads(left), json.loads(right)
@@ -141,7 +162,7 @@ def test_the_deepspeed_launcher_trains_the_same_model(chain):
 
 
 @pytest.mark.slow
-def test_quickstart_runs_and_a_second_time_reuses_what_is_done(tmp_path):
+def test_quickstart_runs_and_a_second_time_reuses_what_is_done(cloze, tmp_path):
     first = cloze("quickstart", "--output", tmp_path)
     assert "stopped with a checkpoint of step" in first and "resumed from step" in first and "│ 1 " in first
     second = cloze("quickstart", "--output", tmp_path)

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from launch.cli import parse
-from launch.config import BatchArithmetic
-from launch.environment import child_variables
-from launch.metrics import read_metrics
+from cloze.launch.cli import parse
+from cloze.launch.config import BatchArithmetic
+from cloze.launch.run.metrics import read_metrics
+from cloze.launch.system.environment import child_variables
 from tests.launching import PATIENCE_SECONDS, ROOT
 from tests.synthetic import make_shards
 

@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 
-from launch.cli import main
-from launch.metrics import read_metrics
-from launch.onnx import write_onnx
-from launch.predict import Predictor
-from launch.runs import model_config
-from model.bert import BertForPreTraining
-from model.initialization import init_weights
-from pipeline.batches import evaluation_batches
-from pipeline.shards import ShardReader
+from cloze.launch.cli import main
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.run.metrics import read_metrics
+from cloze.launch.run.runs import model_config
+from cloze.launch.tools.onnx import write_onnx
+from cloze.model.bert import BertForPreTraining
+from cloze.model.initialization import init_weights
+from cloze.pipeline.loading.batches import evaluation_batches
+from cloze.pipeline.shards.shards import ShardReader
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import write_tsv
 from tests.launching import train, weights

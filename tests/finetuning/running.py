@@ -19,7 +19,7 @@ def arguments(task, model, train, validation, output, *overrides) -> list[str]:
 
 def command(*words) -> list[str]:
     """The command of a run in a process of its own."""
-    return [sys.executable, "-m", "launch", *arguments(*words)]
+    return [sys.executable, "-m", "cloze", *arguments(*words)]
 
 
 def finetune(task, model, train, validation, output, *overrides, processes: int = 1) -> tuple[dict, str]:

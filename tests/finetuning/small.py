@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertModel
 
-from pipeline.backends import wordpiece_backend
-from pipeline.tokenizer import Tokenizer
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 NAMES = {"pad": "[PAD]", "unknown": "[UNK]", "classification": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"}
 GOOD, BAD = ("fine", "great", "superb"), ("awful", "dull", "poor")

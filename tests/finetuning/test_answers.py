@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from launch.cli import main, parse
-from launch.decoding import answer_spans, counts_once
-from launch.finetuning.answering import AnswerExamples
-from launch.finetuning.mistakes import page
-from launch.finetuning.models import find_source, start_model
-from launch.finetuning.objective import FinetuningObjective
-from launch.finetuning.squad import (
+from cloze.launch.cli import main, parse
+from cloze.launch.config.tasks import find_task
+from cloze.launch.finetune.examples.answering import AnswerExamples
+from cloze.launch.finetune.mistakes import page
+from cloze.launch.finetune.models import start_model
+from cloze.launch.finetune.objective import FinetuningObjective
+from cloze.launch.finetune.squad import (
     Question,
     best_threshold,
     normalized_characters,
@@ -27,13 +27,14 @@ from launch.finetuning.squad import (
     squad_metrics,
     squad_scores,
 )
-from launch.finetuning.tasks import find_task
-from launch.metrics import read_metrics
-from launch.predict import Predictor
-from model.tasks import BertForQuestionAnswering
-from pipeline.encoding import windows as windows_of
-from pipeline.errors import UserError
-from pipeline.tokenizer import Tokenizer
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.pretrained.source import find_source
+from cloze.launch.run.metrics import read_metrics
+from cloze.launch.texts.decoding import answer_spans, counts_once
+from cloze.launch.texts.encoding import windows as windows_of
+from cloze.model.tasks import BertForQuestionAnswering
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import OTHERS, make_model

@@ -9,13 +9,13 @@ import httpx
 import numpy as np
 import pytest
 
-from launch.cli import main
-from launch.predict import Predictor
-from launch.predicting.tags import TagWords
-from pipeline.backends import wordpiece_backend
-from pipeline.encoding import characters
-from pipeline.errors import UserError
-from pipeline.tokenizer import Tokenizer
+from cloze.launch.cli import main
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.predict.tags import TagWords
+from cloze.launch.texts.encoding import characters
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import NAMES, make_model

@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch.cli import main, parse
-from launch.finetuning.tasks import find_task
-from pipeline.errors import UserError
+from cloze.launch.cli import main, parse
+from cloze.launch.config.tasks import find_task
+from cloze.pipeline.errors import UserError
 from tests.finetuning.running import finetune
 from tests.finetuning.small import write_tsv
 

@@ -12,15 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from launch.cli import main, parse
-from launch.environment import Environment
-from launch.finetuning.features import encode_once
-from launch.finetuning.kinds import read_examples
-from launch.finetuning.models import find_source, start_model, unfreezing
-from launch.finetuning.tasks import find_task
-from launch.metrics import read_metrics
-from launch.predict import Predictor
-from pipeline.errors import UserError
+from cloze.launch.cli import main, parse
+from cloze.launch.config.tasks import find_task
+from cloze.launch.finetune.features import encode_once
+from cloze.launch.finetune.kinds import read_examples
+from cloze.launch.finetune.models import start_model, unfreezing
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.pretrained.source import find_source
+from cloze.launch.run.metrics import read_metrics
+from cloze.launch.system.environment import Environment
+from cloze.pipeline.errors import UserError
 from tests.finetuning.running import arguments, finetune, lines
 from tests.finetuning.small import make_model
 from tests.finetuning.test_answers import squad
@@ -76,7 +77,7 @@ def test_what_a_head_reads_is_what_transformers_layers_say(model, files, layers,
 ])
 def test_losses_from_kept_features_are_those_of_the_whole_model_and_no_encoder_runs(model, files, tmp_path, monkeypatch,
                                                                                     task, overrides):
-    monkeypatch.setattr("launch.distributed.reduce_sum", lambda tensor: tensor)  # of one process
+    monkeypatch.setattr("cloze.launch.system.distributed.reduce_sum", lambda tensor: tensor)  # of one process
     rng, train = random.Random(0), files[0]
     if task == "ner":
         train = conll(tmp_path / "train.conll", rng, 9)
@@ -105,10 +106,10 @@ def test_losses_from_kept_features_are_those_of_the_whole_model_and_no_encoder_r
 
 
 def test_features_that_do_not_fit_into_memory_are_refused(model, files, monkeypatch):
-    monkeypatch.setattr("launch.distributed.reduce_sum", lambda tensor: tensor)
+    monkeypatch.setattr("cloze.launch.system.distributed.reduce_sum", lambda tensor: tensor)
     ours, examples = prepared("sst2", model, files[0])
     for free, fits in ((len(examples) * 32 * 4 - 1, False), (len(examples) * 32 * 4, True), (None, True)):
-        monkeypatch.setattr("launch.finetuning.features.available_bytes", lambda free=free: free)
+        monkeypatch.setattr("cloze.launch.finetune.features.available_bytes", lambda free=free: free)
         with nullcontext() if fits else pytest.raises(UserError, match="vectors of the encoder to keep, 0.0 GB"):
             encode_once(ours.features, examples, 4, Environment(), torch.device("cpu"), lambda: None)
 

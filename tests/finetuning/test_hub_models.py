@@ -47,9 +47,9 @@ def python(hub, tmp_path):
 
 FETCH = """
 import sys
-from launch.cli import parse
-from launch.finetuning.models import find_source
-from pipeline.errors import UserError
+from cloze.launch.cli import parse
+from cloze.launch.pretrained.source import find_source
+from cloze.pipeline.errors import UserError
 for words in sys.argv[1].split(";"):
     config = parse("finetune", ["sst2", "--train", "t", "--validation", "v", "--output", "o", *words.split()])
     try:
@@ -80,8 +80,8 @@ def test_a_model_is_fine_tuned_by_its_name_and_then_found_offline(hub, python, t
 
 USE = """
 import sys
-from launch.cli import main, parse
-from launch.predict import Predictor
+from cloze.launch.cli import main, parse
+from cloze.launch.predict.predictor import Predictor
 name, cache = sys.argv[1:]
 main(["predict", "embed", name, "w1 w2", "--offline", "false", "--cache_dir", cache])
 main(["predict", "embed", "someone/else", "w1 w2", "--cache_dir", cache])

@@ -7,9 +7,9 @@ import shlex
 
 import pytest
 
-from launch.cli import parse
-from launch.finetune import read_job
-from launch.finetuning.tasks import TASKS
+from cloze.launch.cli import parse
+from cloze.launch.config.tasks import TASKS
+from cloze.launch.finetune.command import read_job
 from tests.finetuning.small import write_tsv
 from tests.finetuning.test_answers import squad
 from tests.finetuning.test_texts import GLUE

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from launch.cli import main
-from launch.predict import Predictor
-from launch.predicting.labels import Classify
-from model.hub import load_head
+from cloze.launch.cli import main
+from cloze.launch.predict.labels import Classify
+from cloze.launch.predict.predictor import Predictor
+from cloze.model.huggingface import load_head
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import BAD, GOOD, OTHERS, write_tsv
 from tests.finetuning.test_features import prepared

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from launch.cli import main
-from launch.predict import Predictor
-from launch.predicting.operation import Row
-from launch.predicting.tags import TagWords, _entities, _entity
+from cloze.launch.cli import main
+from cloze.launch.predict.operation import Row
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.predict.tags import TagWords, _entities, _entity
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import GOOD, OTHERS, sentence, write_tsv
 from tests.launch.serving import server

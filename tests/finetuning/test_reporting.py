@@ -10,11 +10,11 @@ from sklearn.metrics import confusion_matrix, multilabel_confusion_matrix
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from launch import runs
-from launch.cli import main, parse
-from launch.finetuning import reporting
-from launch.finetuning.glue import submission, submission_names
-from launch.finetuning.mistakes import binary_scores, tables
+from cloze.launch.cli import main, parse
+from cloze.launch.finetune import reporting
+from cloze.launch.finetune.glue import submission, submission_names
+from cloze.launch.finetune.mistakes import binary_scores, tables
+from cloze.launch.run import runs
 from tests.finetuning.running import arguments, finetune, lines
 from tests.finetuning.small import sst2, write_tsv
 from tests.finetuning.test_texts import GLUE, read

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from launch import runs
-from launch.cli import main, parse
-from launch.console import Console
-from launch.finetuning.models import find_source
-from launch.finetuning.sweep import Run, _plan, combinations, run_all
-from pipeline.errors import UserError
+from cloze.launch.cli import main, parse
+from cloze.launch.finetune.command import read_job
+from cloze.launch.finetune.sweep import Run, _plan, combinations, run_all
+from cloze.launch.pretrained.source import find_source
+from cloze.launch.run import runs
+from cloze.launch.system.console import Console
+from cloze.pipeline.errors import UserError
 from tests.finetuning.running import arguments
 from tests.forked import ForkedRun
 from tests.launching import finish, kill_when, step_of, train
@@ -149,7 +150,7 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
                      for name, seeds in (("single", 1), ("sweep", 2)))
     newest.rename(hidden)
     finish(ForkedRun(single))
-    planned = _plan(parse("finetune", words[1:]))
+    planned = _plan(parse("finetune", words[1:]), read_job)
     hidden.rename(newest)
     said = finish(ForkedRun(single))
     assert f"{tmp_path / 'old'}, step 2; drawn anew" in " ".join(said.replace("│", " ").split())
@@ -160,12 +161,13 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
                 for run in planned]
 
     assert steps(planned) == [2, 2]
-    assert steps(_plan(parse("finetune", words[1:]))) == [2, 2], "of the same one started again"
+    assert steps(_plan(parse("finetune", words[1:]), read_job)) == [2, 2], "of the same one started again"
     grid = [*words[1:], "--grid", "model_step=2,null"]
-    assert steps(_plan(parse("finetune", grid))) == [2, 2, 4, 4], "a step that is asked for is that setting's own"
+    asked = steps(_plan(parse("finetune", grid), read_job))
+    assert asked == [2, 2, 4, 4], "a step that is asked for is that setting's own"
     shutil.copytree(tmp_path / "old", tmp_path / "other")
     other = [word.replace(str(tmp_path / "old"), str(tmp_path / "other")) for word in words[1:]]
-    assert steps(_plan(parse("finetune", other))) == [4, 4], "nor does another model begin where that one did"
+    assert steps(_plan(parse("finetune", other), read_job)) == [4, 4], "nor does another model begin where that one did"
 
 
 def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files, tmp_path):

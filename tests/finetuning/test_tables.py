@@ -7,7 +7,7 @@ import polars
 import pytest
 from sklearn.metrics import matthews_corrcoef
 
-from launch.cli import main
+from cloze.launch.cli import main
 from tests.finetuning.running import finetune
 from tests.finetuning.small import write_tsv
 from tests.finetuning.test_texts import GLUE, read

@@ -13,17 +13,18 @@ from sklearn.metrics import f1_score
 from tokenizers import Tokenizer as PlainTokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TextClassificationPipeline
 
-from launch.cli import main, parse
-from launch.config import FinetuneConfig
-from launch.finetuning.kinds import read_examples
-from launch.finetuning.models import find_source, start_model
-from launch.finetuning.sequences import build_sequences
-from launch.finetuning.tasks import TASKS, find_task
-from launch.metrics import read_metrics
-from launch.schedules import multiplier
-from pipeline.encoding import Encoder, Truncation
-from pipeline.errors import UserError
-from pipeline.tokenizer import Tokenizer
+from cloze.launch.cli import main, parse
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import TASKS, find_task
+from cloze.launch.finetune.kinds import read_examples
+from cloze.launch.finetune.models import start_model
+from cloze.launch.pretrained.source import find_source
+from cloze.launch.run.metrics import read_metrics
+from cloze.launch.texts.encoding import Encoder, Truncation
+from cloze.launch.texts.sequences import build_sequences
+from cloze.launch.training.schedules import multiplier
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import arguments, finetune, lines
 from tests.finetuning.small import BAD, GOOD, make_model, sentence, sentiment, write_tsv

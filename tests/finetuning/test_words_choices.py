@@ -14,14 +14,15 @@ from transformers import (
     AutoTokenizer,
 )
 
-from launch.cli import main, parse
-from launch.finetuning.models import find_source, start_model
-from launch.finetuning.tagging import TagExamples, find_tags, read_conll, read_entities
-from launch.finetuning.tasks import find_task
-from launch.predict import Predictor
-from model.tasks import BertForMultipleChoice
-from pipeline.encoding import Encoder
-from pipeline.tokenizer import Tokenizer
+from cloze.launch.cli import main, parse
+from cloze.launch.config.tasks import find_task
+from cloze.launch.finetune.examples.tagging import TagExamples, find_tags, read_conll, read_entities
+from cloze.launch.finetune.models import start_model
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.pretrained.source import find_source
+from cloze.launch.texts.encoding import Encoder
+from cloze.model.tasks import BertForMultipleChoice
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.finetuning.running import finetune, lines
 from tests.finetuning.small import GOOD, OTHERS, make_model, write_tsv

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launch.environment import child_variables
+from cloze.launch.system.environment import child_variables
 from tests.launching import ROOT
 
 
@@ -17,7 +17,7 @@ from tests.launching import ROOT
 def server(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen]]:
     """A server on a free port: its address and its process, which is stopped at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch", "serve", str(folder), "--port", "0", *options], cwd=ROOT, text=True,
+        [sys.executable, "-m", "cloze", "serve", str(folder), "--port", "0", *options], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_variables(OMP_NUM_THREADS="1"),
     )
     line = process.stdout.readline()

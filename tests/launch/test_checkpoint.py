@@ -9,12 +9,13 @@ import torch
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 
-from launch import distributed
-from launch.checkpoint import CHECKSUMS, CheckpointManager
-from launch.checkpoint.deepspeed_files import convert_to_universal, kept_hyper_parameters, padding_can_be_loaded
-from launch.environment import Environment
-from pipeline.errors import UserError
-from pipeline.storage import sha256_of
+from cloze.launch.checkpoint import CHECKSUMS, CheckpointManager
+from cloze.launch.checkpoint.deepspeed_files import convert_to_universal
+from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
+from cloze.launch.system import distributed
+from cloze.launch.system.environment import Environment
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import sha256_of
 
 
 @pytest.fixture

@@ -1,14 +1,19 @@
 """Batch arithmetic, DeepSpeed's configuration, the command line's overrides."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from launch.cli import build_parser, main, parse
-from launch.config import BatchArithmetic, PretrainConfig, TrainConfig, ZeroConfig
-from launch.engine import deepspeed_config
-from pipeline.errors import UserError
+from cloze.launch.cli import build_parser, main, parse
+from cloze.launch.config import BatchArithmetic, PretrainConfig, TrainConfig, ZeroConfig
+from cloze.launch.engine.config import deepspeed_config
+from cloze.launch.pretrained.source import find_source
+from cloze.model.config import ModelError
+from cloze.pipeline.errors import UserError
+from tests.launching import ROOT
 
 BASE = PretrainConfig(data="d", output="o")
 
@@ -145,3 +150,32 @@ def test_the_command_line_without_a_command(capsys):
     assert main(["--version"]) == main(["--local_rank=1", "--version"]) == 0  # as `deepspeed` starts it
     assert main(["pretrian"]) == 2
     assert "did you mean pretrain?" in capsys.readouterr().err
+
+
+def test_shipped_configurations_go_by_their_names(tmp_path, monkeypatch):
+    """What exists in the folder goes first; what is neither is refused with the names that are known."""
+    monkeypatch.chdir(tmp_path)
+    by_name, by_path = (parse("pretrain", ["--config", name, "--data", "d", "--output", "o"])
+                        for name in ("tiny", str(ROOT / "configs" / "pretrain" / "tiny.yaml")))
+    assert by_name == by_path and by_name.model.hidden_size == 128
+    assert parse("pretrain", ["--model=base", "--data", "d", "--output", "o"]).model.hidden_size == 768
+    assert parse("prepare", ["--config", "books", "--output", "o"]).vocabulary.model == "wordpiece"
+    for arguments, said in ((["--config", "tinny"], "--config: found no file 'tinny', expected a YAML file or one of"),
+                            (["--config", "tinny"], "did you mean tiny?"),
+                            (["--model", "bse"], "--model: found no file 'bse', expected a YAML file or one of"),
+                            (["--config", "books"], "bert-base-phase1")):
+        with pytest.raises(UserError, match=re.escape(said)):
+            parse("pretrain", [*arguments, "--data", "d", "--output", "o"])
+    Path("tiny").write_text("train: {max_steps: 7}")
+    assert parse("pretrain", ["--config", "tiny", "--data", "d", "--output", "o"]).train.max_steps == 7
+
+
+def test_a_shape_for_fine_tuning_goes_by_its_name(tmp_path, monkeypatch):
+    """A run, a folder or a file of that name goes first."""
+    monkeypatch.chdir(tmp_path)
+    found = parse("finetune", ["sst2", "--model", "mini", "--train", "t", "--validation", "v", "--output", "o"])
+    with pytest.raises(UserError, match=r"tokenizer: found none, .*mini\.yaml is a shape without a vocabulary"):
+        find_source(found)
+    Path("mini").mkdir()
+    with pytest.raises((UserError, ModelError), match="mini"):
+        find_source(found)

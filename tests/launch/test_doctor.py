@@ -8,12 +8,13 @@ from functools import partial
 import pytest
 import torch
 
-from launch import devices, distributed, examinations
-from launch.cli import main, parse
-from launch.config import DoctorConfig
-from launch.doctor import doctor, merged
-from launch.examinations import Finding
-from launch.metrics import read_metrics
+from cloze.launch.cli import main, parse
+from cloze.launch.config import DoctorConfig
+from cloze.launch.run.metrics import read_metrics
+from cloze.launch.system import devices, distributed
+from cloze.launch.tools import examinations
+from cloze.launch.tools.doctor import doctor, merged
+from cloze.launch.tools.examinations import Finding
 from tests.forked import ForkedRun
 from tests.launching import finish, pretrain_arguments, train
 from tests.synthetic import make_shards

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from launch.environment import KEPT_PRIMITIVES, Environment, device_index, first_host, read_environment
-from pipeline.errors import UserError
+from cloze.launch.system.environment import KEPT_PRIMITIVES, Environment, device_index, first_host, read_environment
+from cloze.pipeline.errors import UserError
 
 ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
@@ -106,7 +106,7 @@ def test_incomplete_variables_are_named(variables, expected):
 
 SHAPES = """
 import sys, torch
-from launch.environment import bound_primitive_caches
+from cloze.launch.system.environment import bound_primitive_caches
 if sys.argv[1] == "bound":
     bound_primitive_caches()
 def resident():
@@ -141,7 +141,7 @@ def test_products_of_ever_new_shapes_do_not_fill_the_memory():
 
 PROBE = """
 import resource, sys, torch
-from launch.environment import keep_freed_pages
+from cloze.launch.system.environment import keep_freed_pages
 print(int(keep_freed_pages()) if sys.argv[1] == "keep" else "-")
 for turn in range(20):
     if turn == 10:

@@ -17,14 +17,15 @@ import torch
 import yaml
 from deepspeed.runtime.config import DeepSpeedConfigError
 
-from launch import distributed
-from launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
-from launch.checkpoint.deepspeed_files import kept_hyper_parameters
-from launch.cli import main
-from launch.config import PretrainConfig
-from launch.engine import build_engine, deepspeed_config
-from launch.environment import Environment, child_variables
-from pipeline.errors import UserError
+from cloze.launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
+from cloze.launch.cli import main
+from cloze.launch.config import PretrainConfig
+from cloze.launch.engine.building import build_engine
+from cloze.launch.engine.config import deepspeed_config
+from cloze.launch.engine.repairs import kept_hyper_parameters
+from cloze.launch.system import distributed
+from cloze.launch.system.environment import Environment, child_variables
+from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import (
     ROOT,
@@ -203,7 +204,8 @@ def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp
 
 def test_what_all_processes_find_is_said_once(data, tmp_path):
     script = tmp_path / "patient.py"  # the others wait for rank 0, which is at most so much slower
-    script.write_text("import sys\nfrom launch import cli\ncli.SAID_SECONDS = 120\nsys.exit(cli.main(sys.argv[1:]))\n")
+    script.write_text("import sys\nfrom cloze.launch import cli\ncli.SAID_SECONDS = 120\n"
+                      "sys.exit(cli.main(sys.argv[1:]))\n")
     command = pretrain_command(data, tmp_path / "run", "--train.global_batch_size", "15", processes=2,
                                program=(str(script),))
     output = finish(start(command, PYTHONPATH=str(ROOT)), status=1)  # torchrun makes 1 of every status
@@ -357,7 +359,7 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name)
     folder = run / "checkpoints" / "step-00000002"
     path = next(folder.glob("*optim_states.pt")) if name == "zero" else folder / name
     torch.save({"module": Malice(trap)}, path)
-    from pipeline.storage import sha256_of
+    from cloze.pipeline.storage import sha256_of
 
     checksums = json.loads((folder / "checksums.json").read_text())
     checksums[path.name] = [path.stat().st_size, sha256_of(path)]
@@ -369,7 +371,7 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name)
     if name == "zero":  # which DeepSpeed's own tool reads
         variables = child_variables(DS_ACCELERATOR="cpu")
         variables.pop("TORCH_FORCE_WEIGHTS_ONLY_LOAD", None)  # as in a program that never was one of our commands
-        program = "import sys; from launch.predict import Predictor; Predictor.from_folder(sys.argv[1])"
+        program = "import sys; from cloze.launch.predict.predictor import Predictor; Predictor.from_folder(sys.argv[1])"
         tried = subprocess.run([sys.executable, "-c", program, str(run)], cwd=ROOT, env=variables, text=True,
                                capture_output=True)
         assert "other than tensors" in tried.stderr

@@ -12,9 +12,9 @@ import transformers
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from launch.cli import main
-from launch.evaluate.pairs import Pair, accuracies
-from launch.predict import Predictor
+from cloze.launch.cli import main
+from cloze.launch.evaluate.pairs import Pair, accuracies
+from cloze.launch.predict.predictor import Predictor
 from tests.launch.tiny_models import save_model
 from tests.launching import train, weights
 from tests.synthetic import make_shards

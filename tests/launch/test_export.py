@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from launch.cli import main
-from launch.predict import Predictor
-from model.bert import BertForPreTraining
-from model.config import BertConfig
-from model.initialization import init_weights
+from cloze.launch.cli import main
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.initialization import init_weights
 from tests.launch.tiny_models import save_model, tokenizer
 
 
@@ -20,7 +21,7 @@ def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
     model = BertForPreTraining(config).eval()
     init_weights(model, 0)
     model.save(tmp_path, tmp_path)
-    assert Predictor.from_folder(tmp_path).fill_mask(text) == Predictor(model, ours).fill_mask(text)
+    assert Predictor.from_folder(tmp_path).fill_mask(text) == Predictor(LoadedModel(model, ours)).fill_mask(text)
 
 
 def test_the_folder_in_which_one_stands(tmp_path, capsys, monkeypatch):

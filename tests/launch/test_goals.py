@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from launch.checkpoint import CheckpointManager, TrainState, read_state, read_weights
-from launch.config import EvaluationConfig, TrainConfig
-from launch.environment import Environment
-from launch.goals import completion, judged
-from pipeline.errors import UserError
+from cloze.launch.checkpoint import CheckpointManager, TrainState, read_state, read_weights
+from cloze.launch.config import EvaluationConfig, TrainConfig
+from cloze.launch.system.environment import Environment
+from cloze.launch.training.goals import completion, judged
+from cloze.pipeline.errors import UserError
 from tests.launching import curve, train
 from tests.synthetic import make_shards
 

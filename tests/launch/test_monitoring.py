@@ -13,8 +13,8 @@ from google.protobuf import text_format
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.projector import ProjectorConfig
 
-from launch.finetuning.scoring import METRICS
-from launch.metrics import MetricsWriter, read_metrics
+from cloze.launch.finetune.scoring import METRICS
+from cloze.launch.run.metrics import MetricsWriter, read_metrics
 from tests.launching import ROOT, curve, finish, pretrain_command, start, train
 from tests.synthetic import make_shards
 
@@ -165,8 +165,8 @@ def test_a_loss_far_above_its_running_median_is_marked(tmp_path):
 FULL_DISK = """
 import resource, signal, sys, threading
 from pathlib import Path
-from launch import cli
-from launch.metrics import MetricsWriter
+from cloze.launch import cli
+from cloze.launch.run.metrics import MetricsWriter
 def write(arguments):
     writer = MetricsWriter(Path(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from launch.cli import main
-from launch.onnx import write_onnx
-from model.config import BertConfig, HeadConfig
-from model.initialization import init_weights
-from model.tasks import ARCHITECTURES
+from cloze.launch.cli import main
+from cloze.launch.tools.onnx import write_onnx
+from cloze.model.config import BertConfig, HeadConfig
+from cloze.model.initialization import init_weights
+from cloze.model.tasks import ARCHITECTURES
 from tests.launch.tiny_models import labels, save_model
 
 ort = pytest.importorskip("onnxruntime")

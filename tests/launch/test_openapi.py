@@ -5,9 +5,9 @@ import asyncio
 import httpx
 import pytest
 
-from launch.predict import OPERATIONS, Predictor
-from launch.serving.app import build_app
-from launch.serving.config import ServeConfig
+from cloze.launch.predict.predictor import OPERATIONS, Predictor
+from cloze.launch.serve.app import build_app
+from cloze.launch.serve.config import ServeConfig
 from tests.launch.tiny_models import TAGS, labels, save_model
 
 KINDS = {  # class, its fields, the operations that only it has

@@ -4,10 +4,10 @@ import optimi
 import pytest
 import torch
 
-from launch.config import OptimizerConfig
-from launch.optimizers import build_optimizer, parameter_groups
-from model.bert import BertForPreTraining
-from model.config import BertConfig
+from cloze.launch.config import OptimizerConfig
+from cloze.launch.engine.optimizers import build_optimizer, parameter_groups
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
 
 # What the presets of configs/model/ differ in, as far as parameters go.
 VARIANTS = {

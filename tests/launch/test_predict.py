@@ -8,15 +8,15 @@ import torch
 import transformers
 from tokenizers import processors
 
-from launch.decoding import best_spans
-from launch.predict import Predictor, batches
-from launch.predicting.answers import AnswerQuestion
-from launch.predicting.blanks import FillMask
-from launch.predicting.labels import Classify
-from launch.predicting.tags import TagWords
-from launch.predicting.vectors import Compare, Embed, Features
-from pipeline.encoding import Encoder, windows
-from pipeline.errors import UserError
+from cloze.launch.predict.answers import AnswerQuestion
+from cloze.launch.predict.blanks import FillMask
+from cloze.launch.predict.labels import Classify
+from cloze.launch.predict.predictor import Predictor, batches
+from cloze.launch.predict.tags import TagWords
+from cloze.launch.predict.vectors import Compare, Embed, Features
+from cloze.launch.texts.decoding import best_spans
+from cloze.launch.texts.encoding import Encoder, windows
+from cloze.pipeline.errors import UserError
 from tests.byte_level import byte_tokenizer
 from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model, tokenizer
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from launch import cli
-from launch.cli import main, parse
-from launch.environment import child_variables
-from launch.predict import Predictor
+from cloze.launch import cli
+from cloze.launch.cli import main, parse
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.system.environment import child_variables
 from tests.byte_level import byte_tokenizer
 from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
 from tests.launching import ROOT
@@ -47,7 +47,7 @@ def error_of(capsys, *arguments) -> str:
 
 def test_a_prediction_does_not_import_the_compiler(folders):
     """It would be a third of the time until the answer."""
-    program = "import sys; from launch.cli import main; main(sys.argv[1:]); print('torch._dynamo' in sys.modules)"
+    program = "import sys; from cloze.launch.cli import main; main(sys.argv[1:]); print('torch._dynamo' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program, "predict", "classify", folders / "classifier", "the cat"],
                             cwd=ROOT, env=child_variables(), capture_output=True, text=True)
     assert result.stdout.splitlines()[-1] == "False", result.stdout + result.stderr
@@ -241,7 +241,7 @@ def test_who_reads_no_further_ends_it_quietly(folders, command, tmp_path):
     """As `| head -1`: nothing is said, and the status is that of a shell's tool."""
     (tmp_path / "texts").write_text("the cat sat\n" * 5000)
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch", *command, str(folders / "pretrained"), "--file", str(tmp_path / "texts")],
+        [sys.executable, "-m", "cloze", *command, str(folders / "pretrained"), "--file", str(tmp_path / "texts")],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_variables(OMP_NUM_THREADS="1"))
     assert json.loads(process.stdout.readline())["text"] == "the cat sat"
     process.stdout.close()
@@ -254,7 +254,7 @@ def test_what_nobody_reads_ends_quietly(folders, words):
     words = words.format(model=folders / "pretrained")
     reading, writing = os.pipe()
     os.close(reading)
-    result = subprocess.run([sys.executable, "-m", "launch", *words.split()], cwd=ROOT, text=True, stdout=writing,
+    result = subprocess.run([sys.executable, "-m", "cloze", *words.split()], cwd=ROOT, text=True, stdout=writing,
                             stderr=subprocess.PIPE)
     os.close(writing)
     assert (result.returncode, result.stderr) == (141, "")
@@ -273,7 +273,7 @@ def test_a_broken_pipe_elsewhere_is_told(monkeypatch):
 def test_a_pipe_of_commands_as_in_a_shell(folders):
     """Real processes: lines in, one JSON object a line out."""
     result = subprocess.run(
-        [sys.executable, "-m", "launch", "predict", "embed", str(folders / "pretrained")], input="cat\nthe mat\n",
+        [sys.executable, "-m", "cloze", "predict", "embed", str(folders / "pretrained")], input="cat\nthe mat\n",
         cwd=ROOT, text=True, capture_output=True, env=child_variables(OMP_NUM_THREADS="1"),
     )
     assert result.returncode == 0, result.stderr

@@ -12,8 +12,8 @@ from tests.launching import ROOT
 # Locks a mutex twice: what a collective that never ends is to Python, C code that no signal interrupts.
 HANGS = """
 import ctypes, signal, time
-from launch import preemption
-from launch.preemption import StopRequest
+from cloze.launch.run import preemption
+from cloze.launch.run.preemption import StopRequest
 preemption.ONE_REQUEST_SECONDS = 5  # a busy tester takes seconds for two signals
 with StopRequest() as stop:
     print("ready", flush=True)
@@ -41,14 +41,14 @@ def test_a_second_signal_ends_a_process_that_hangs(second):
 
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
     """Where each process is told by itself, as by srun, the quickest has stopped already when its own signal comes."""
-    script = ("import signal, time\nfrom launch import preemption\npreemption.ONE_REQUEST_SECONDS = 0.0\n"
+    script = ("import signal, time\nfrom cloze.launch.run import preemption\npreemption.ONE_REQUEST_SECONDS = 0.0\n"
               "with preemption.StopRequest() as stop:\n    signal.raise_signal(signal.SIGUSR1)\nassert stop.wanted\n"
               "time.sleep(0.1)\nsignal.raise_signal(signal.SIGUSR1)\ntime.sleep(0.5)\nraise SystemExit(75)\n")
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 75
 
 
 def test_signals_are_what_they_were_afterwards():
-    script = ("import signal\nfrom launch.preemption import StopRequest\n"
+    script = ("import signal\nfrom cloze.launch.run.preemption import StopRequest\n"
               "for _ in range(300):\n    with StopRequest() as stop:\n        pass\n"
               "assert not stop.wanted\nsignal.raise_signal(signal.SIGTERM)\n")
     process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)

@@ -9,11 +9,10 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from launch import saving
-from launch.checkpoint import CHECKSUMS, load_pickled
-from launch.saving import BackgroundWriter, host_copy, write_verified
-from pipeline.errors import UserError
-from pipeline.storage import sha256_of
+from cloze.launch.checkpoint import CHECKSUMS, load_pickled, saving
+from cloze.launch.checkpoint.saving import BackgroundWriter, host_copy, write_verified
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import sha256_of
 from tests.launching import ROOT, finish, pretrain_command, start, train
 from tests.synthetic import make_shards
 
@@ -87,8 +86,8 @@ def test_checkpoints_in_the_background_have_the_bytes_of_those_in_line(tmp_path,
 FULL_DISK = """
 import resource, sys, torch
 from pathlib import Path
-from launch.saving import BackgroundWriter
-from pipeline.errors import UserError
+from cloze.launch.checkpoint.saving import BackgroundWriter
+from cloze.pipeline.errors import UserError
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = BackgroundWriter()
@@ -113,8 +112,8 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file(tmp_path, limit):
 
 FAILS_ON_RANK_1 = """
 import os, sys, time
-from launch import saving
-from launch.cli import main
+from cloze.launch.checkpoint import saving
+from cloze.launch.cli import main
 write = saving.write_verified
 def fail(content, path):
     if path.name == "rank-00001.pt":

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import optimization
 
-from launch.config import ScheduleConfig
-from launch.schedules import multiplier, warmup_steps
+from cloze.launch.config import ScheduleConfig
+from cloze.launch.training.schedules import multiplier, warmup_steps
 
 STEPS, WARMUP = 137, 23
 

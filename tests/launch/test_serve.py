@@ -17,15 +17,15 @@ import httpx
 import numpy as np
 import pytest
 
-from launch.cli import main
-from launch.predict import Predictor
-from launch.predicting.blanks import FillMask, Score
-from launch.predicting.operation import Row
-from launch.predicting.output import as_json
-from launch.predicting.vectors import Embed
-from launch.serving.app import build_app
-from launch.serving.batching import Batcher
-from launch.serving.config import ServeConfig
+from cloze.launch.cli import main
+from cloze.launch.predict.blanks import FillMask, Score
+from cloze.launch.predict.operation import Row
+from cloze.launch.predict.output import as_json
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.predict.vectors import Embed
+from cloze.launch.serve.app import build_app
+from cloze.launch.serve.batching import Batcher
+from cloze.launch.serve.config import ServeConfig
 from tests.launch.serving import server
 from tests.launch.tiny_models import save_model
 
@@ -277,7 +277,7 @@ def test_texts_become_tokens_and_results_json_in_other_threads_than_the_event_lo
         assert batcher.waiting_tokens == 0
         return answer
 
-    monkeypatch.setattr("launch.serving.batching.as_json", noting(as_json))
+    monkeypatch.setattr("cloze.launch.serve.batching.as_json", noting(as_json))
     monkeypatch.setattr(offline, "prepare", noting(offline.prepare))
     monkeypatch.setattr(offline, "run", noting(offline.run))
     assert json.loads(asyncio.run(ask()))[0]["text"] == "cat"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from launch.cli import main
+from cloze.launch.cli import main
 from tests.launch.tiny_models import TAGS, labels, save_model
 from tests.launching import ROOT
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 def test_every_operation_has_an_example():
-    from launch.cli import COMMANDS as KNOWN
+    from cloze.launch.cli import COMMANDS as KNOWN
 
     shown = {" ".join(command.split()[1 : 3 if "predict" in command else 2]) for command in COMMANDS}
     assert shown == {name for name in KNOWN if name.startswith(("predict", "tokenize"))}

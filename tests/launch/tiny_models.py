@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from pipeline.backends import wordpiece_backend
-from pipeline.tokenizer import Tokenizer
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.synthetic import NAMES
 
 WORDS = (

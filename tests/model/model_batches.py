@@ -7,11 +7,10 @@ import itertools
 import torch
 import transformers
 
-from model.bert import BertForPreTraining
-from model.config import BertConfig
-from model.hub import config_to_huggingface
-from model.initialization import init_weights
-from model.names import to_huggingface
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.huggingface import config_to_huggingface, to_huggingface
+from cloze.model.initialization import init_weights
 
 TINY = BertConfig(
     vocab_size=211,  # prime, so that the padding to 256 is never zero

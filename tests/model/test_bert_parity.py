@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from model.config import ModelError
+from cloze.model.config import ModelError
 from tests.model.model_batches import (
     TINY,
     assert_equal_gradients,

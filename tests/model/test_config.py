@@ -10,13 +10,12 @@ import transformers
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.bert import BertForPreTraining
-from model.config import BertConfig, HeadConfig, ModelError
-from model.flops import num_parameters, training_flops, unread_flops
-from model.hub import config_to_huggingface
-from model.initialization import init_weights, init_word_embeddings
-from model.names import to_huggingface
-from model.tasks import BertForMaskedLM, BertForSequenceClassification
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.flops import num_parameters, training_flops, unread_flops
+from cloze.model.huggingface import config_to_huggingface, to_huggingface
+from cloze.model.initialization import init_weights, init_word_embeddings
+from cloze.model.tasks import BertForMaskedLM, BertForSequenceClassification
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, scramble
 
 PRESETS = Path(__file__).parents[2] / "configs" / "model"

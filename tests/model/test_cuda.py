@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from model.heads import VocabularyProjection
+from cloze.model.heads import VocabularyProjection
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

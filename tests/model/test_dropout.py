@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.dropout import DropoutKey, dropout, keep_mask, keep_scale
+from cloze.model.dropout import DropoutKey, dropout, keep_mask, keep_scale
 
 CPU = torch.device("cpu")
 

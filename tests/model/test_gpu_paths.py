@@ -13,11 +13,9 @@ from torch.nn.attention import varlen
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import model.attention
-import model.bert
-from model import heads
-from model.bert import BertForPreTraining
-from model.config import BertConfig, ModelError
+from cloze.model import attention, bert, heads
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig, ModelError
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
 VARLEN_ATTN = varlen.varlen_attn  # which a test replaces
@@ -104,7 +102,7 @@ def test_varlen_is_told_what_the_other_kernels_are_told(monkeypatch, fields):
     for kernel in ("eager", "varlen"):
         if kernel == "varlen":
             monkeypatch.setattr(varlen, "varlen_attn", reference_varlen)
-            monkeypatch.setattr(model.bert, "select_kernel", lambda *_: "varlen")  # which there is on CUDA only
+            monkeypatch.setattr(bert, "select_kernel", lambda *_: "varlen")  # which there is on CUDA only
         net = pretraining_model(config, attention_kernel=kernel)
         loss = net(**flat).loss
         loss.backward()
@@ -115,14 +113,14 @@ def test_varlen_is_told_what_the_other_kernels_are_told(monkeypatch, fields):
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "sdpa"), ((8, 0), "varlen"), ((9, 0), "varlen")])
 def test_gpus_before_ampere_have_no_flash_attention(monkeypatch, capability, expected):
     """T4 and V100, for which fp16 is: their kernel is torch's own choice among its others."""
-    model.attention._has_flash.cache_clear()
+    attention._has_flash.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     tokens = SimpleNamespace(is_cuda=True, dtype=torch.float16, dim=lambda: 2, device=torch.device("cuda:0"))
-    assert model.attention.select_kernel("auto", TINY, tokens, False, False) == expected
+    assert attention.select_kernel("auto", TINY, tokens, False, False) == expected
     if expected == "sdpa":
         with pytest.raises(ModelError, match="Ampere or newer"):
-            model.attention.select_kernel("varlen", TINY, tokens, False, False)
-    model.attention._has_flash.cache_clear()
+            attention.select_kernel("varlen", TINY, tokens, False, False)
+    attention._has_flash.cache_clear()
 
 
 class LargestFloats(TorchDispatchMode):

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-import model.heads as heads
-from model.attention import concatenated_layout
-from model.heads import VocabularyProjection, _ProjectedCrossEntropy
-from pipeline import records
+from cloze.model import heads
+from cloze.model.attention import concatenated_layout
+from cloze.model.heads import VocabularyProjection, _ProjectedCrossEntropy
+from cloze.pipeline import records
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
 
 LABELS = torch.tensor([3, -100, 0, 12, 5, 12])

@@ -9,11 +9,10 @@ import transformers
 from safetensors.torch import load_file
 from tokenizers import BertWordPieceTokenizer
 
-from model.bert import BertForPreTraining, BertModel
-from model.config import BertConfig, ModelError
-from model.hub import load_pretrained, save_pretrained
-from model.names import from_huggingface, to_huggingface
-from model.tasks import ARCHITECTURES
+from cloze.model.bert import BertForPreTraining, BertModel
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.huggingface import from_huggingface, load_pretrained, save_pretrained, to_huggingface
+from cloze.model.tasks import ARCHITECTURES
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference, scramble
 
 TOLERANCE = dict(atol=1e-5, rtol=0)

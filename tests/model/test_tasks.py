@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
-from model.bert import BertForPreTraining, BertModel
-from model.config import HeadConfig, ModelError
-from model.tasks import (
+from cloze.model.bert import BertForPreTraining, BertModel
+from cloze.model.config import HeadConfig, ModelError
+from cloze.model.tasks import (
     BertForMaskedLM,
     BertForMultipleChoice,
     BertForNextSentencePrediction,

@@ -10,14 +10,13 @@ import torch
 import transformers
 import yaml
 
-from model.attention import alibi_slopes
-from model.bert import BertForPreTraining, BertModel
-from model.config import BertConfig, HeadConfig
-from model.embeddings import rotary_tables, rotate_packed, sinusoidal_table
-from model.hub import load_pretrained
-from model.initialization import init_weights
-from model.names import family_of, to_huggingface
-from model.tasks import ARCHITECTURES, BertForMaskedLM
+from cloze.model.attention import alibi_slopes
+from cloze.model.bert import BertForPreTraining, BertModel
+from cloze.model.config import BertConfig, HeadConfig
+from cloze.model.embeddings import rotary_tables, rotate_packed, sinusoidal_table
+from cloze.model.huggingface import family_of, load_pretrained, to_huggingface
+from cloze.model.initialization import init_weights
+from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 
 TOLERANCE = dict(atol=1e-5, rtol=0)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pipeline.prepare import prepare
+from cloze.pipeline.jobs.prepare import prepare
 from tests.pipeline import corpus
 
 
 @pytest.fixture
 def a_task_for_each_file(monkeypatch):
-    monkeypatch.setattr("pipeline.readers._GROUP_BYTES", 1)
+    monkeypatch.setattr("cloze.pipeline.readers._GROUP_BYTES", 1)
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import random
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.backends import wordpiece_backend
-from pipeline.config import PrepareConfig, ShardsConfig, SplitConfig
-from pipeline.records import ROLES
-from pipeline.tokenizer import Tokenizer
+from cloze.pipeline.config import PrepareConfig, ShardsConfig, SplitConfig
+from cloze.pipeline.records import ROLES
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 NAMES = dict(zip(ROLES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=True))
 SYLLABLES = ["ka", "lo", "mi", "ren", "tas", "u", "vor", "e", "shi", "dan", "po", "gly", "est", "ing"]

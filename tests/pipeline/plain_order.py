@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline import order
+from cloze.pipeline.loading import order
 
 
 def epoch_indices(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.batches import BatchStream, BatchWarmup, SampleStream, deal, evaluation_batches
-from pipeline.config import MaskingConfig, SamplesConfig
-from pipeline.errors import UserError
-from pipeline.masking import RateSchedule
-from pipeline.prepare import prepare
-from pipeline.shards import ShardReader
+from cloze.pipeline.config import MaskingConfig, SamplesConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, SampleStream, deal, evaluation_batches
+from cloze.pipeline.samples.masking import RateSchedule
+from cloze.pipeline.shards.shards import ShardReader
 from tests.pipeline import corpus
 from tests.pipeline.plain_order import epoch_indices
 
@@ -253,8 +253,8 @@ def test_padding_and_fields(data):
 
 
 def test_the_keys_are_parameters_of_forward():
-    bert = pytest.importorskip("model.bert")
-    from pipeline.collate import collate
+    bert = pytest.importorskip("cloze.model.bert")
+    from cloze.pipeline.loading.collate import collate
 
     keys = {"input_ids", "token_type_ids", "position_ids", "sequence_offsets", "max_sequence_length",
             "masked_positions", "labels", "next_sentence_label"}

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import PrepareConfig
-from pipeline.errors import UserError
-from pipeline.prepare import prepare
-from pipeline.tokenizing import tokenize
-from pipeline.vocabulary import train_vocabulary
+from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.jobs.tokenize_stage import tokenize
+from cloze.pipeline.jobs.vocabulary import train_vocabulary
 from tests.pipeline import corpus
 
 pytest.importorskip("distributed")
@@ -82,11 +82,11 @@ def tokenize_or_hold(folder: Path, task):
 
 
 def test_the_same_bytes_though_a_worker_is_killed_after_it_completed_tasks(scheduler, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.readers._GROUP_BYTES", 1)  # a task for each file
+    monkeypatch.setattr("cloze.pipeline.readers._GROUP_BYTES", 1)  # a task for each file
     for number in range(10):
         corpus.write_jsonl(tmp_path / "in" / f"{number}.jsonl.gz", corpus.documents(150, seed=number))
     prepare(corpus.config(tmp_path, [tmp_path / "in"], output=str(tmp_path / "local")))
-    monkeypatch.setattr("pipeline.prepare.tokenize", partial(tokenize_or_hold, tmp_path / "pids"))
+    monkeypatch.setattr("cloze.pipeline.jobs.prepare.tokenize", partial(tokenize_or_hold, tmp_path / "pids"))
     workers = [worker(scheduler) for _ in range(2)]
     try:
         wait_for_workers(scheduler, 2)
@@ -120,7 +120,7 @@ def test_the_same_bytes_though_a_worker_is_killed_after_it_completed_tasks(sched
 
 
 def test_the_same_vocabulary(scheduler, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.readers._GROUP_BYTES", 1)  # a task for each file
+    monkeypatch.setattr("cloze.pipeline.readers._GROUP_BYTES", 1)  # a task for each file
     for number in range(3):
         corpus.write_jsonl(tmp_path / "in" / f"{number}.jsonl", corpus.documents(30, seed=number))
     config = PrepareConfig([str(tmp_path / "in")], str(tmp_path / "local"), vocab_size=200)
@@ -146,7 +146,7 @@ def test_a_task_that_kills_four_workers_ends_the_job_with_one_line(scheduler, tm
     try:
         wait_for_workers(scheduler, 4)
         with monkeypatch.context() as patch:
-            patch.setattr("pipeline.prepare.tokenize", die)
+            patch.setattr("cloze.pipeline.jobs.prepare.tokenize", die)
             with pytest.raises(UserError, match="a worker process died.*run the same command again"):
                 prepare(config)
         assert [process.wait(timeout=60) for process in workers] == [-signal.SIGKILL] * 4
@@ -163,7 +163,7 @@ def test_a_scheduler_that_does_not_answer_or_has_no_workers(scheduler, tmp_path,
     settings = {"executor": "dask", "output": str(tmp_path / "out")}
     with pytest.raises(UserError, match="has no workers"):
         prepare(corpus.config(tmp_path, [path], scheduler=scheduler, **settings))
-    monkeypatch.setattr("pipeline.executors._CONNECT_SECONDS", 1)
+    monkeypatch.setattr("cloze.pipeline.jobs.executors._CONNECT_SECONDS", 1)
     with pytest.raises(UserError, match="no Dask scheduler answers"):
         prepare(corpus.config(tmp_path, [path], scheduler="tcp://127.0.0.1:9", **settings))
 
@@ -175,7 +175,7 @@ def begin_and_sleep(began: Path, task) -> None:
 
 def test_a_scheduler_that_dies_ends_the_job_with_one_line(scheduler_process, scheduler, tmp_path, monkeypatch):
     path, began = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(5)), tmp_path / "began"
-    monkeypatch.setattr("pipeline.prepare.tokenize", partial(begin_and_sleep, began))
+    monkeypatch.setattr("cloze.pipeline.jobs.prepare.tokenize", partial(begin_and_sleep, began))
     process = worker(scheduler)
 
     def kill_in_the_middle() -> None:

@@ -8,8 +8,8 @@ import zlib
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import SamplesConfig, SourceConfig, SplitConfig
-from pipeline.prepare import prepare
+from cloze.pipeline.config import SamplesConfig, SourceConfig, SplitConfig
+from cloze.pipeline.jobs.prepare import prepare
 from tests.pipeline import corpus
 
 SPLITS = ("validation", "test", "train")  # from the lowest hashes to the highest

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline import readers
-from pipeline.config import MaskingConfig, MixtureSource, SamplesConfig, SourceConfig
-from pipeline.errors import UserError
-from pipeline.estimating import estimate
-from pipeline.prepare import prepare
-from pipeline.tokenizer import Tokenizer
+from cloze.pipeline import readers
+from cloze.pipeline.config import MaskingConfig, MixtureSource, SamplesConfig, SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.estimating import estimate
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
 from tests.pipeline.test_tokenizer import byte_level
 
@@ -85,7 +85,7 @@ def test_a_small_disk_is_refused_before_anything_is_written(tmp_path, monkeypatc
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress("\n\n".join(corpus.documents(100)).encode()))
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("pipeline.estimating.shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
+    monkeypatch.setattr("cloze.pipeline.jobs.estimating.shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
     config = corpus.config(tmp_path, [path])
     with pytest.raises(UserError, match="MB while preparing, found 0.0 MB free"):
         prepare(config)

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from pipeline.inspecting import tokens_lost
-from pipeline.manifest import Manifest
+from cloze.pipeline.jobs.inspecting import tokens_lost
+from cloze.pipeline.shards.manifest import Manifest
 from tests.pipeline import corpus, hub
 
 pytest.importorskip("datasets")
@@ -44,7 +44,7 @@ def commands(folder: Path, address: str):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": address, "HF_HOME": str(folder / "cache")}
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-m", "launch", *arguments], cwd=folder, env=environment,
+        return subprocess.run([sys.executable, "-m", "cloze", *arguments], cwd=folder, env=environment,
                               capture_output=True, text=True)
 
     return run

@@ -8,8 +8,8 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from launch import data_commands
-from pipeline.config import (
+from cloze.launch.tools import data as data_commands
+from cloze.pipeline.config import (
     InspectConfig,
     MaskingConfig,
     PrepareConfig,
@@ -18,13 +18,13 @@ from pipeline.config import (
     VerifyConfig,
     VocabularyConfig,
 )
-from pipeline.errors import UserError
-from pipeline.inspecting import histogram, inspect
-from pipeline.manifest import Manifest
-from pipeline.prepare import prepare
-from pipeline.shards import ShardReader
-from pipeline.verifying import verify
-from pipeline.vocabulary import train_vocabulary
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.inspecting import histogram, inspect
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.jobs.verifying import verify
+from cloze.pipeline.jobs.vocabulary import train_vocabulary
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.shards import ShardReader
 from tests.pipeline import corpus
 from tests.terminal import terminal
 

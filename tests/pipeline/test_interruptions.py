@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.runs import LOCK, in_use, locked
-from pipeline.config import SourceConfig
-from pipeline.errors import UserError
-from pipeline.manifest import Manifest
-from pipeline.prepare import _hash_source, prepare
-from pipeline.progress import Silent
-from pipeline.tokenizing import tokenize
+from cloze.launch.run.runs import LOCK, in_use, locked
+from cloze.pipeline.config import SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import _hash_source, prepare
+from cloze.pipeline.jobs.tokenize_stage import tokenize
+from cloze.pipeline.progress import Silent
+from cloze.pipeline.shards.manifest import Manifest
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
 SCRIPT = """
 import sys
 from pathlib import Path
-from pipeline import readers
-from pipeline.prepare import prepare
+from cloze.pipeline import readers
+from cloze.pipeline.jobs.prepare import prepare
 from tests.pipeline import corpus
 if __name__ == "__main__":
     readers._GROUP_BYTES = 1  # a task for each file
@@ -110,7 +110,7 @@ def test_workers_end_with_a_killed_parent(folder, undisturbed):
 def test_a_killed_worker_ends_the_job_with_one_line(folder, undisturbed, monkeypatch):
     config = corpus.config(folder, [folder / "in"], output=str(folder / "worker"), workers=2)
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.prepare.tokenize", _die)
+        patch.setattr("cloze.pipeline.jobs.prepare.tokenize", _die)
         with pytest.raises(UserError, match="a worker process died.*run the same command again"):
             prepare(config)
     prepare(config)
@@ -120,7 +120,7 @@ def test_a_killed_worker_ends_the_job_with_one_line(folder, undisturbed, monkeyp
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_without_memory_ends_the_job_with_one_line(folder, tmp_path, monkeypatch, workers):
     config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"), workers=workers)
-    monkeypatch.setattr("pipeline.prepare.build", _exhaust)
+    monkeypatch.setattr("cloze.pipeline.jobs.prepare.build", _exhaust)
     with pytest.raises(UserError, match="too little memory.*fewer --workers"):
         prepare(config)
     assert not (tmp_path / "data/manifest.json").exists()
@@ -201,7 +201,8 @@ def test_a_file_system_without_locks_is_named(folder, tmp_path, monkeypatch):
 def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturbed, tmp_path, monkeypatch):
     config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.prepare.shutil.rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("cloze.pipeline.jobs.prepare.shutil.rmtree",
+                      lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             prepare(config)
     assert (tmp_path / "data/.work").is_dir() and (tmp_path / "data/manifest.json").is_file()
@@ -244,7 +245,7 @@ def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, stage):
         return stage(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"pipeline.prepare.{stage.__name__}", vanish)
+        patch.setattr(f"cloze.pipeline.jobs.prepare.{stage.__name__}", vanish)
         with pytest.raises(UserError, match=r"2\.jsonl: not found"):
             prepare(config)
     assert not (tmp_path / "data/manifest.json").exists()
@@ -266,7 +267,7 @@ def test_a_saved_data_set_that_changes_is_named(tmp_path, monkeypatch):
 
     save(texts)
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.prepare.build", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("cloze.pipeline.jobs.prepare.build", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             prepare(config)
     save(texts[::-1])
@@ -293,7 +294,7 @@ def test_an_input_that_changes_is_named(tmp_path, monkeypatch):
         return report
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.prepare.tokenize", change)
+        patch.setattr("cloze.pipeline.jobs.prepare.tokenize", change)
         with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read"):
             prepare(config)
     with pytest.raises(UserError, match="interrupted run with another sources"):
@@ -335,9 +336,9 @@ def test_a_file_in_the_way_of_the_output(folder, tmp_path):
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from pipeline import readers
-from pipeline.errors import UserError
-from pipeline.prepare import prepare
+from cloze.pipeline import readers
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
 from tests.pipeline import corpus
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 readers._GROUP_BYTES = 1  # a task for each file
@@ -376,7 +377,7 @@ def test_a_full_disk_ends_in_one_line_and_a_rerun_finishes(folder, undisturbed, 
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("this machine refuses to mount a tmpfs: " + mounted.stderr.decode().strip())
-    monkeypatch.setattr("pipeline.prepare.check_disk", lambda *_: None)
+    monkeypatch.setattr("cloze.pipeline.jobs.prepare.check_disk", lambda *_: None)
     config = corpus.config(folder, [folder / "in"], output=str(disk / "data"))
     try:
         with pytest.raises(UserError, match=f"{disk}/data/.*: the disk is full; free space or choose another --output"):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pipeline import ragged
-from pipeline.config import MaskingConfig, SamplesConfig, SentencesConfig, SourceConfig, SplitConfig
-from pipeline.masking import KeyedDraws, Masker, MaskingRules, RateSchedule, StreamDraws
-from pipeline.prepare import prepare
-from pipeline.records import Samples
-from pipeline.shards import ShardReader
-from pipeline.tokenizer import Tokenizer
+from cloze.pipeline import ragged
+from cloze.pipeline.config import MaskingConfig, SamplesConfig, SentencesConfig, SourceConfig, SplitConfig
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.records import Samples
+from cloze.pipeline.samples.masking import KeyedDraws, Masker, MaskingRules, RateSchedule, StreamDraws
+from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.pipeline import corpus
 from tests.pipeline.test_samples import SPECIAL

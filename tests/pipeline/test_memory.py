@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from pipeline.manifest import Manifest
+from cloze.pipeline.shards.manifest import Manifest
 from tests.pipeline import corpus
 
 
@@ -26,8 +26,9 @@ def test_an_enormous_document_stays_within_memory(tmp_path, kind):
     else:
         parquet.write_table(pa.table({"text": [enormous, *others]}), tmp_path / "a.parquet")
     script = (
-        "import sys; from pathlib import Path; from launch.memory import peak_bytes;"
-        "from pipeline.prepare import prepare; from tests.pipeline import corpus; folder = Path(sys.argv[1]);"
+        "import sys; from pathlib import Path; from cloze.launch.system.memory import peak_bytes;"
+        "from cloze.pipeline.jobs.prepare import prepare; from tests.pipeline import corpus;"
+        "folder = Path(sys.argv[1]);"
         "prepare(corpus.config(folder, [folder / sys.argv[2]], shards=corpus.ShardsConfig()));"
         "print(peak_bytes() >> 20)"
     )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import order
+from cloze.pipeline.loading import order
 from tests.pipeline.plain_order import epoch_indices
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=200)

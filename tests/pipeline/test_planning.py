@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from pipeline.config import PrepareConfig, SamplesConfig, ShardsConfig, SplitConfig
-from pipeline.errors import UserError
-from pipeline.planning import plan_shards
-from pipeline.prepare import prepare
-from pipeline.tokenizing import PARTITIONS, Report
+from cloze.pipeline.config import PrepareConfig, SamplesConfig, ShardsConfig, SplitConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.planning import plan_shards
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.jobs.tokenize_stage import PARTITIONS, Report
 from tests.pipeline import corpus
 
 

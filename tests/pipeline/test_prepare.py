@@ -8,8 +8,7 @@ import pytest
 import tokenizers
 from pyarrow import parquet
 
-from pipeline.backends import wordpiece_backend
-from pipeline.config import (
+from cloze.pipeline.config import (
     MaskingConfig,
     MixtureSource,
     PrepareConfig,
@@ -18,14 +17,15 @@ from pipeline.config import (
     SplitConfig,
     VocabularyConfig,
 )
-from pipeline.errors import UserError
-from pipeline.inspecting import tokens_lost
-from pipeline.manifest import Manifest
-from pipeline.prepare import prepare
-from pipeline.records import ROLES
-from pipeline.shards import ShardReader
-from pipeline.tokenizer import Tokenizer
-from pipeline.vocabulary import train_vocabulary
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.inspecting import tokens_lost
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.jobs.vocabulary import train_vocabulary
+from cloze.pipeline.records import ROLES
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -124,7 +124,7 @@ def test_sources_of_several_forms_are_each_read_as_such(tmp_path):
         MixtureSource([str(tmp_path / "prose.txt")]),
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.readers._GROUP_BYTES", 1 << 20)
+        patch.setattr("cloze.pipeline.readers._GROUP_BYTES", 1 << 20)
         alone = SamplesConfig(objective="single_sentences")
         manifest = prepare(
             corpus.config(tmp_path, [], input=[], mixture=mixture, samples=alone, split=SplitConfig(0, 0))
@@ -153,8 +153,8 @@ def test_pairs_that_differ_in_where_they_are_divided_are_no_duplicates(tmp_path)
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl", "parquet"])
 def test_encoding_errors_are_counted_by_documents_and_not_by_pieces(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr("pipeline.readers.lines.LONGEST_PIECE", 2000)
-    monkeypatch.setattr("pipeline.readers.files.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("cloze.pipeline.readers.lines.LONGEST_PIECE", 2000)
+    monkeypatch.setattr("cloze.pipeline.readers.files.BLOCK_BYTES", 1000)
     texts = [text.replace('"', "") for text in corpus.documents(2, sentences=(60, 70))]
     good, bad = (" ".join(text.split()).encode() for text in texts)
     made = [bad.replace(b"ka", b"k\xff"), good.replace(b"ka", b"k\xff"), good, *[b"ka lo %d" % n for n in range(9)]]
@@ -198,7 +198,7 @@ def test_min_document_tokens(tmp_path):
 
 
 def test_a_document_in_pieces_stays_in_train(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.readers.lines.LONGEST_PIECE", 2000)
+    monkeypatch.setattr("cloze.pipeline.readers.lines.LONGEST_PIECE", 2000)
     long = " ".join(corpus.documents(100))
     path = corpus.write_jsonl(tmp_path / "a.jsonl", [long, *corpus.documents(60, seed=3, sentences=(1, 4))])
     split = SplitConfig(validation=0.25, test=0.25)

@@ -5,7 +5,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from launch import data_commands
+from cloze.launch.tools import data as data_commands
 from tests.pipeline import corpus
 from tests.terminal import terminal
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import readers
-from pipeline.config import PrepareConfig, SourceConfig
-from pipeline.errors import UserError
-from pipeline.readers import columns, files, lines
+from cloze.pipeline import readers
+from cloze.pipeline.config import PrepareConfig, SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import columns, files, lines
 from tests.pipeline import corpus
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import ragged
-from pipeline.records import SpecialTokens
-from pipeline.samples import Documents, SampleBuilder
+from cloze.pipeline import ragged
+from cloze.pipeline.records import SpecialTokens
+from cloze.pipeline.samples.samples import Documents, SampleBuilder
 
 SPECIAL = SpecialTokens(pad=0, unknown=1, classification=2, separator=3, mask=4)
 CONFIG = {"objective": "next_sentence", "random_share": 0.5, "short_share": 0.1, "cross_documents": True,

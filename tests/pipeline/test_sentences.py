@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sentences import SPLITTERS, split
+from cloze.pipeline.tokenization.sentences import SPLITTERS, split
 
 
 @pytest.mark.parametrize(

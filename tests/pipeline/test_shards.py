@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline import shards
-from pipeline.errors import UserError
-from pipeline.manifest import Manifest
-from pipeline.prepare import prepare
-from pipeline.shards import ShardReader
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.shards import shards
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.shards import ShardReader
 from tests.pipeline import corpus
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from pipeline import ragged
-from pipeline.config import MixtureSource, PrepareConfig, SourceConfig, VocabularyConfig
-from pipeline.errors import UserError
-from pipeline.readers import plan, read
-from pipeline.sentences import SPLITTERS
-from pipeline.tokenizer import Tokenizer
-from pipeline.vocabulary import train_vocabulary
+from cloze.pipeline import ragged
+from cloze.pipeline.config import MixtureSource, PrepareConfig, SourceConfig, VocabularyConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.vocabulary import train_vocabulary
+from cloze.pipeline.readers import plan, read
+from cloze.pipeline.tokenization.sentences import SPLITTERS
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
 
 ODD = [
@@ -164,7 +164,7 @@ def test_a_full_table_starts_anew(monkeypatch):
     tokenizer = corpus.tokenizer()
     texts = corpus.documents(5)
     expected = tokenizer.encode_plainly(texts)[0]
-    monkeypatch.setattr("pipeline.tokenizer._TABLE_WORDS", 10)
+    monkeypatch.setattr("cloze.pipeline.tokenization.tokenizer._TABLE_WORDS", 10)
     for _ in range(3):
         assert np.array_equal(tokenizer.encode_batch(texts)[0], expected)
 
@@ -172,7 +172,7 @@ def test_a_full_table_starts_anew(monkeypatch):
 def test_a_table_is_bounded_in_letters_too(monkeypatch):
     """Words of 10,000 letters, all different, as text without white space has them."""
     tokenizer = corpus.tokenizer()
-    monkeypatch.setattr("pipeline.tokenizer._TABLE_LETTERS", 100_000)
+    monkeypatch.setattr("cloze.pipeline.tokenization.tokenizer._TABLE_LETTERS", 100_000)
     for turn in range(8):
         assert_same_ids(tokenizer, [f"kalo {'é' * 10_000}{turn}-{n} {'x' * 10_000}{turn}{n}" for n in range(5)])
         assert sum(len(str(key)) for key in tokenizer._words) <= 300_000

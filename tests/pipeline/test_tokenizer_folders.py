@@ -7,10 +7,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from pipeline.backends import wordpiece_backend
-from pipeline.encoding import Encoder
-from pipeline.errors import UserError
-from pipeline.tokenizer import Tokenizer, copy_tokenizer
+from cloze.launch.texts.encoding import Encoder
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.pipeline import corpus
 from tests.synthetic import NAMES

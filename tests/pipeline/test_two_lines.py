@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.batches import BatchStream
-from pipeline.collate import collate, pad
-from pipeline.config import PrepareConfig
-from pipeline.errors import UserError
-from pipeline.manifest import Manifest
-from pipeline.prepare import prepare
-from pipeline.records import Masks
-from pipeline.shards import ShardReader
-from pipeline.vocabulary import train_vocabulary
+from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.jobs.vocabulary import train_vocabulary
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.loading.collate import collate, pad
+from cloze.pipeline.records import Masks
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.shards import ShardReader
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/prepare/two_lines.yaml"
 

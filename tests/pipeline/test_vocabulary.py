@@ -7,10 +7,10 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from pipeline.config import PrepareConfig, SourceConfig, VocabularyConfig
-from pipeline.errors import UserError
-from pipeline.vocabulary import _count_chunk, _set_rules, train_vocabulary
-from pipeline.words import WordSplitter, word_of
+from cloze.pipeline.config import PrepareConfig, SourceConfig, VocabularyConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.vocabulary import _count_chunk, _set_rules, train_vocabulary
+from cloze.pipeline.tokenization.words import WordSplitter, word_of
 from tests.pipeline import corpus
 
 
@@ -134,8 +134,8 @@ def test_noise_is_not_counted_and_normalised_words_are(model):
 
 
 def test_counts_of_all_tasks_are_bounded_alike_for_any_workers(folder, monkeypatch):
-    monkeypatch.setattr("pipeline.readers._GROUP_BYTES", 1)  # a task for each file
-    monkeypatch.setattr("pipeline.vocabulary._COUNTED_WORDS", 100)
+    monkeypatch.setattr("cloze.pipeline.readers._GROUP_BYTES", 1)  # a task for each file
+    monkeypatch.setattr("cloze.pipeline.jobs.vocabulary._COUNTED_WORDS", 100)
     words = VocabularyConfig(model="words", min_frequency=1)
     few = train_vocabulary(config(folder, "few", vocabulary=words))
     assert 50 < few.vocab_size <= 105

@@ -1,0 +1,110 @@
+"""Getting tensors onto the disk for certain: copied first, written in the background, read back before they count."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors, sha256_of
+
+
+def host_copy(value, memo: dict | None = None):
+    """The same nest of dicts, lists and tuples with every tensor copied to host memory; nothing is shared with `value`.
+
+    Tensors that share a storage share its copy too, so that the files keep their size.
+    """
+    memo = {} if memo is None else memo
+    if isinstance(value, torch.Tensor):
+        storage = value.untyped_storage()
+        if storage._cdata not in memo:
+            memo[storage._cdata] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
+        tensor = torch.empty(0, dtype=value.dtype)
+        tensor.set_(memo[storage._cdata], value.storage_offset(), value.shape, value.stride())
+        return torch.nn.Parameter(tensor, value.requires_grad) if isinstance(value, torch.nn.Parameter) else tensor
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # keeps the kind of dict, and what hangs on it
+        copied.update((name, host_copy(part, memo)) for name, part in value.items())
+        return copied
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(host_copy(part, memo) for part in value)
+    return copy.deepcopy(value)
+
+
+class _HashingFile:
+    """What torch.save writes to: passes everything on and hashes it on the way."""
+
+    def __init__(self, file) -> None:
+        self._file = file
+        self.size = 0
+        self.digest = hashlib.sha256()
+        self.error: OSError | None = None  # torch makes a RuntimeError of it that does not tell the cause
+
+    def write(self, data) -> int:
+        self.digest.update(data)
+        self.size += len(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def write_verified(content, path: Path) -> tuple[int, str]:
+    """torch.save, synced and read back: size in bytes and SHA-256, as they left memory and as they lie on the disk.
+
+    Raises:
+        UserError: the disk gives back something else than it was given.
+        OSError: it is full or refuses.
+    """
+    with open(path, "wb") as file:
+        hashing = _HashingFile(file)
+        try:
+            torch.save(content, hashing)
+        except RuntimeError:
+            if hashing.error is None:
+                raise
+            raise hashing.error from None
+        file.flush()
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):  # so that the disk is asked, and not the page cache; macOS has none
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    written = hashing.size, hashing.digest.hexdigest()
+    if (path.stat().st_size, sha256_of(path)) != written:
+        raise UserError(f"{path}: found other bytes on the disk than were written, expected the same; check the disk, "
+                        "then run the same command again")
+    return written
+
+
+class BackgroundWriter:
+    """Writes the files of one checkpoint, one after the other, in a thread; `result` brings their sizes and hashes."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: list[tuple[str, Future]] = []
+
+    def submit(self, content, path: Path) -> None:
+        """Take a copy of `content`, which may change as soon as this returns, and write it."""
+        self._pending.append((path.name, self._pool.submit(write_verified, host_copy(content), path)))
+
+    def done(self) -> bool:
+        """Whether nothing is being written any more, in success or in failure."""
+        return all(future.done() for _, future in self._pending)
+
+    def result(self, folder: Path) -> dict[str, tuple[int, str]]:
+        """Wait; size and SHA-256 by file name.
+
+        Raises:
+            UserError: the disk is full or refuses.
+        """
+        self._pool.shutdown()
+        with readable_errors(folder):
+            return {name: future.result() for name, future in self._pending}

@@ -1,0 +1,21 @@
+"""Where a model comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model to use, by folder or by name."""
+
+    model: str
+    """A Hugging Face folder of a BERT, the folder of a Cloze run, or the name of a hub model."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub name; null: its main branch."""
+    cache_dir: str | None = None
+    """Folder that keeps what comes from the hub; null: the hub library's own."""
+    offline: bool = True
+    """Whether a hub name is only looked up in that folder; false: it is fetched."""
+    pickled_weights: bool = False
+    """Whether pytorch_model.bin of a hub name is taken where it has no model.safetensors; read as tensors only."""

@@ -1,0 +1,78 @@
+"""The DeepSpeed engine around a model."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import deepspeed
+import torch
+from deepspeed.runtime.config import DeepSpeedConfigError
+from deepspeed.utils import logger as deepspeed_logger
+from pydantic import ValidationError
+from torch import nn
+
+from cloze.launch.config import RunConfig
+from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.engine.repairs import grow_scale_after_step, import_muon_without_compiler, skip_infinite_steps
+from cloze.launch.system import distributed
+from cloze.pipeline.errors import UserError
+
+
+def build_engine(
+    model: nn.Module, config: RunConfig, made: dict, device: torch.device
+) -> deepspeed.DeepSpeedEngine:
+    """Wrap the model; its parameters move to `device` and, for bf16 and fp16, become 16-bit.
+
+    Args:
+        made: what `deepspeed_config` made of the configuration.
+
+    Raises:
+        UserError: fp16 on a device that has none, or DeepSpeed refuses what the section deepspeed adds.
+    """
+    _check_fp16(made, device)
+    # Its warnings about its own internals are not the user's to mend; its errors raise.
+    deepspeed_logger.setLevel(logging.ERROR)
+    # On CPU it would compile a C++ kernel at every start, which only its inference code uses.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    import_muon_without_compiler()
+    model.to(device)
+    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    deepspeed.comm.comm.cdb.new_group = distributed.new_group  # gradients are reduced in a group that it makes
+    optimizer = build_optimizer(model, config.optimizer, config.train.learning_rate,
+                                states_on_cpu="offload_optimizer" in made["zero_optimization"])
+    try:
+        # Without device_rank it takes the GPU numbered LOCAL_RANK, also where each process sees one GPU alone.
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=made,
+                                          args=SimpleNamespace(device_rank=device.index or 0))
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError, DeepSpeedConfigError) as error:
+        if not config.deepspeed:
+            raise  # nothing of the user's is in it
+        raise _refusal(error) from error
+    if engine.fp16_enabled():
+        # At the smallest scale it would raise; how many skips in a row are too many is train.max_skipped_steps.
+        engine.optimizer.loss_scaler.raise_error_at_min_scale = False
+        grow_scale_after_step(engine.optimizer)
+    if not engine.zero_optimization():
+        skip_infinite_steps(engine, device)
+        if engine.dp_world_size == 1:
+            # The sum over one process is there already; all gradients would be copied to a buffer and back for it.
+            engine.allreduce_and_copy = lambda *arguments, **options: None
+    return engine
+
+
+def _refusal(error: Exception) -> UserError:
+    """What DeepSpeed has said against its configuration, in one line."""
+    if isinstance(error, ValidationError):  # of pydantic, with which it reads most of it
+        found = error.errors()[0]
+        where = ".".join(map(str, found["loc"]))
+        return UserError(f"deepspeed: found {where} = {found['input']!r}, expected a setting that DeepSpeed knows "
+                         f"({found['msg']}); see its configuration reference")
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return UserError(f"deepspeed: found what DeepSpeed refuses ({reason}), expected settings that it takes in such a "
+                     "run; see its configuration reference")
+
+
+def _check_fp16(made: dict, device: torch.device) -> None:
+    if made.get("fp16", {}).get("enabled") and device.type != "cuda":
+        raise UserError(f"train.precision: found fp16, expected bf16 or fp32 on {device.type}: only GPUs train in fp16")

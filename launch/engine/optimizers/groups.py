@@ -1,0 +1,61 @@
+"""Parameter groups by module type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from cloze.launch.config import OptimizerConfig
+from cloze.model.embeddings import Embeddings
+from cloze.model.encoder import EncoderLayer
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
+    """Groups of an optimizer; every trainable parameter is in exactly one, and none is empty.
+
+    - `weight_decay`: matrices decay. Biases, norms (whatever has fewer than two dimensions) and, by choice, embeddings
+      do not. A tied matrix belongs to the first module that owns it, so that a decoder tied to the embedding follows
+      the embedding.
+    - `lr_scale`: share of the learning rate, layer_decay ^ (layers above it): 1 for what stands on the encoder, least
+      for the embeddings (arXiv 1801.06146, "discriminative fine-tuning").
+    - `muon`: whether Muon updates it, which it does for the matrices of encoder layers; Muon's own recommendation
+      leaves embeddings and heads to AdamW.
+    """
+    groups: dict[tuple, dict] = {}
+    depths = _depths(model)
+    top = max(depths.values(), default=0) + 1
+    for parameter, module in _owned(model):
+        # ZeRO-3 leaves a partitioned parameter without a shape and keeps the true one in ds_shape.
+        is_matrix = len(getattr(parameter, "ds_shape", parameter.shape)) >= 2
+        decays = is_matrix and (config.decay_embeddings or not isinstance(module, nn.Embedding))
+        depth = depths.get(id(module), top)
+        in_layer = 0 < depth < top
+        muon = config.name == "muon" and is_matrix and in_layer and isinstance(module, nn.Linear)
+        lr_scale = config.layer_decay ** (top - depth)
+        group = groups.setdefault((muon, decays, lr_scale), {
+            "name": ("muon_" if muon else "") + ("decay" if decays else "no_decay")
+                    + ("" if config.layer_decay == 1 else f"_{depth}"),
+            "params": [], "weight_decay": config.weight_decay if decays else 0.0, "lr_scale": lr_scale, "muon": muon,
+        })
+        group["params"].append(parameter)
+    # Muon's first, then what decays, the deepest first: an order that does not hang on the model's.
+    return sorted(groups.values(), key=lambda group: (not group["muon"], not group["weight_decay"], group["name"]))
+
+
+def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Module]]:
+    """Every trainable parameter once, with the first module that owns it."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in seen and parameter.requires_grad:
+                seen.add(id(parameter))
+                yield parameter, module
+
+
+def _depths(model: nn.Module) -> dict[int, int]:
+    """Depth of the modules by id: 0 for all of the embeddings, 1 for the first encoder layer, and so on."""
+    roots = [module for module in model.modules() if isinstance(module, Embeddings)]
+    layers = [module for module in model.modules() if isinstance(module, EncoderLayer)]
+    depths = {id(part): 0 for root in roots for part in root.modules()}
+    return depths | {id(part): depth for depth, layer in enumerate(layers, start=1) for part in layer.modules()}

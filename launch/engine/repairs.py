@@ -1,0 +1,177 @@
+"""What DeepSpeed gets wrong, or does not do, and is put right here: every repair, with the place in its source."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from copy import deepcopy
+
+import deepspeed
+import torch
+from torch import nn
+
+from cloze.launch.engine.state import base_optimizer
+
+
+def import_muon_without_compiler() -> None:
+    """Import DeepSpeed's Muon, as every ZeRO stage does, without the compiler that its decorators ask for.
+
+    torch.compile imports Inductor at once: a quarter of the time that a start takes. We never run these functions: our
+    Muon is in launch/engine/optimizers/.
+    """
+    compiles = torch.compile
+    torch.compile = lambda function=None, **_: function or (lambda decorated: decorated)
+    try:
+        with contextlib.suppress(ModuleNotFoundError):  # another version of DeepSpeed, which then has nothing to import
+            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        torch.compile = compiles
+
+
+def grow_scale_after_step(optimizer) -> None:
+    """Let the gradient of an fp16 step be divided by the scale that its loss was multiplied by.
+
+    DeepSpeed's partitioned optimizers update the scale before they unscale: the gradient of each step at which it grows
+    would be halved. Only after an overflow, whose step unscales nothing, is it updated at once.
+    """
+    update, step = optimizer._update_scale, optimizer.step
+
+    def update_after_overflow(has_overflow: bool) -> None:
+        if has_overflow:
+            update(True)
+
+    def step_then_grow(*arguments, **options) -> None:
+        step(*arguments, **options)
+        if not optimizer.overflow:
+            update(False)
+
+    optimizer._update_scale, optimizer.step = update_after_overflow, step_then_grow
+
+
+def skip_infinite_steps(engine: deepspeed.DeepSpeedEngine, device: torch.device) -> None:
+    """Give stage 0 what DeepSpeed's partitioned optimizers do: keep the gradient norm, skip a step if it is not finite.
+
+    torch's fused optimizers skip on the device, by `found_inf`, so that the host need not wait; others ask the host.
+    """
+    optimizer, parameters = engine.optimizer, list(engine.module.parameters())
+    optimizer.found_inf = torch.zeros((), device=device)
+    step = optimizer.step
+
+    def clip() -> None:
+        engine._global_grad_norm = nn.utils.clip_grad_norm_(parameters, engine.gradient_clipping())
+        optimizer.found_inf.copy_(~engine._global_grad_norm.isfinite())
+
+    def step_if_finite(*arguments, **options):
+        if not optimizer.found_inf.item():
+            return step(*arguments, **options)
+
+    engine.clip_fp32_gradients = clip
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.step = step_if_finite
+
+
+# Of DynamicLossScaler, what the configuration says; the rest is where the scale stands.
+_SCALE_CONSTANTS = ("scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
+
+
+@contextlib.contextmanager
+def kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
+    """Undo what DeepSpeed's loaders do to the optimizer, and prove it.
+
+    Its ZeRO-3 universal loader gives every group the hyper-parameters of group 0, and all flat groups one and the
+    same `step` tensor, which then advances once for each of them (stage3.py,
+    load_hp_checkpoint_state_from_checkpoint_dir_stage3). Its universal loaders leave `step` on the CPU, where torch's
+    fused kernels on a GPU do not take it. Where it partitions, it takes the limit of the gradient norm, and the
+    constants of the loss scale, from the checkpoint and not from the configuration (stage_1_and_2.py).
+    """
+    optimizer = base_optimizer(engine)
+    partitioned = engine.optimizer if engine.zero_optimization() else None
+    limit, scaler = getattr(partitioned, "clip_grad", None), getattr(partitioned, "loss_scaler", None)
+    # A group's `step` is no hyper-parameter: where states that DeepSpeed's FusedAdam has yet to make begin to count.
+    before = [{name: value for name, value in group.items() if name not in ("params", "step")}
+              for group in optimizer.param_groups]
+    yield
+    for group, values in zip(optimizer.param_groups, before, strict=True):
+        group.update(values)
+    if limit is not None:
+        partitioned.clip_grad = limit
+    if scaler is not None and type(partitioned.loss_scaler) is not type(scaler):
+        # The checkpoint is of another precision: its scaler would not scale, or would where nothing is to be scaled.
+        partitioned.loss_scaler, partitioned.dynamic_loss_scale = scaler, scaler.dynamic
+    for name in _SCALE_CONSTANTS:
+        if hasattr(scaler, name):
+            setattr(partitioned.loss_scaler, name, getattr(scaler, name))
+    steps = []
+    for parameter, state in optimizer.state.items():
+        if torch.is_tensor(state.get("step")):
+            device = parameter.device if optimizer.defaults.get("fused") else state["step"].device
+            state["step"] = state["step"].to(device, copy=True)
+        if "step" in state:  # Muon's states have none
+            steps.append(float(state["step"]))
+    if not engine.zero_optimization():  # there a parameter may have begun to learn later than others
+        steps = [max(steps)] if steps else []
+    if set(steps) - {float(optimizer_steps)}:
+        raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")
+
+
+class _Padding:
+    """What the loader below asks of a parameter, for a group of which this process has none."""
+
+    @property
+    def _hp_mapping(self) -> _Padding:
+        return self
+
+    def load_hp_checkpoint_state(self, *arguments, **options) -> None:
+        """It has no step."""
+
+    def get_optim_state_keys(self) -> tuple[()]:
+        return ()
+
+
+@contextlib.contextmanager
+def padding_can_be_loaded(engine) -> Iterator[None]:
+    """Let DeepSpeed's universal loader of stages 1 and 2 pass groups of which this process has padding alone.
+
+    With hundreds of processes the last ones have no parameter of a small group. The loader asks for the step of their
+    first one (base_optimizer.py, load_hp_checkpoint_state_from_checkpoint_dir), which is an IndexError, and would leave
+    the group without the states that the next step updates.
+    """
+    partitioned, method = engine.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"
+    load = getattr(partitioned, method, None)
+    if load is None:
+        yield
+        return
+
+    def load_all(name: str, folder: str) -> None:
+        groups, padding = getattr(partitioned, name), _Padding()
+        empty = [all(parameter._hp_mapping is None for parameter in group) for group in groups]
+        setattr(partitioned, name, [[padding] if nothing else group
+                                    for nothing, group in zip(empty, groups, strict=True)])
+        partitioned.param_names[padding] = ""
+        try:
+            load(name, folder)
+        finally:
+            setattr(partitioned, name, groups)
+            del partitioned.param_names[padding]
+        optimizer = base_optimizer(engine)
+        whole = [group for group, nothing in zip(optimizer.param_groups, empty, strict=True) if not nothing]
+        for group, nothing in zip(optimizer.param_groups, empty, strict=True):
+            like = [other for other in whole if other.get("muon") == group.get("muon")]
+            if nothing and like:
+                _give_states(optimizer, group, like[0])
+
+    setattr(partitioned, method, load_all)
+    try:
+        yield
+    finally:
+        delattr(partitioned, method)
+
+
+def _give_states(optimizer: torch.optim.Optimizer, group: dict, other: dict) -> None:
+    """States of a group that is padding: zeros, at the step of another."""
+    (padding,), (like,) = group["params"], other["params"]
+    optimizer.state[padding] = {
+        name: torch.zeros_like(padding) if torch.is_tensor(value) and value.shape == like.shape else deepcopy(value)
+        for name, value in optimizer.state[like].items()
+    }

@@ -1,0 +1,70 @@
+"""What is read off, and set on, a live engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import deepspeed
+import torch
+from torch import nn
+
+from cloze.launch.engine.config import PRECISIONS
+
+
+def step_skipped(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
+    """Whether the last step was skipped for an infinite or NaN gradient, alike on all ranks: float64 (1,), 0 or 1."""
+    if engine.zero_optimization():
+        return torch.tensor([float(engine.optimizer.overflow)], dtype=torch.float64, device=engine.device)
+    return engine.optimizer.found_inf.double().reshape(1)
+
+
+def base_optimizer(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:
+    """The optimizer inside DeepSpeed's partitioning one, or the only one."""
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+
+def master_fragments(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name of each parameter with the flat part of its fp32 master that this process updates; views, nothing is copied.
+
+    Where DeepSpeed keeps them: the parameter itself at stage 0, `_hp_mapping` at stages 1 and 2, `grad_position` at 3;
+    at these three there is none of a parameter that does not learn.
+    """
+    for name, parameter in engine.module.named_parameters():
+        if not engine.zero_optimization():
+            yield name, parameter.detach()
+        elif engine.zero_optimization_stage() < 3:
+            mapping = getattr(parameter, "_hp_mapping", None)
+            if mapping is not None:  # else other processes have all of it
+                yield name, mapping.hp_fragment.detach()
+        elif (place := engine.optimizer.grad_position.get(engine.optimizer.get_param_id(parameter))) is not None:
+            group, start, length = place
+            yield name, engine.optimizer.fp32_partitioned_groups_flat[group].detach().narrow(0, start, length)
+
+
+def full_parameter(engine: deepspeed.DeepSpeedEngine, parameter: nn.Parameter) -> torch.Tensor:
+    """A copy of a parameter in fp32 on the host, gathered from all processes where it is partitioned. Collective."""
+    with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_optimization_stage() == 3):
+        return parameter.detach().float().cpu().clone()
+
+
+def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
+    """Set the rate that the next optimizer step uses, in every group its share."""
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate * group["lr_scale"]
+
+
+def compute_dtype(engine: deepspeed.DeepSpeedEngine) -> torch.dtype:
+    """What matrix products run in: read off the live engine, not off the configuration."""
+    if engine.torch_autocast_enabled():
+        return engine.torch_autocast_dtype()
+    return next(engine.module.parameters()).dtype
+
+
+def live_precision(engine: deepspeed.DeepSpeedEngine) -> str:
+    """Formats of matrix products, of parameters and of their copies that the optimizer updates, read off the live
+    engine."""
+    names = {dtype: name for name, dtype in PRECISIONS.items()}
+    stored, updated = ("+".join(sorted({names[tensor.dtype] for tensor in tensors})) for tensors in (
+        engine.module.parameters(), (fragment for _, fragment in master_fragments(engine))))
+    text = f"{names[compute_dtype(engine)]} products, {stored} parameters"
+    return text if stored == updated else f"{text} with {updated} master copies"

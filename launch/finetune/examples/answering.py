@@ -1,0 +1,244 @@
+"""Extractive question answering: overlapping windows over long texts, the best span over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.squad import (
+    Question,
+    best_threshold,
+    normalized_characters,
+    normalized_words,
+    read_squad,
+    squad_metrics,
+    squad_scores,
+)
+from cloze.launch.texts.decoding import answer_spans, counts_once, null_score
+from cloze.launch.texts.encoding import windows
+from cloze.launch.texts.sequences import Sequences
+from cloze.model.heads import exponentials_by_group
+from cloze.model.tasks import shared_softmax_losses
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+_BEST = 20  # starts and ends of each window that are combined (BERT release, run_squad.py: n_best_size)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A question with a part of its text."""
+
+    question: int
+    first: int
+    """First token of the text that is in the window."""
+    count: int
+    """Tokens of the text in the window."""
+    begins: int
+    """Position of the first of them in the sequence."""
+
+
+class AnswerExamples(Examples):
+    """Windows `[CLS] question [SEP] part of the text [SEP]`; the answer of a window without it is at [CLS].
+
+    A unit is a window; with `answer_softmax: document` it is a question with all its windows, whose tokens compete in
+    one softmax (Clark and Gardner 2018, arXiv 1710.10723, section 3.4: shared normalization), each token of the text
+    in the one window where it counts. A question that may have no answer has every window's [CLS] for it.
+    """
+
+    width = 2
+
+    def __init__(self, path: str, config: FinetuneConfig, tokenizer: Tokenizer, version_2: bool) -> None:
+        self.name = Path(path).name.split(".")[0]
+        self._contexts, self._questions, self.labelled = read_squad(path)
+        self._longest_answer, self._version_2 = config.max_answer_tokens, version_2
+        self._units = normalized_characters if config.answer_units == "characters" else normalized_words
+        self.measured = (f"f1 ({config.answer_units} in common with the nearest right answer, mean over questions, in "
+                         "percent), exact_match (the same)")
+        if not version_2 and self.labelled:
+            for question in self._questions:
+                if not question.answers:
+                    raise UserError(f"{path}: question {question.id}: found no answer, expected one; files in which "
+                                    "questions may have none are for the task squad2")
+        encoded = tokenizer.encode_with_offsets(self._contexts)
+        self._offsets = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encoded]
+        ids = [np.array(each.ids, np.int64) for each in encoded]
+        self._windows, self._sequences, cut = self._build(tokenizer, ids, config, path)
+        self.num_places = len(self._sequences.input_ids)
+        self._of_question = ragged.to_offsets(np.bincount([window.question for window in self._windows],
+                                                          minlength=len(self._questions)))
+        self._shared = config.answer_softmax == "document"
+        self._of_unit = self._of_question if self._shared else np.arange(len(self._windows) + 1)
+        self.lengths = np.diff(self._sequences.offsets[self._of_unit])
+        if self.labelled and self._shared:
+            self._candidates, self._right = self._shared_targets()
+        elif self.labelled:
+            self._positions = np.array([self._positions_in(window) for window in self._windows])
+        self.facts = (f"{len(self._questions):,} questions on {len(self._contexts):,} texts, {len(self._windows):,} "
+                      f"windows, {self.lengths.sum():,} tokens, {cut:,} questions cut")
+
+    def _build(self, tokenizer: Tokenizer, texts: list[np.ndarray], config: FinetuneConfig, path: str
+               ) -> tuple[list[Window], Sequences, int]:
+        special, longest = tokenizer.special_tokens, config.max_query_tokens
+        flat, bounds = tokenizer.encode_batch([question.text for question in self._questions])
+        made, parts, starts, cut = [], [], [], 0
+        for number, question in enumerate(self._questions):
+            asked = flat[bounds[number] : bounds[number + 1]].astype(np.int64)
+            cut += len(asked) > longest
+            asked = asked[:longest]
+            room = config.max_length - len(asked) - 3
+            if room < config.window_step:
+                raise UserError(f"window_step: found {config.window_step}, expected at most {room}, the tokens that "
+                                f"question {question.id} of {path} leaves of max_length {config.max_length}; lower it "
+                                "or raise --max_length, lest tokens between two windows be in none")
+            for first, end in windows(len(texts[question.context]), room, config.window_step):
+                begins = len(asked) + 2
+                made.append(Window(number, first, end - first, begins))
+                parts.append(np.concatenate([
+                    [special.classification], asked, [special.separator],
+                    texts[question.context][first:end], [special.separator],
+                ]))
+                starts.append(begins)
+        offsets = ragged.to_offsets(np.array([len(part) for part in parts]))
+        return made, Sequences(np.concatenate(parts).astype(np.int64), offsets, np.array(starts)), cut
+
+    def _answer_tokens(self, question: Question) -> tuple[int, int] | None:
+        """First and last token, in the text, of the first right answer; None if there is none."""
+        if not question.answers:
+            return None
+        text, start = question.answers[0]
+        offsets = self._offsets[question.context]
+        inside = np.flatnonzero(np.minimum(offsets[:, 1], start + len(text)) > np.maximum(offsets[:, 0], start))
+        return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+    def _positions_in(self, window: Window) -> tuple[int, int]:
+        """First and last position of the right answer in a window; that of [CLS], 0, if it is not whole there."""
+        answer = self._answer_tokens(self._questions[window.question])
+        if answer is None or answer[0] < window.first or answer[1] >= window.first + window.count:
+            return 0, 0
+        shift = window.begins - window.first
+        return answer[0] + shift, answer[1] + shift
+
+    def _shared_targets(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of every place whether it competes (places,), and whether it is a right start and a right end (places, 2)."""
+        candidates, right = np.zeros(self.num_places, bool), np.zeros((self.num_places, 2), bool)
+        for number, question in enumerate(self._questions):
+            rows = np.arange(self._of_question[number], self._of_question[number + 1])
+            firsts = np.array([self._windows[row].first for row in rows])
+            counts = np.array([self._windows[row].count for row in rows])
+            begins = self._sequences.offsets[rows] + self._windows[rows[0]].begins
+            chosen = counts_once(list(zip(firsts, firsts + counts, strict=True)))
+            places, tokens = ragged.ranges(begins, counts)[chosen], ragged.ranges(firsts, counts)[chosen]
+            candidates[places] = True
+            answer = self._answer_tokens(question)
+            if self._version_2 or answer is None:  # an answer that no token touches is nowhere else, too
+                candidates[self._sequences.offsets[rows]] = True
+            if answer is None:
+                right[self._sequences.offsets[rows]] = True
+            else:
+                for side, token in enumerate(answer):
+                    right[places[tokens == token], side] = True
+        return candidates, right
+
+    def _rows(self, units: np.ndarray) -> np.ndarray:
+        """Sequences of some units."""
+        return ragged.ranges(self._of_unit[:-1][units], np.diff(self._of_unit)[units])
+
+    def batch(self, units: np.ndarray) -> dict:
+        return self._sequences.batch(self._rows(units), self.segments)
+
+    def targets(self, units: np.ndarray) -> dict:
+        if self._shared:
+            places = self.places(units)
+            question = np.repeat(np.arange(len(units)), self.lengths[units])
+            starts, ends = torch.from_numpy(self._right[places]).unbind(1)
+            return {"softmax": torch.from_numpy(np.where(self._candidates[places], question, -1)),
+                    "start_targets": starts, "end_targets": ends, "num_softmaxes": len(units)}
+        starts, ends = torch.from_numpy(self._positions[units]).unbind(1)
+        return {"start_positions": starts, "end_positions": ends}
+
+    def outputs(self, output) -> torch.Tensor:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        return self._sequences.tokens(self._rows(units))
+
+    def _answer(self, number: int, outputs: np.ndarray) -> tuple[str, int, float, float]:
+        """Text, first character and probability of the best span over all windows of a question, and how much better
+        [CLS] scores in the window where it scores least (Devlin et al. 2019, section 4.3).
+        """
+        scored = []
+        for row in range(self._of_question[number], self._of_question[number + 1]):
+            at, (low, high) = self._windows[row], self._sequences.offsets[row : row + 2]
+            inside = slice(at.begins, at.begins + at.count)
+            allowed, offsets = np.zeros(high - low, bool), np.zeros((high - low, 2), np.int64)
+            allowed[inside] = True
+            offsets[inside] = self._offsets[self._questions[number].context][at.first : at.first + at.count]
+            scored.append((outputs[low:high, 0], outputs[low:high, 1], allowed, offsets))
+        best = answer_spans(scored, _BEST, self._longest_answer)
+        if not best:  # an empty text
+            return "", 0, 0.0, np.inf
+        (start, end), score = best[0]
+        nothing = null_score(scored)
+        rivals = np.array([rival for _, rival in best] + ([nothing] if self._version_2 else []))
+        probability = 1.0 / float(np.exp(np.clip(rivals - score, None, 700.0)).sum())
+        return self._contexts[self._questions[number].context][start:end], start, probability, nothing - score
+
+    def _answers(self, outputs: np.ndarray) -> tuple[list[tuple[str, int, float]], np.ndarray]:
+        found = [self._answer(number, outputs) for number in range(len(self._questions))]
+        return [each[:3] for each in found], np.array([each[3] for each in found])
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        found, odds = self._answers(outputs)
+        best = [text for text, _, _ in found]
+        given = ["" if self._version_2 and odd > 0 else text for text, odd in zip(best, odds, strict=True)]
+        values = {"loss": self._loss(outputs)} | squad_metrics(self._questions, given, self._units, self._version_2)
+        if self._version_2:
+            none = np.array([not question.answers for question in self._questions])
+            answered = np.array([text != "" for text in best])
+            scores = squad_scores(self._questions, best, self._units, True)
+            for name, column in (("exact", scores[:, 0]), ("f1", scores[:, 1])):
+                value, threshold = best_threshold(column, none, answered, odds)
+                values |= {f"best_{name}": 100 * value, f"best_{name}_thresh": threshold}
+        return values
+
+    def _loss(self, outputs: np.ndarray) -> float:
+        """Mean over units of the mean of both ends' losses."""
+        scores = torch.from_numpy(outputs).double()
+        if self._shared:
+            targets = self.targets(np.arange(len(self)))
+            losses = [shared_softmax_losses(scores[:, side], targets["softmax"], targets[f"{name}_targets"], len(self))
+                      for side, name in enumerate(("start", "end"))]
+            return torch.stack(losses).mean().item()
+        offsets = torch.from_numpy(self._sequences.offsets)
+        at = offsets[:-1, None] + torch.from_numpy(self._positions)
+        sequence = torch.arange(len(self._sequences)).repeat_interleave(offsets.diff())
+        total = 0.0
+        for side in (0, 1):
+            _, sums, largest = exponentials_by_group(scores[:, side], sequence, len(self._sequences))
+            total += (sums.log() + largest - scores[at[:, side], side]).mean().item() / 2
+        return total
+
+    def text(self, number: int) -> str:
+        return self._questions[number].text
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        found, odds = self._answers(outputs)
+        described = []
+        for question, (text, start, probability), odd in zip(self._questions, found, odds, strict=True):
+            entry: dict = {"id": question.id, "prediction": text, "start": start, "probability": probability}
+            if self._version_2:
+                known = float(odd) if np.isfinite(odd) else None  # infinite of an empty text: JSON has no word for it
+                entry |= {"best": text, "no_answer_odds": known} | ({"prediction": ""} if odd > 0 else {})
+            described.append(entry | ({"label": _right(question)} if self.labelled else {}))
+        return described
+
+
+def _right(question: Question) -> list[str]:
+    return [text for text, _ in question.answers]

@@ -1,0 +1,77 @@
+"""One of several texts: which goes on best."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from cloze.launch.config.tasks import Task
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.classification import has_labels, label_of, number_of, text_of
+from cloze.launch.finetune.tables import Table
+from cloze.launch.texts.encoding import Truncation
+from cloze.launch.texts.sequences import build_sequences
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+class ChoiceExamples(Examples):
+    """What all choices share, with each choice behind it: `[CLS] shared [SEP] choice [SEP]`, one score each.
+
+    Args:
+        shared: columns whose texts are joined to the first segment.
+        choices: columns of the choices; `task.choice_prefix` names one whose text each of them begins with.
+    """
+
+    def __init__(self, table: Table, task: Task, shared: tuple[str, ...], choices: tuple[str, ...], target: str,
+                 labels: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation) -> None:
+        prefix = (task.choice_prefix,) if task.choice_prefix else ()
+        table.need((*shared, *prefix, *choices), "text_columns")
+        self.name, self._rows, self._labels = table.path.name.split(".")[0], table.rows, labels
+        self._shared, self._choices = (*shared, *prefix), choices
+        first = [" ".join(text_of(row, column) for column in shared) for row in table.rows for _ in choices]
+        second = [" ".join(text_of(row, column) for column in (*prefix, choice))
+                  for row in table.rows for choice in choices]
+        self._sequences, cut = build_sequences(tokenizer, first, second, truncation)
+        self.num_places, self.width = len(table.rows), len(choices)
+        self.lengths = self._sequences.lengths.reshape(-1, self.width).sum(1)
+        self.labelled = has_labels(table, (target,))
+        if self.labelled:
+            self._true = np.array([number_of(row, label_of(row, target), labels) for row in table.rows])
+        self.measured = "accuracy"
+        self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"
+
+    def batch(self, units: np.ndarray) -> dict:
+        return self._sequences.batch(self.feature_rows(units), self.segments) | {"num_choices": self.width}
+
+    def feature_rows(self, units: np.ndarray) -> np.ndarray:
+        return (units[:, None] * self.width + np.arange(self.width)).reshape(-1)
+
+    def targets(self, units: np.ndarray) -> dict:
+        return {"labels": torch.from_numpy(self._true[units])}
+
+    def outputs(self, output) -> torch.Tensor:
+        return output.logits
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        return units
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        loss = functional.cross_entropy(torch.from_numpy(outputs), torch.from_numpy(self._true)).item()
+        return {"loss": loss, "accuracy": float(np.mean(outputs.argmax(1) == self._true))}
+
+    def majority(self) -> dict[str, float]:
+        return {"accuracy": float(np.bincount(self._true).max() / len(self._true))}
+
+    def text(self, number: int) -> str:
+        row = self._rows[number]
+        return " / ".join(text_of(row, column) for column in (*self._shared, *self._choices))
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        chances = torch.from_numpy(outputs).double().softmax(-1).tolist()
+        described = []
+        for number, row in enumerate(self._rows):
+            entry = {"place": row.place.rsplit(": ", 1)[1], "prediction": self._labels[int(outputs[number].argmax())],
+                     "probabilities": dict(zip(self._labels, chances[number], strict=True))}
+            described.append(entry | ({"label": self._labels[self._true[number]]} if self.labelled else {}))
+        return described

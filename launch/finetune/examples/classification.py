@@ -1,0 +1,291 @@
+"""Classes, numbers and labels of texts and pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from cloze.launch.config.tasks import Task
+from cloze.launch.finetune import scoring
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.tables import Row, Table
+from cloze.launch.texts.encoding import Truncation
+from cloze.launch.texts.sequences import build_pieces, build_sequences
+from cloze.model.config import HeadConfig
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+# What stands in a column where nothing is known: test files of GLUE and SWAG that carry labels at all hold -1.
+_UNKNOWN = (None, "", -1, "-1")
+
+
+def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: str) -> HeadConfig:
+    """Labels as listed, as the task knows them, or as the training file holds them.
+
+    Raises:
+        UserError: a target column is missing, or labels are listed that are columns.
+    """
+    table.need(targets, "label_columns")
+    if task.kind == "regression":
+        return HeadConfig(targets, "regression", pooling=pooling)
+    if task.kind == "columns":
+        columns = tuple((name, _sorted(label_of(row, name) for row in table.rows)) for name in targets)
+        names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
+        return HeadConfig(names, "columns", columns, pooling)
+    if task.kind == "multi_label":
+        if len(targets) > 1:
+            if listed:
+                raise UserError(f"labels: found {', '.join(listed)} with the label columns {', '.join(targets)}, "
+                                "expected none: each column is a label; leave --labels out")
+            return HeadConfig(targets, "multi_label", pooling=pooling)
+        found = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
+        return HeadConfig(tuple(listed) or found, "multi_label", pooling=pooling)
+    labels = tuple(listed) or task.labels or _sorted(label_of(row, targets[0]) for row in table.rows)
+    if len(labels) < 2:
+        raise UserError(f"{table.path}: found {len(labels)} label in column {targets[0]!r}, expected at least two; "
+                        "list them with --labels, or take a task of numbers")
+    return HeadConfig(labels, "single_label", pooling=pooling)
+
+
+def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
+    """Distinct labels in the order of their names; whole numbers in their own."""
+    found = set(labels)
+    try:
+        return tuple(sorted(found, key=lambda label: (int(label), label)))  # 1 and 01 are two labels
+    except ValueError:
+        return tuple(sorted(found))
+
+
+def _label_set(row: Row, column: str) -> list[str]:
+    """Independent labels of a row: a list, or words with commas between them."""
+    if row.values.get(column) is None:
+        raise UserError(f"{row.place}: found nothing in column {column!r}, expected a list of labels, which may be "
+                        "empty; mend the row")
+    value = row.values[column]
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list):
+        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a list of labels, or labels with "
+                        "commas between them; mend the row")
+    return [str(part) for part in value]
+
+
+class TextExamples(Examples):
+    """A text or a pair of texts each, and what is predicted of it.
+
+    Args:
+        texts, targets: names of columns.
+        truncation: None with a head that reads pieces.
+    """
+
+    def __init__(self, table: Table, task: Task, texts: tuple[str, ...], targets: tuple[str, ...], head: HeadConfig,
+                 tokenizer: Tokenizer, truncation: Truncation | None) -> None:
+        table.need(texts, "text_columns")
+        self.name = table.path.name.split(".")[0]
+        self._rows, self._head, self._task = table.rows, head, task
+        self._texts, self._columns = texts, targets
+        sides = [[text_of(row, column) for row in table.rows] for column in texts]
+        if head.pieces == "none":
+            pairs = sides[1] if len(sides) > 1 else None
+            self._sequences, cut = build_sequences(tokenizer, sides[0], pairs, truncation)
+            self._of_row = np.arange(len(table.rows) + 1)
+        else:
+            self._sequences, self._of_row = build_pieces(tokenizer, sides[0], head.piece_length, head.piece_step)
+            cut = f"{len(self._sequences):,} pieces, none cut"
+        self.lengths = np.diff(self._sequences.offsets[self._of_row])
+        self.num_places, self.width = len(table.rows), head.num_outputs
+        self.labelled = has_labels(table, targets)
+        self._true = self._read_targets() if self.labelled else None
+        self.measured = self._meanings()
+        left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
+        self.facts = f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {cut}{left_out}"
+
+    def _read_targets(self) -> np.ndarray:
+        problem = self._head.problem
+        if problem == "regression":
+            return np.array([[_number(row, column) for column in self._columns] for row in self._rows])
+        if problem == "columns":
+            return np.array([[number_of(row, label_of(row, name), labels, "mend the row")
+                              for name, labels in self._head.columns] for row in self._rows])
+        if problem == "single_label":
+            column = self._columns[0]
+            return np.array([number_of(row, label_of(row, column), self._head.labels) for row in self._rows])
+        if len(self._columns) > 1:
+            return np.array([[_yes_or_no(row, column) for column in self._columns] for row in self._rows])
+        true = np.zeros((len(self._rows), len(self._head.labels)), np.int64)
+        for number, row in enumerate(self._rows):
+            for label in _label_set(row, self._columns[0]):
+                true[number, number_of(row, label, self._head.labels)] = 1
+        return true
+
+    def _meanings(self) -> str:
+        several = self._head.problem == "multi_label"
+        meanings = {
+            "f1": f"of class {self._head.labels[-1]}", "f1_micro": "over all labels together",
+            "f1_macro": f"mean over {'labels' if several else 'classes'}", "exact_match": "all labels of an example",
+            "accuracy_mean": "mean over columns",
+        }
+        if self._head.problem == "regression" and len(self._columns) > 1:
+            meanings = dict.fromkeys(self._task.metrics, "mean over columns")
+        return scoring.explained(self._task.metrics, meanings)
+
+    def batch(self, units: np.ndarray) -> dict:
+        batch = self._sequences.batch(self.feature_rows(units), self.segments)
+        if self._head.pieces == "none":
+            return batch
+        return batch | {"piece_offsets": torch.from_numpy(ragged.to_offsets(np.diff(self._of_row)[units]))}
+
+    def feature_rows(self, units: np.ndarray) -> np.ndarray:
+        return ragged.ranges(self._of_row[:-1][units], np.diff(self._of_row)[units])
+
+    def targets(self, units: np.ndarray) -> dict:
+        true = self._true[units]
+        return {"labels": torch.from_numpy(true if self._head.problem in ("single_label", "columns")
+                                           else true.astype(np.float32))}
+
+    def outputs(self, output) -> torch.Tensor:
+        return output.logits
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        return units
+
+    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+        """Predicted numbers of classes (N,), (N, columns); 0 and 1 (N, labels); values (N, targets)."""
+        if self._head.problem == "single_label":
+            return outputs.argmax(1)
+        if self._head.problem == "columns":
+            return np.stack([part.argmax(1) for part in self._split(outputs)], 1)
+        return outputs if self._head.problem == "regression" else (outputs > 0).astype(np.int64)
+
+    def _split(self, outputs: np.ndarray) -> list[np.ndarray]:
+        return np.split(outputs, np.cumsum([len(labels) for _, labels in self._head.columns])[:-1], axis=1)
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        guesses, true = self._guesses(outputs), self._true
+        values = {"loss": self._loss(outputs)}
+        if self._head.problem == "columns":
+            each = {f"accuracy_{name}": float(np.mean(true[:, number] == guesses[:, number]))
+                    for number, (name, _) in enumerate(self._head.columns)}
+            return values | {"accuracy_mean": float(np.mean(list(each.values())))} | each
+        if self._head.problem != "regression":
+            return values | scoring.measure(self._task.metrics, true, guesses)
+        if len(self._columns) == 1:
+            return values | scoring.measure(self._task.metrics, true[:, 0], guesses[:, 0])
+        each = [scoring.measure(self._task.metrics, true[:, n], guesses[:, n]) for n in range(len(self._columns))]
+        means = {name: float(np.mean([part[name] for part in each])) for name in self._task.metrics}
+        return values | means | {f"{name}_{column}": value for column, part in zip(self._columns, each, strict=True)
+                                 for name, value in part.items()}
+
+    def majority(self) -> dict[str, float]:
+        if self._head.problem != "single_label":
+            return {}
+        guesses = np.full_like(self._true, np.bincount(self._true).argmax())
+        return scoring.measure(self._task.metrics, self._true, guesses)
+
+    def _loss(self, outputs: np.ndarray) -> float:
+        scores, true = torch.from_numpy(outputs), torch.from_numpy(self._true)
+        if self._head.problem == "single_label":
+            return functional.cross_entropy(scores, true).item()
+        if self._head.problem == "columns":
+            parts = [torch.from_numpy(part) for part in self._split(outputs)]
+            return sum(functional.cross_entropy(part, true[:, n]).item() for n, part in enumerate(parts))
+        measure = functional.mse_loss if self._head.problem == "regression" else (
+            functional.binary_cross_entropy_with_logits)
+        return measure(scores, true.float()).item()
+
+    def text(self, number: int) -> str:
+        return " / ".join(text_of(self._rows[number], column) for column in self._texts)
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        described = []
+        for number, row in enumerate(self._rows):
+            entry: dict = {"place": row.place.rsplit(": ", 1)[1]} | self._described(outputs[number])
+            if self.labelled:
+                entry["label"] = self._named(self._true[number])
+            described.append(entry)
+        return described
+
+    def _named(self, numbers) -> object:
+        """Labels of numbers as `_guesses` gives them for one example."""
+        head = self._head
+        if head.problem == "single_label":
+            return head.labels[int(numbers)]
+        if head.problem == "columns":
+            return {name: labels[int(number)] for (name, labels), number in zip(head.columns, numbers, strict=True)}
+        if head.problem == "regression":
+            values = dict(zip(self._columns, map(float, numbers), strict=True))
+            return values if len(values) > 1 else values[self._columns[0]]
+        return [label for label, number in zip(head.labels, numbers, strict=True) if number]
+
+    def _described(self, scores: np.ndarray) -> dict:
+        head = self._head
+        prediction = self._named(self._guesses(scores[None])[0])
+        if head.problem == "regression":
+            return {"prediction": prediction}
+        if head.problem == "columns":
+            parts = zip(head.columns, self._split(scores[None]), strict=True)
+            chances = {name: _chances(part[0], labels) for (name, labels), part in parts}
+        elif head.problem == "multi_label":
+            values = torch.from_numpy(scores).double().sigmoid().tolist()
+            chances = dict(zip(head.labels, values, strict=True))
+        else:
+            chances = _chances(scores, head.labels)
+        return {"prediction": prediction, "probabilities": chances}
+
+
+def _chances(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
+    return dict(zip(labels, torch.from_numpy(scores).double().softmax(-1).tolist(), strict=True))
+
+
+def text_of(row: Row, column: str) -> str:
+    value = row.values.get(column)
+    if not isinstance(value, str):
+        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a text; mend the row")
+    return value
+
+
+def has_labels(table: Table, columns: tuple[str, ...]) -> bool:
+    """Whether there is anything known in the columns of what is predicted."""
+    return set(columns) <= set(table.columns) and any(
+        row.values.get(column) not in _UNKNOWN for row in table.rows for column in columns)
+
+
+def label_of(row: Row, column: str) -> str:
+    """The label in a column. Raises UserError, with the row, if there is none."""
+    value = row.values.get(column)
+    if value is None or value == "":
+        raise UserError(f"{row.place}: found no label in column {column!r}, expected one; mend the row")
+    return str(value)
+
+
+def _number(row: Row, column: str) -> float:
+    try:
+        number = float(row.values.get(column))
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not np.isfinite(number):
+        raise UserError(f"{row.place}: found {row.values.get(column)!r} in column {column!r}, expected a number; "
+                        "mend the row")
+    return number
+
+
+def _yes_or_no(row: Row, column: str) -> int:
+    """1 or 0, however a table writes them: as a number, whole or not, or a truth value. Raises UserError."""
+    found = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}.get(label_of(row, column).lower())
+    if found is None:
+        raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; mend the "
+                        "row")
+    return found
+
+
+def number_of(row: Row, label: str, labels: tuple[str, ...],
+              mend: str = "mend the row, or list all labels with --labels") -> int:
+    if label not in labels:
+        shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
+        raise UserError(f"{row.place}: found the label {label!r}, expected one of the {len(labels)} of the training "
+                        f"set: {shown}; {mend}")
+    return labels.index(label)

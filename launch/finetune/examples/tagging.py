@@ -1,0 +1,257 @@
+"""A class for each word: CoNLL files, long sentences split, entities scored strictly."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from cloze.launch.config.tasks import Task
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
+from cloze.launch.finetune.tables import read_text
+from cloze.launch.texts.encoding import characters
+from cloze.launch.texts.sequences import Sequences
+from cloze.model.config import HeadConfig
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+_DOCUMENT = "-DOCSTART-"  # CoNLL-2003 puts it between documents
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The sentences of a CoNLL file: words (W,), their tags or None, the line of each, first word of each sentence
+    (sentences + 1,). scheme: of entities, that of the file; tags are in IOB2. None: tags are those of the file.
+    """
+
+    path: Path
+    words: list[str]
+    tags: list[str] | None
+    lines: np.ndarray
+    bounds: np.ndarray
+    scheme: str | None = None
+
+    @property
+    def by_character(self) -> bool:
+        """Whether each word is a single character, as where Chinese is tagged."""
+        return all(len(characters(word)) < 2 for word in self.words)
+
+    def of_each(self, tags: list) -> list[list]:
+        """What there is a word (W,), a list a sentence."""
+        bounds = self.bounds.tolist()
+        return [tags[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+
+
+def read_conll(path: str | Path) -> Sentences:
+    """A word a line with its tag in the last of the fields, an empty line between sentences; one field: no tags.
+
+    Raises:
+        UserError: a line has another number of fields than the first one.
+    """
+    path = Path(path)
+    fields_of, lines, ends = [], [], [0]
+    separator = None
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            if ends[-1] != len(lines):
+                ends.append(len(lines))
+            continue
+        if not lines:
+            separator = "\t" if "\t" in line else None
+        fields = line.rstrip("\r").split(separator)
+        if fields[0] == _DOCUMENT:
+            continue
+        if fields_of and len(fields) != len(fields_of[0]) or not fields[0]:
+            raise UserError(f"{path}: row {number}: found {len(fields)} fields in {line.strip()!r}, expected "
+                            f"{len(fields_of[0]) if fields_of else 'a word'}, as in the first row; mend the line")
+        fields_of.append(fields)
+        lines.append(number)
+    if ends[-1] != len(lines):
+        ends.append(len(lines))
+    if not lines:
+        raise UserError(f"{path}: found no rows, expected a word with its tag a line")
+    tags = [fields[-1] for fields in fields_of] if len(fields_of[0]) > 1 else None
+    return Sentences(path, [fields[0] for fields in fields_of], tags, np.array(lines), np.array(ends))
+
+
+def read_entities(path: str | Path) -> Sentences:
+    """The same with entities for tags, in IOB2 whatever the scheme of the file.
+
+    Raises:
+        UserError: beside the above, a tag is of no scheme.
+    """
+    sentences = read_conll(path)
+    if sentences.tags is None:
+        return sentences
+    parts = [split_tag(tag) for tag in sentences.tags]
+    if None in parts:
+        wrong = parts.index(None)
+        raise UserError(f"{path}: row {sentences.lines[wrong]}: found the tag {sentences.tags[wrong]!r}, expected O, "
+                        f"or a kind of entity behind one of {'-, '.join(PREFIXES)}- (B-PER); tags of words that are "
+                        "no entities are for the task pos")
+    tags, scheme = to_iob2(sentences.of_each(parts))
+    read = [tag for sentence in tags for tag in sentence]
+    if scheme == "IOB2" and read != sentences.tags:
+        scheme = "IOB2 without kinds"
+    return replace(sentences, tags=read, scheme=scheme)
+
+
+def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
+    """Tags as listed, or those of the training file by name, the one outside of entities first. Raises UserError."""
+    if sentences.tags is None:
+        raise UserError(f"{sentences.path}: row {sentences.lines[0]}: found 1 field, expected a word and its tag")
+    foreign = [tag for tag in listed if tag != OUTSIDE and not tag.startswith(("B-", "I-"))]
+    if foreign and sentences.scheme:
+        raise UserError(f"labels: found {', '.join(foreign)}, expected O, B-KIND and I-KIND, as which the tags of "
+                        f"{sentences.path} ({sentences.scheme}) are read")
+    found = set(sentences.tags)
+    if sentences.scheme not in (None, "IOB2"):  # one tag of the file may stand for both
+        found |= {f"{prefix}-{tag[2:]}" for tag in found - {OUTSIDE} for prefix in "BI"}
+    return HeadConfig(tuple(listed) or tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag))))
+
+
+class TagExamples(Examples):
+    """Sentences, split between words where they are too long, so that every word is tagged once.
+
+    A word's tag is learned and read at its first token. A word that the tokenizer makes nothing of is [UNK].
+    by_character: whether the words of the training file are single characters, between which texts have no space.
+    """
+
+    def __init__(self, sentences: Sentences, task: Task, head: HeadConfig, tokenizer: Tokenizer, max_length: int,
+                 by_character: bool = False) -> None:
+        self.name = sentences.path.name.split(".")[0]
+        self.by_character = by_character
+        self._sentences, self._head, self._task = sentences, head, task
+        self._words = self._build(tokenizer, max_length - 2)
+        self.lengths = self._sequences.lengths
+        self.num_places, self.width = len(self._sequences.input_ids), len(head.labels)
+        self.labelled = sentences.tags is not None
+        if self.labelled:
+            self._true = self._numbers()
+            self._labels = np.full(self.num_places, NO_LABEL, np.int64)
+            self._labels[self._words] = self._true
+        self.measured = "accuracy (words)"
+        if task.metrics[0] == "f1":
+            self.measured = f"f1, precision, recall (entities, micro, strict), {self.measured}"
+        count = len(sentences.bounds) - 1
+        self.facts = (f"{count:,} sentences, {len(sentences.words):,} words, {self.lengths.sum():,} tokens; "
+                      f"{self._num_split:,} sentences split, {self._num_cut:,} words longer than a sequence cut")
+        if sentences.scheme not in (None, "IOB2"):
+            self.facts += f"; tags of {sentences.scheme} read as IOB2"
+        if by_character:
+            self.facts += "; a word is a character"
+
+    def _build(self, tokenizer: Tokenizer, room: int) -> np.ndarray:
+        """Make the sequences; returns the place of each word's first token."""
+        flat, offsets = tokenizer.encode_batch(self._as_in_text(tokenizer))
+        lengths = np.diff(offsets)
+        kept = np.clip(lengths, 1, room)
+        self._num_cut = int((lengths > room).sum())
+        firsts = _pieces(kept, self._sentences.bounds, room)  # first word of each piece
+        further = np.setdiff1d(firsts, self._sentences.bounds)
+        self._num_split = len(np.unique(np.searchsorted(self._sentences.bounds, further)))
+        words_of = np.diff(np.append(firsts, len(kept)))
+        ends = ragged.to_offsets(kept)
+        total = ends[np.append(firsts[1:], len(kept))] - ends[firsts] + 2
+        starts = ragged.to_offsets(total)
+        piece = np.repeat(np.arange(len(firsts)), words_of)
+        place = ends[:-1] + 2 * piece + 1
+        special = tokenizer.special_tokens
+        ids = np.full(starts[-1], special.unknown, np.int64)
+        ids[starts[:-1]], ids[starts[1:] - 1] = special.classification, special.separator
+        copied = np.minimum(lengths, kept)
+        ids[ragged.ranges(place, copied)] = flat[ragged.ranges(offsets[:-1], copied)]
+        self._sequences = Sequences(ids, starts, total)
+        return place
+
+    def _as_in_text(self, tokenizer: Tokenizer) -> list[str]:
+        """Words as they stand in the text that is to be tagged: to byte-level models the space before is a part."""
+        if self.by_character or not tokenizer.space_begins_word:
+            return self._sentences.words
+        begins = set(self._sentences.bounds.tolist())
+        return [word if number in begins else f" {word}" for number, word in enumerate(self._sentences.words)]
+
+    def _numbers(self) -> np.ndarray:
+        labels = {label: number for number, label in enumerate(self._head.labels)}
+        for line, tag in zip(self._sentences.lines, self._sentences.tags, strict=True):
+            if tag not in labels:
+                raise UserError(f"{self._sentences.path}: row {line}: found the label {tag!r}, expected one of the "
+                                f"{len(labels)} of the training set: {', '.join(labels)}; mend the row, or list all "
+                                "labels with --labels")
+        return np.array([labels[tag] for tag in self._sentences.tags])
+
+    def batch(self, units: np.ndarray) -> dict:
+        return self._sequences.batch(units, self.segments)
+
+    def targets(self, units: np.ndarray) -> dict:
+        return {"labels": torch.from_numpy(self._labels[self._sequences.tokens(units)])}
+
+    def outputs(self, output) -> torch.Tensor:
+        return output.logits
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        return self._sequences.tokens(units)
+
+    def _tags(self, numbers: np.ndarray) -> list[list[str]]:
+        """Names of tags (W,), a list a sentence."""
+        return self._sentences.of_each([self._head.labels[number] for number in numbers])
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        scores = outputs[self._words]
+        guesses = scores.argmax(1)
+        loss = functional.cross_entropy(torch.from_numpy(scores), torch.from_numpy(self._true)).item()
+        values = {"loss": loss, "accuracy": float(np.mean(guesses == self._true))}
+        if self._task.metrics[0] == "accuracy":
+            return values
+        return values | entity_scores(self._tags(self._true), self._tags(guesses))
+
+    def majority(self) -> dict[str, float]:
+        values = {"accuracy": float(np.bincount(self._true).max() / len(self._true))}
+        return values if self._task.metrics[0] == "accuracy" else values | {"f1": 0.0}  # of no entity at all
+
+    def text(self, number: int) -> str:
+        low, high = self._sentences.bounds[number : number + 2]
+        return " ".join(self._sentences.words[low:high])
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        scores = torch.from_numpy(outputs[self._words]).double().softmax(-1)
+        chances, guesses = (part.numpy() for part in scores.max(-1))
+        bounds, described = self._sentences.bounds.tolist(), []
+        tagged = self._tags(guesses)
+        true = self._tags(self._true) if self.labelled else None
+        for number, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            entry = {"place": f"row {self._sentences.lines[low]}", "words": self._sentences.words[low:high],
+                     "prediction": tagged[number], "probabilities": chances[low:high].tolist()}
+            described.append(entry | ({"label": true[number]} if true else {}))
+        return described
+
+
+def _pieces(lengths: np.ndarray, bounds: np.ndarray, room: int) -> np.ndarray:
+    """First word of each piece: a new one begins with a sentence, and before a word that does not fit any more."""
+    firsts, begins, used = [], set(bounds[:-1].tolist()), 0
+    for word, length in enumerate(lengths.tolist()):
+        if word in begins or used + length > room:
+            firsts.append(word)
+            used = 0
+        used += length
+    return np.array(firsts)
+
+
+def entity_scores(true: list[list[str]], guessed: list[list[str]]) -> dict[str, float]:
+    """Precision, recall and F1 over whole entities in IOB2, all kinds together (micro), strict: seqeval's."""
+    from seqeval import metrics, scheme
+
+    with warnings.catch_warnings():  # that no entity was guessed, which a recall of 0 says as well
+        warnings.simplefilter("ignore")
+        return {
+            name: float(getattr(metrics, f"{name}_score")(true, guessed, mode="strict", scheme=scheme.IOB2,
+                                                          zero_division=0))
+            for name in ("f1", "precision", "recall")
+        }

@@ -1,0 +1,169 @@
+"""From a task and its files to the model's class, its head and the examples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import Task
+from cloze.launch.finetune.examples.answering import AnswerExamples
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.choice import ChoiceExamples
+from cloze.launch.finetune.examples.classification import TextExamples, find_head
+from cloze.launch.finetune.examples.tagging import Sentences, TagExamples, find_tags, read_conll, read_entities
+from cloze.launch.finetune.tables import Table, read_table
+from cloze.launch.texts.encoding import Answering, Truncation
+from cloze.model.bert import BertPreTrained
+from cloze.model.config import HeadConfig
+from cloze.model.tasks import (
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+_TABLES = ("classification", "regression", "multi_label", "columns", "choice")
+_TEXTS = _TABLES[:-1]
+# Fields that only some kinds of task read, with their usual values: anything else is refused, not ignored.
+_ONLY_FOR = {
+    "pooling": ("pooler", _TEXTS), "keep": ("head", _TEXTS), "read_layers": ("last", (*_TEXTS, "tagging")),
+    "text_columns": ([], _TABLES), "label_columns": ([], _TABLES), "skip_malformed_rows": (False, _TABLES),
+    "choice_columns": ([], ("choice",)), "labels": ([], ("classification", "multi_label", "choice", "tagging")),
+    "answer_softmax": ("window", ("answering",)), "answer_units": ("words", ("answering",)),
+}
+
+Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, list[Examples]]
+
+
+def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
+    """How a run cuts what is too long (sentences to tag it splits, between words, at that length); None where it cuts
+    nothing: pieces, windows over a text to answer from.
+    """
+    if task.kind == "answering" or config.keep == "pieces":
+        return None
+    return Truncation(config.max_length, config.keep, config.head_tokens)
+
+
+def answering_of(config: FinetuneConfig) -> Answering:
+    """How a run for questions about texts finds their answers."""
+    return Answering(config.max_length, config.window_step, config.max_answer_tokens, config.task == "squad2")
+
+
+def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1)) -> Read:
+    """The model's class, its head, and the examples of the training, validation and test files. segments: the model's.
+
+    Raises:
+        UserError: a file does not hold what the task needs.
+    """
+    names = [Path(path).name.split(".")[0] for path in config.test]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
+                            "the results go; rename one")
+    for name, (usual, kinds) in _ONLY_FOR.items():
+        if getattr(config, name) != usual and task.kind not in kinds:
+            expected = "none" if usual == [] else str(usual).lower()
+            raise UserError(f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
+                            f"it is for {', '.join(kinds)}")
+    if len(set(config.labels)) < len(config.labels):
+        raise UserError(f"labels: found {', '.join(config.labels)}, expected each once")
+    if config.read_layers != "last" and config.pooling == "pooler" and task.kind != "tagging":
+        raise UserError(f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
+                        "pooler was made for the last layer; add --pooling cls")
+    made = _READERS[task.kind](config, task, tokenizer)
+    train, validation = made[2], made[3]
+    for examples in (train, validation, *made[4]):
+        examples.segments = segments
+    for examples, path in ((train, config.train_file), (validation, config.validation)):
+        if not examples.labelled:
+            raise UserError(f"{path}: found no labels, expected a file that holds what is to be predicted")
+    return made
+
+
+def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    texts = tuple(config.text_columns) or task.texts
+    targets = tuple(config.label_columns) or task.targets
+    if not targets:
+        raise UserError(f"label_columns: found none, expected the label columns of {config.task}; name them")
+    if len(texts) > 2:
+        raise UserError(f"text_columns: found {len(texts)} columns, expected one, or two for pairs")
+    if config.keep == "pieces" and len(texts) > 1:
+        raise UserError(f"keep: found pieces with a pair of texts ({', '.join(texts)}), expected one text; take head, "
+                        "tail or head_tail")
+    if config.keep == "pieces" and config.window_step > config.max_length - 2:
+        raise UserError(f"window_step: found {config.window_step}, expected at most {config.max_length - 2}, the "
+                        "tokens of a piece beside [CLS] and [SEP], lest tokens between two pieces be in none")
+    if len(targets) > 1 and task.kind == "classification":
+        raise UserError(f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of "
+                        "several")
+
+    labels = tuple(config.labels) or task.labels
+    if task.kind == "regression" or task.kind == "multi_label" and len(targets) > 1:
+        labels = None
+
+    def table(path: str) -> Table:
+        return read_table(path, task.header, texts[0], config.skip_malformed_rows, labels)
+
+    def examples(read: Table) -> TextExamples:
+        measured, columns = task, (texts, targets)
+        if task.diagnostic and set(task.diagnostic) <= set(read.columns):
+            measured = replace(task, metrics=(*task.metrics, "matthews_correlation"))
+            columns = task.diagnostic[:2], task.diagnostic[2:]
+        return TextExamples(read, measured, *columns, head, tokenizer, truncation_of(config, task))
+
+    train = table(config.train_file)
+    head = replace(find_head(task, targets, train, config.labels, config.pooling), layers=config.read_layers)
+    if config.keep == "pieces":
+        head = replace(head, pieces=config.piece_pooling, piece_length=config.max_length, piece_step=config.window_step)
+    test = [examples(table(path)) for path in config.test]
+    return BertForSequenceClassification, head, examples(train), examples(table(config.validation)), test
+
+
+def _tags(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    read_file = read_conll if task.metrics[0] == "accuracy" else read_entities
+    sentences = read_file(config.train_file)
+    head = find_tags(sentences, config.labels)
+    if config.read_layers != "last":
+        head = replace(head, layers=config.read_layers, pooling="cls")  # nothing is pooled; cls is what any model has
+
+    def examples(read: Sentences) -> TagExamples:
+        return TagExamples(read, task, head, tokenizer, config.max_length, sentences.by_character)
+
+    test = [examples(read_file(path)) for path in config.test]
+    return BertForTokenClassification, head, examples(sentences), examples(read_file(config.validation)), test
+
+
+def _answers(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    def examples(path: str) -> AnswerExamples:
+        return AnswerExamples(path, config, tokenizer, config.task == "squad2")
+
+    train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]
+    return BertForQuestionAnswering, None, train, validation, test
+
+
+def _choices(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    shared = tuple(config.text_columns) or task.texts
+    choices = tuple(config.choice_columns) or task.choices
+    target, *others = config.label_columns or task.targets
+    if others:
+        raise UserError(f"label_columns: found {', '.join(config.label_columns)}, expected one: the right choice")
+    labels = tuple(config.labels) or task.labels or tuple(str(number) for number in range(len(choices)))
+    if len(labels) != len(choices):
+        raise UserError(f"choice_columns: found {len(choices)} ({', '.join(choices)}) with {len(labels)} labels "
+                        f"({', '.join(labels)}), expected as many; name them with --labels")
+
+    def examples(path: str) -> ChoiceExamples:
+        table = read_table(path, (), "", config.skip_malformed_rows, labels)
+        return ChoiceExamples(table, task, shared, choices, target, labels, tokenizer, truncation_of(config, task))
+
+    train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]
+    return BertForMultipleChoice, None, train, validation, test
+
+
+_READERS = {
+    **dict.fromkeys(("classification", "regression", "multi_label", "columns"), _texts),
+    "tagging": _tags, "answering": _answers, "choice": _choices,
+}

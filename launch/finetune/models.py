@@ -1,0 +1,89 @@
+"""The model that is fine-tuned: made from its source, and which parts of it learn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from torch import nn
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.pretrained.source import Source
+from cloze.model.bert import BertPreTrained
+from cloze.model.config import HeadConfig
+from cloze.model.initialization import init_weights
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.batches import RankBatch
+
+
+def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | None, config: FinetuneConfig
+                ) -> tuple[BertPreTrained, str]:
+    """The model to train, and one line about where its weights come from. Alike on every process.
+
+    A head is taken over if it is for the same labels, one without labels if it is of the same class; else it is drawn
+    from `config.seed`.
+    """
+    shape = source.config
+    if config.dropout is not None:
+        shape = dataclasses.replace(shape, hidden_dropout_prob=config.dropout, classifier_dropout=None,
+                                    attention_probs_dropout_prob=config.dropout)
+    options = {"attention_kernel": config.train.attention_kernel,
+               "gradient_checkpointing": config.train.gradient_checkpointing}
+    if head is not None:
+        options["head"] = head
+    if not source.weights:
+        model = cls(shape, **options)
+        init_weights(model, config.seed)
+        return model.train(), "random"
+    if head is None:
+        same = source.architecture == cls.__name__
+    else:
+        same = (source.head is not None and source.head.labels == head.labels
+                and source.head.problem == head.problem and source.head.layers == head.layers)
+    kept = {name: tensor for name, tensor in source.weights.items()
+            if same or not name.startswith(("classifier.", "mix."))}
+    model = cls.from_weights(shape, kept, config.model, new_head_seed=config.seed, **options)
+    drawn = list(model.new_parameters) + reinitialize(model, config.reinitialize_layers, config.seed)
+    origin = config.model + (f", step {source.step}" if source.step is not None else "")
+    return model.train(), origin + (f"; drawn anew: {', '.join(drawn)}" if drawn else "")
+
+
+def reinitialize(model: BertPreTrained, num_layers: int, seed: int) -> list[str]:
+    """Draw the top layers, and the pooler, from random weights; returns what was drawn. Raises UserError."""
+    if not num_layers:
+        return []
+    layers = model.bert.encoder.layers
+    if num_layers > len(layers):
+        raise UserError(f"reinitialize_layers: found {num_layers}, expected at most {len(layers)}, the model's layers")
+    chosen = [f"bert.encoder.layers.{number}." for number in range(len(layers) - num_layers, len(layers))]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    init_weights(model, seed)
+    anew = (*chosen, "bert.pooler.")
+    model.load_state_dict({name: tensor for name, tensor in before.items() if not name.startswith(anew)}, strict=False)
+    return [f"the top {num_layers} layers and the pooler"]
+
+
+def freeze(model: BertPreTrained, what: str) -> None:
+    """Keep parts of the encoder from learning, as FinetuneConfig.freeze says. Raises UserError."""
+    if what == "none":
+        return
+    layers = model.bert.encoder.layers
+    frozen: list[nn.Module] = [model.bert.embeddings, *layers]
+    if what != "encoder":
+        top = int(what.removeprefix("below_"))
+        if top > len(layers):
+            raise UserError(f"freeze: found {what}, expected at most below_{len(layers)}, the model's layers")
+        frozen = [model.bert.embeddings, *layers[:len(layers) - top]]
+    for module in frozen:
+        module.requires_grad_(False)
+
+
+def unfreezing(stream: Iterator[RankBatch], model: BertPreTrained, step: int, steps_each: int) -> Iterator[RankBatch]:
+    """The same batches; before each the top layers learn that are due: one more every `steps_each` steps, none at
+    first, the embeddings last (Howard and Ruder 2018, section 3.3). A function of the step alone.
+    """
+    parts = [*reversed(model.bert.encoder.layers), model.bert.embeddings]
+    for number, batch in enumerate(stream, step):
+        for place, part in enumerate(parts):
+            part.requires_grad_(place < number // steps_each)
+        yield batch

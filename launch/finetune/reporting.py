@@ -1,0 +1,132 @@
+"""What a run of fine-tuning shows and leaves: evaluations, results, predictions, the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from cloze.launch.checkpoint import read_weights
+from cloze.launch.finetune import mistakes
+from cloze.launch.finetune.examples.base import Examples, predict
+from cloze.launch.finetune.glue import submission, submission_names
+from cloze.launch.finetune.kinds import answering_of, truncation_of
+from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
+from cloze.launch.run import runs
+from cloze.launch.run.preemption import StopRequest
+from cloze.launch.system import distributed
+from cloze.launch.system.environment import Environment
+from cloze.launch.texts.encoding import ANSWERING, TRUNCATION
+from cloze.model.huggingface import save_pretrained
+from cloze.pipeline.storage import publish_text, readable_errors
+
+RESULTS = "results.json"
+PREDICTIONS = "predictions"
+
+
+class Evaluation:
+    """Every metric of the validation file, and what TensorBoard shows beside them. Collective."""
+
+    def __init__(self, job, engine, environment: Environment, device: torch.device) -> None:
+        self._job, self._engine, self._environment, self._device = job, engine, environment, device
+        self._outputs = None
+
+    def __call__(self, beat) -> dict[str, float]:
+        """Metrics by name; `beat` is called after each micro-batch."""
+        self._engine.eval()
+        self._outputs = predict(self._engine, self._job.validation, self._job.config.train.micro_batch_size,
+                                self._environment.rank, self._environment.world_size, self._device, beat)
+        self._engine.train()
+        return self._job.validation.metrics(self._outputs)
+
+    def showing(self, metrics):
+        """What shows the evaluation before: confused classes, worst errors, precision over recall of two classes."""
+        def show(step: int) -> None:
+            if not metrics:
+                return
+            predictions = self._job.validation.predictions(self._outputs)
+            for name, table in mistakes.tables(self._job.validation, predictions).items():
+                metrics.text(f"validation/{name}", step, table)
+            if scores := mistakes.binary_scores(predictions):
+                name, labels, probabilities = scores
+                metrics.precision_recall(f"validation/precision and recall of {name}", step, labels, probabilities)
+
+        return show
+
+
+def report(job, trainer, stop: StopRequest) -> bool:
+    """Write results.json, predictions and the model of the best checkpoint; returns False if asked to stop before a
+    file's predictions: the next start reports from the beginning. Collective.
+    """
+    config, environment, console = job.config, trainer.environment, trainer.console
+    submissions = submission_names(config)
+    output, best = Path(config.output), trainer.state.best_step
+    if best not in trainer.checkpoints.steps():  # the evaluation before the first step is never saved
+        console.warn(f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
+                     "checkpoint holds; the last one is taken")
+        best = None
+    step, weights = read_weights(output, best, console.warn)
+    model = job.architecture(trainer.engine.module.config, **({"head": job.head} if job.head else {}))
+    model.load_state_dict(weights)
+    model.to(trainer.device).eval()
+    torch.cuda.empty_cache()
+    if environment.is_main:
+        save_model(job, model, output)
+    results = {"task": config.task, "model": config.model, "model_step": trainer.facts["model_step"],
+               "seed": config.seed, "best_step": step, "steps": trainer.state.step,
+               "metric": config.evaluation.metric, "majority": job.validation.majority()}
+    for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
+        if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=trainer.device)) > 0:
+            return False
+        outputs = predict(model, examples, config.train.micro_batch_size, environment.rank, environment.world_size,
+                          trainer.device, partial(trainer.heartbeat.beat, trainer.state.step, "evaluate"))
+        metrics = examples.metrics(outputs) if examples.labelled else {}
+        results[split] = {"examples": len(examples)} | metrics
+        if environment.is_main:
+            predictions = _write_predictions(output / PREDICTIONS, split.replace("/", "-"), examples, outputs)
+            if name := submissions.get(examples.name):
+                publish_text(output / PREDICTIONS / "glue" / name, submission(predictions))
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()) or "no labels: predicted only"
+        console.say(f"{split}: {shown}")
+    if environment.is_main:
+        publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
+        warn_of_own_format(output / runs.MODEL, console)
+    return True
+
+
+def _without_nan(results: dict) -> dict:
+    """NaN (a correlation with constant predictions) as null: JSON has no other word for it."""
+    return {name: _without_nan(value) if isinstance(value, dict) else None if value != value else value
+            for name, value in results.items()}
+
+
+def _write_predictions(folder: Path, name: str, examples: Examples, outputs) -> list[dict]:
+    """One JSON object a line; and where the examples have labels, a page of what was confused and the worst errors."""
+    predictions = examples.predictions(outputs)
+    publish_text(folder / f"{name}.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in predictions))
+    if examples.labelled:
+        publish_text(folder / f"{name}-mistakes.md", mistakes.page(examples, predictions))
+    return predictions
+
+
+def save_model(job, model, output: Path) -> None:
+    """DIR/model: a Hugging Face folder with labels, task, tokenizer's fingerprint, and how texts are read."""
+    notes = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
+    if truncation := truncation_of(job.config, job.task):
+        if job.task.kind == "tagging" and job.train.by_character:
+            truncation = replace(truncation, words="characters")
+        notes[TRUNCATION] = {name: value for name, value in asdict(truncation).items() if value is not None}
+    if job.task.kind == "answering":
+        notes[ANSWERING] = asdict(answering_of(job.config))
+    aside = output / (runs.MODEL + ".tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    with readable_errors(aside):
+        save_pretrained(aside, model.config, model.state_dict(), output / runs.TOKENIZER,
+                        architecture=type(model).__name__, head=job.head, notes=notes)
+        shutil.rmtree(output / runs.MODEL, ignore_errors=True)
+        os.replace(aside, output / runs.MODEL)

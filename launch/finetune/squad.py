@@ -1,0 +1,143 @@
+"""SQuAD's files, and its measures of an answer: exact match and F1 as the official scripts compute them."""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cloze.launch.finetune.tables import parse_json, read_text
+from cloze.pipeline.errors import UserError
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = set(string.punctuation)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a text; `answers`: (text, first character) of each right one, none if it has no answer."""
+
+    id: str
+    text: str
+    context: int
+    """Number of the text."""
+    answers: tuple[tuple[str, int], ...]
+    impossible: bool
+
+
+def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
+    """Texts and questions of a file of SQuAD 1.1 or 2.0, and whether it has answers.
+
+    Raises:
+        UserError: the file has another form, or an answer is not at its offset.
+    """
+    path = Path(path)
+    try:
+        paragraphs = [part for article in parse_json(read_text(path))["data"] for part in article["paragraphs"]]
+        contexts = [paragraph["context"] for paragraph in paragraphs]
+        questions = [_question(path, qa, number, contexts[number])
+                     for number, paragraph in enumerate(paragraphs) for qa in paragraph["qas"]]
+        known = all("answers" in qa for paragraph in paragraphs for qa in paragraph["qas"])
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: can't be read as SQuAD ({type(error).__name__}: {error}), expected data, paragraphs, "
+                        "context, qas") from error
+    if not questions:
+        raise UserError(f"{path}: found no questions, expected examples")
+    return contexts, questions, known
+
+
+def _question(path: Path, qa: dict, number: int, context: str) -> Question:
+    answers = tuple((answer["text"], int(answer["answer_start"])) for answer in qa.get("answers", ()))
+    for text, start in answers:
+        if start < 0 or context[start : start + len(text)] != text or not text:
+            raise UserError(f"{path}: question {qa['id']}: found {context[start : start + len(text)]!r} at character "
+                            f"{start} of its text, expected the answer {text!r}; mend answer_start")
+    return Question(str(qa["id"]), qa["question"], number, answers, bool(qa.get("is_impossible", False)))
+
+
+def normalized_words(answer: str) -> list[str]:
+    """Words in small letters, without punctuation and articles (SQuAD's evaluate-v1.1.py and v2.0)."""
+    kept = "".join(character for character in answer.lower() if character not in _PUNCTUATION)
+    return _ARTICLES.sub(" ", kept).split()
+
+
+def normalized_characters(answer: str) -> list[str]:
+    """Letters and figures one by one, in small letters, without any punctuation: for Chinese, which has no spaces."""
+    return [character for character in answer.lower() if unicodedata.category(character)[0] not in "PZSC"]
+
+
+def exact_match(answer: str, right: str, units: Callable[[str], list[str]]) -> float:
+    """1 if both are the same after normalising."""
+    return float(units(answer) == units(right))
+
+
+def f1(answer: str, right: str, units: Callable[[str], list[str]], version_2: bool) -> float:
+    """Harmonic mean of the shares of units that the two have in common; where neither has any, 1 by the script of
+    SQuAD 2.0 and 0 by that of 1.1.
+    """
+    guessed, true = units(answer), units(right)
+    if not guessed or not true:
+        return float(version_2 and guessed == true)
+    common = sum((Counter(guessed) & Counter(true)).values())
+    return 2 * common / (len(guessed) + len(true))
+
+
+def squad_scores(questions: list[Question], answers: list[str], units: Callable[[str], list[str]], version_2: bool
+                 ) -> np.ndarray:
+    """Exact match and F1 of each answer against the best of the right ones, (questions, 2), 0 to 1.
+
+    SQuAD 2.0's script leaves right answers out that have no units; without any left, no answer is the right one.
+    """
+    scores = []
+    for question, answer in zip(questions, answers, strict=True):
+        right = [text for text, _ in question.answers if units(text) or not version_2] or [""]
+        scores.append([max(exact_match(answer, text, units) for text in right),
+                       max(f1(answer, text, units, version_2) for text in right)])
+    return np.array(scores)
+
+
+def squad_metrics(questions: list[Question], answers: list[str], units: Callable[[str], list[str]], version_2: bool
+                  ) -> dict[str, float]:
+    """In percent, by the official scripts' names: exact_match and f1 (1.1); exact, f1, HasAns_, NoAns_ (2.0, which
+    has exact_match here too).
+
+    Args:
+        answers: the best answer of each; the empty text where none is given.
+        version_2: whether questions may have no answer.
+    """
+    scores = 100 * squad_scores(questions, answers, units, version_2)
+    values = {"exact_match": float(scores[:, 0].mean()), "f1": float(scores[:, 1].mean())}
+    if not version_2:
+        return values
+    none = np.array([not question.answers for question in questions])
+    values |= {"exact": values["exact_match"], "total": len(questions)}
+    for name, chosen in (("HasAns", ~none), ("NoAns", none)):
+        if chosen.any():
+            values |= {f"{name}_exact": float(scores[chosen, 0].mean()), f"{name}_f1": float(scores[chosen, 1].mean()),
+                       f"{name}_total": int(chosen.sum())}
+    return values
+
+
+def best_threshold(scores: np.ndarray, none: np.ndarray, answered: np.ndarray, odds: np.ndarray
+                   ) -> tuple[float, float]:
+    """Mean of scores (N,) if no answer is given where `odds` exceed the best threshold, and that threshold.
+
+    Args:
+        none: whether a question has no answer. answered: whether a text was predicted at all. All (N,).
+
+    Where never answering is best, the threshold is below all odds (the official script says 0, as if odds were
+    probabilities).
+    """
+    order = np.argsort(odds, kind="stable")
+    gains = np.where(none, -1.0 * answered, scores)[order]
+    totals = none.sum() + np.concatenate([[0.0], np.cumsum(gains)])
+    best = int(totals.argmax())
+    return float(totals[best] / len(scores)), float(odds[order][best - 1]) if best else float(odds.min() - 1)

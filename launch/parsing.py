@@ -1,0 +1,160 @@
+"""From the words of a command line to a configuration: the parser, and the passes over the words before it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from argparse import ArgumentError
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TypeVar, get_type_hints
+
+import jsonargparse
+from docstring_parser import parse_from_object
+
+import cloze
+from cloze.pipeline.errors import UserError
+
+Config = TypeVar("Config")
+
+CONFIGS = Path(cloze.__file__).parent / "configs"  # those that are installed with the code, a folder a kind
+
+
+def shipped(kind: str) -> dict[str, Path]:
+    """The configurations of a kind (pretrain, finetune, prepare, model) that are installed with the code, by name."""
+    return {path.stem: path for path in sorted((CONFIGS / kind).glob("*.yaml"))}
+
+
+def named_file(flag: str, kind: str, value: str) -> str:
+    """The file that `--config` or a section names: what exists, else a shipped one by its name.
+
+    Raises:
+        UserError: the value is a bare name of neither.
+    """
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", value) or value in ("null", "None") or Path(value).exists():
+        return value  # a path, YAML or JSON: the parser's
+    known = shipped(kind)
+    if value in known:
+        return str(known[value])
+    if not known or Path(value).suffix:
+        return value
+    near = difflib.get_close_matches(value, known, 1)
+    raise UserError(f"--{flag}: found no file {value!r}, expected a YAML file or one of {', '.join(known)}"
+                    + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def build_parser(name: str, config: type, help: str = "", words: str | None = None) -> jsonargparse.ArgumentParser:
+    """The parser of a command: every field an option, required ones without a default positional where one names it.
+
+    Args:
+        config: the dataclass of the command's fields.
+        words: the field that takes the word or words without a flag.
+    """
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog=f"cloze {name}", description=f"{help[:1].upper()}{help[1:]}.", exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", action="config", help="YAML file of the fields below; options override it.")
+    # data and output of a run are flags; what a command looks at stands without one: `cloze inspect FOLDER`.
+    positional = name not in {"pretrain", "finetune", "deepspeed-config", "vocab", "prepare"}
+    takes_texts = words is not None and get_type_hints(config)[words] == list[str]
+    texts = [each.name for each in fields(config) if each.metadata.get("typed_text")]
+    parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True, skip={words, *texts})
+    if words:
+        # A field's sentence stands in the class that declares it.
+        docs = {doc.arg_name: doc.description for kind in config.__mro__[:-1] for doc in parse_from_object(kind).params}
+        for text in texts:
+            parser.add_argument(f"--{text}", type=str, help=docs[text])
+        parser.add_argument(words, nargs="*" if takes_texts else None, type=str, help=docs[words])
+    return parser
+
+
+def parse(name: str, config: type[Config], arguments: list[str], *, words: str | None = None,
+          short: tuple[tuple[str, str], ...] = (), configs: str = "") -> Config:
+    """A command's configuration from its arguments.
+
+    Args:
+        config: the dataclass of its fields.
+        words: the field that takes the word or words without a flag.
+        short: short flags, each with the long one that it stands for.
+        configs: the kind of shipped configurations that `--config` takes by name.
+
+    Raises:
+        UserError: an unknown field, a value of the wrong kind, a missing file, in one line.
+    """
+    parser = build_parser(name, config, words=words)
+    kinds = get_type_hints(config)
+    lists = {field for field, kind in kinds.items() if kind == list[str]} - {words}
+    for brief, long in short:
+        arguments = [long + word[len(brief):] if word.partition("=")[0] == brief else word for word in arguments]
+    sections = {field for field, kind in kinds.items() if is_dataclass(kind)}
+    if kinds.get(words) == list[str]:
+        arguments = _words_first(arguments)
+    try:
+        words_in_order = _files_first(_join_lists(arguments, lists), sections, configs)
+        namespace = parser.instantiate(parser.parse_args(words_in_order))
+    except BrokenPipeError:  # of --help and --print_config
+        raise
+    except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
+        raise UserError(f"cloze {name}: {_one_line(str(error), parser)}; see cloze {name} --help") from error
+    return config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
+
+
+def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
+    """`--input a b` as the list that jsonargparse reads: several words are what a shell makes of a glob."""
+    result, rest = [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        if not option.startswith("--") or option[2:] not in names:
+            result.append(word)
+            continue
+        values = [value] if equals else []
+        while not equals and rest and not rest[0].startswith("--"):
+            values.append(rest.pop(0))
+        is_list = len(values) == 1 and values[0].startswith("[")
+        result += [option, values[0] if is_list else json.dumps(values)]
+    return result
+
+
+def _words_first(arguments: list[str]) -> list[str]:
+    """Move options with their values to the end: argparse takes a list of words in one piece only."""
+    words, options, rest = [], [], iter(arguments)
+    for word in rest:
+        if not word.startswith("--"):
+            words.append(word)
+            continue
+        options.append(word)
+        if "=" not in word and word not in ("--help", "--print_config"):
+            options += [value for value in [next(rest, None)] if value is not None]
+    return words + options
+
+
+def _files_first(arguments: list[str], sections: set[str], configs: str) -> list[str]:
+    """Move `--config FILE`, then `--SECTION FILE`, to the front, so that single fields win whatever the order."""
+    whole, files, rest, words = [], [], [], iter(arguments)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option == "--config" or option[2:] in sections:
+            chosen = whole if option == "--config" else files
+            value = value if equals else next(words, None)
+            kind = configs if option == "--config" else option[2:]
+            chosen += [option] if value is None else [option, named_file(option[2:], kind, value)]
+        else:
+            rest.append(word)
+    return whole + files + rest
+
+
+def _one_line(message: str, parser: jsonargparse.ArgumentParser) -> str:
+    """jsonargparse's message without its line breaks and Python names, and the nearest field if one is unknown."""
+    message = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
+    unknown = re.search(r"(?:option|arguments?:?) '?(?:--)?([\w.]+)", message)
+    if "not accept" in message or "unrecognized" in message:
+        known = [action.dest for action in parser._actions]
+        last = {dest.rsplit(".", 1)[-1]: dest for dest in known}
+        near = unknown and difflib.get_close_matches(unknown[1], [*known, *last], 1)
+        if near:
+            message += f"; did you mean {last.get(near[0], near[0])}?"
+    return message

@@ -1,0 +1,14 @@
+"""What a trained model can be asked for, one operation a class; `Predictor` runs them."""
+
+from typing import Any
+
+__all__ = ["Predictor"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Predictor`, imported when it is asked for, and torch with it: the options of commands are in this room too."""
+    if name != "Predictor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from cloze.launch.predict.predictor import Predictor
+
+    return Predictor

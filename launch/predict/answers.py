@@ -1,0 +1,81 @@
+"""What a question answerer says: the spans of a text that answer a question."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cloze.launch.config.checks import at_least
+from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.decoding import answer_spans, null_score
+from cloze.launch.texts.encoding import Answering, Encoder, Encoding
+
+
+@dataclass(frozen=True)
+class Span:
+    """An answer: characters `start` to `end` (one past the last) of the context; an empty text says there is none."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+    """Sum of the start's and the end's logit."""
+    probability: float
+    """Among the candidates, by softmax of their scores, as in the BERT release."""
+
+
+@dataclass(frozen=True)
+class AnswerQuestion(Operation):
+    """The best answers to a question, in a context of any length: a long one is read in overlapping windows."""
+
+    name, head, key = "answer", "span", "answers"
+    fields, takes_pair = ("question", "context"), "always"
+
+    top_k: int = 1
+    """Answers given, at least 1."""
+    max_answer_tokens: int | None = None
+    """Tokens of the longest answer; null: as in the model's fine-tuning, or 30."""
+    max_length: int | None = None
+    """Tokens of a window, the question included; at most the model's positions; null: as in its fine-tuning, or 384."""
+    window_step: int | None = None
+    """Tokens between the starts of two windows; null: as in the model's fine-tuning, or 128."""
+    candidates: int = 20
+    """Starts and ends considered in each window, the most probable ones; also the spans that share the probability."""
+    allow_no_answer: bool | None = None
+    """Whether no answer, which is the score of [CLS], competes with the spans; null: if questions without an answer
+    were in the model's fine-tuning (SQuAD 2.0)."""
+
+    def __post_init__(self) -> None:
+        at_least("predict", self, top_k=1, max_answer_tokens=1, max_length=8, window_step=1, candidates=1)
+        super().__post_init__()
+
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+        asked = self._as_learned(encoder.answering)
+        return encoder.windows(row.pair, row.text, length=asked.max_length, step=asked.window_step, place=row.place)
+
+    def _as_learned(self, answering: Answering) -> Answering:
+        """What was asked for, else as the model has learned it."""
+        asked = {name: getattr(self, name) for name in asdict(answering)}
+        return replace(answering, **{name: value for name, value in asked.items() if value is not None})
+
+    def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
+        return sum(min(self.candidates, len(each)) ** 2 for each in encodings)
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        output = model(**batch.inputs)
+        return list(zip(batch.split(output.start_logits), batch.split(output.end_logits), strict=True))
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> list[Span]:
+        windows = [(starts, ends, np.array(encoding.parts) == 2, encoding.offsets)
+                   for encoding, (starts, ends) in zip(encodings, values, strict=True)]
+        asked = self._as_learned(loaded.encoder.answering)
+        best = answer_spans(windows, self.candidates, asked.max_answer_tokens)
+        if asked.allow_no_answer:
+            best = sorted([*best, ((0, 0), null_score(windows))], key=lambda item: (-item[1], item[0]))
+        weights = np.exp([score - best[0][1] for _, score in best])
+        return [Span(row.pair[start:end], start, end, score, float(share)) for ((start, end), score), share in
+                zip(best[: self.top_k], weights / weights.sum(), strict=False)]

@@ -1,0 +1,114 @@
+"""What a masked-LM head says: guesses for blanks, and how probable a sentence is."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloze.launch.config.checks import at_least
+from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A word for a blank, with its probability."""
+
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class FillMask(Operation):
+    """The most probable tokens for each [MASK] of a text."""
+
+    name, head, key = "fill-mask", "masked_lm", "blanks"
+
+    top_k: int = 5
+    """Guesses for each blank, at least 1."""
+
+    def __post_init__(self) -> None:
+        at_least("predict", self, top_k=1)
+        super().__post_init__()
+
+    def check(self, loaded: LoadedModel) -> None:
+        if self.top_k > (size := loaded.config.vocab_size):
+            raise UserError(f"top_k: found {self.top_k}, expected at most {size}, the vocabulary")
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encoder.encode(row.text, row.pair, blanks=True, place=row.place)]
+
+    def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
+        return self.top_k * sum(len(each.blanks) for each in encodings)
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        blanks = batch.inputs["input_ids"].new_tensor(batch.blanks())
+        logits = model(masked_positions=blanks, **batch.inputs).prediction_logits
+        best = logits.float().softmax(-1).topk(self.top_k)
+        counts = [len(each.blanks) for each in batch.encodings]
+        ids, shares = best.indices.cpu().split(counts), best.values.cpu().split(counts)
+        return [(i.tolist(), s.tolist()) for i, s in zip(ids, shares, strict=True)]
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> list[list[Guess]]:
+        (ids, shares), = values
+        decode = loaded.tokenizer.decode
+        return [[Guess(decode([token]), share) for token, share in zip(*blank, strict=True)]
+                for blank in zip(ids, shares, strict=True)]
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token and its log-probability where it stands, the rest of the sentence seen."""
+
+    token: str
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class SentenceScore:
+    """Pseudo-log-likelihood of a sentence (arXiv 1910.14659): natural logarithms."""
+
+    log_probability: float
+    """Sum over the tokens; the higher, the more the model expects the sentence."""
+    mean_log_probability: float
+    """The sum over the number of tokens."""
+    tokens: list[TokenScore]
+
+
+@dataclass(frozen=True)
+class Score(Operation):
+    """Pseudo-log-likelihood of a text: each token is masked in turn and judged by all others."""
+
+    name, head, takes_pair = "score", "masked_lm", "never"
+
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+        whole = encoder.encode(row.text, place=row.place)
+        return (replace(whole, blanks=(place,)) for place, part in enumerate(whole.parts) if part)
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        ids = batch.inputs["input_ids"]
+        hidden = ids.new_tensor([_hidden(each) for each in batch.encodings])
+        return hidden_log_probabilities(model, batch.inputs, ids.new_tensor(batch.blanks()), hidden).tolist()
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> SentenceScore:
+        names = loaded.tokenizer.tokens
+        tokens = [TokenScore(names[_hidden(each)], value) for each, value in zip(encodings, values, strict=True)]
+        return SentenceScore(sum(values), sum(values) / len(values), tokens)
+
+
+def hidden_log_probabilities(model: Any, inputs: dict[str, Any], positions: Any, hidden: Any) -> Any:
+    """Natural log-probabilities (N,) fp32 of the tokens `hidden` (N,) at `positions` (N,) among the concatenated ones
+    of `inputs`, which have the mask there; tensors all.
+    """
+    logits = model(masked_positions=positions, **inputs).prediction_logits.float()
+    return logits.gather(1, hidden[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def _hidden(encoding: Encoding) -> int:
+    """The token that stands where the one blank is."""
+    return encoding.ids[encoding.blanks[0]]

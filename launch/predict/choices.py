@@ -1,0 +1,58 @@
+"""Which of several texts goes on best."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of the choices and its probability among them."""
+
+    text: str
+    number: int
+    """Its place among the choices, from 0."""
+    probability: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The choices, the most probable first."""
+
+    ranking: list[Choice]
+    cut_tokens: int
+    """Tokens of long texts that the model has not seen, over all choices."""
+
+
+@dataclass(frozen=True)
+class Choose(Operation):
+    """Which of several choices goes on with a text best."""
+
+    name, head, fields, takes_choices = "choose", "BertForMultipleChoice", ("text", "choices"), True
+
+    def check_row(self, row: Row) -> None:
+        if len(row.choices) < 2:
+            raise UserError(f"{row.place}: found {len(row.choices)} choices, expected a text and at least two choices: "
+                            "with tabs between them, or the fields text and choices of JSON")
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encoder.encode(row.text, choice, cut=True, place=row.place) for choice in row.choices]
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        return model(**batch.inputs, num_choices=1).logits[:, 0].tolist()
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> Ranking:
+        weights = np.exp(np.array(values) - max(values))
+        chances = (weights / weights.sum()).tolist()
+        order = sorted(range(len(chances)), key=lambda number: -chances[number])
+        ranking = [Choice(row.choices[number], number, chances[number]) for number in order]
+        return Ranking(ranking, sum(each.cut_tokens for each in encodings))

@@ -1,0 +1,113 @@
+"""The fields of `cloze predict ...` and `cloze tokenize`: an operation's options, and where its texts come from."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cloze.launch.config.model import ModelConfig
+from cloze.launch.predict.answers import AnswerQuestion
+from cloze.launch.predict.blanks import FillMask, Score
+from cloze.launch.predict.choices import Choose
+from cloze.launch.predict.labels import Classify
+from cloze.launch.predict.tags import TagWords
+from cloze.launch.predict.tokens import Tokenize
+from cloze.launch.predict.vectors import Compare, Embed, Features
+from cloze.pipeline.errors import UserError
+
+
+def typed_text():
+    """A field of text as it is typed: as an optional field of another kind, "#1" and "null" would be YAML's nothing."""
+    return field(default=None, metadata={"typed_text": True})
+
+
+@dataclass(frozen=True)
+class Input(ModelConfig):
+    """Which model, which texts, and in which form the results are printed."""
+
+    text: list[str] = field(default_factory=list)
+    """Texts; without any (and without --file) they are read from standard input."""
+    file: str | None = None
+    """File of texts, one a line, a tab between the two texts of a pair; *.jsonl: JSON objects; -: standard input."""
+    lines: Literal["text", "json"] | None = None
+    """What the lines of the file are; null: json for *.jsonl and *.json, else text."""
+    format: Literal["table", "json"] | None = None
+    """table, or one JSON object a line; null: a table on a terminal, JSON elsewhere."""
+
+    def __post_init__(self) -> None:
+        if self.text and self.file:
+            raise UserError(f"file: found {self.file} beside texts on the command line, expected one of them")
+
+
+@dataclass(frozen=True)
+class PairInput(Input):
+    """Texts that may be pairs."""
+
+    pair: str | None = typed_text()
+    """Second text for each text on the command line."""
+
+
+@dataclass(frozen=True)
+class FillMaskConfig(FillMask, Input):
+    """Fill the blanks of texts."""
+
+
+@dataclass(frozen=True)
+class ScoreConfig(Score, Input):
+    """Rank texts by how probable the model finds them."""
+
+
+@dataclass(frozen=True)
+class ClassifyConfig(Classify, PairInput):
+    """Label texts or pairs of texts."""
+
+
+@dataclass(frozen=True)
+class TagConfig(TagWords, Input):
+    """Tag the words of texts."""
+
+
+@dataclass(frozen=True)
+class AnswerConfig(AnswerQuestion, Input):
+    """Answer questions from a text; the texts on the command line are the questions."""
+
+    context: str | None = typed_text()
+    """Text in which the questions on the command line are answered."""
+
+
+@dataclass(frozen=True)
+class ChooseConfig(Choose, Input):
+    """Choose what goes on with a text best: on the command line and in a line (with tabs) a text, then its choices."""
+
+
+@dataclass(frozen=True)
+class SimilarityConfig(Compare, Input):
+    """Compare texts: on the command line the first one with each of the others, in a file the two of each line."""
+
+
+@dataclass(frozen=True)
+class EmbedConfig(Embed, PairInput):
+    """One vector for each text."""
+
+    output: str | None = None
+    """File for the vectors: *.npy, an array (texts, hidden), or *.parquet, with the texts; null: they are printed."""
+
+    def __post_init__(self) -> None:
+        if self.output and not self.output.endswith((".npy", ".parquet")):
+            raise UserError(f"output: found {self.output}, expected a name that ends in .npy or .parquet")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class FeaturesConfig(Features, PairInput):
+    """A vector for each token, or for one word wherever it stands."""
+
+    word: str | None = typed_text()
+    """Only the vectors of this word, each with its cosine to the word's static vector and to the other ones."""
+    attention: str | None = None
+    """Picture file (*.png, *.pdf, *.svg) for the attention heads of the one text that is given."""
+
+
+@dataclass(frozen=True)
+class TokenizeConfig(Tokenize, PairInput):
+    """What a model is given for texts: tokens, ids, segments, mask, and the characters of each token."""
+
+

@@ -1,0 +1,91 @@
+"""What a classifier says of a text or pair."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloze.launch.config.checks import at_least
+from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label and its probability; of a regression: a target and its value."""
+
+    label: str
+    score: float
+    column: str | None = None
+    """Of several label columns, the one that the label is of."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels of a text, the most probable first; of a regression in the order of its targets."""
+
+    labels: list[Label]
+    cut_tokens: int
+    """Tokens of a long text that the model has not seen."""
+
+
+@dataclass(frozen=True)
+class Classify(Operation):
+    """Labels of a text or pair with their probabilities."""
+
+    name, head = "classify", "BertForSequenceClassification"
+
+    top_k: int | None = None
+    """Labels given for each text (for each label column), at least 1; null: all."""
+
+    def __post_init__(self) -> None:
+        at_least("predict", self, top_k=1)
+        super().__post_init__()
+
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+        if encoder.pieces is None:
+            return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
+        if row.pair is not None:
+            raise UserError(f"{row.place}: found a pair of texts, expected one text: the model reads long texts in "
+                            "pieces")
+        length, step = encoder.pieces
+        return encoder.windows(row.text, length=length, step=step, place=row.place)
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        if model.head.pieces != "none":  # a text's pieces may be in several batches
+            return list(model.vectors(**batch.inputs))
+        return _chances(model, model(**batch.inputs).logits)
+
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Labels:
+        head, result = loaded.model.head, []
+        if head.pieces != "none":
+            values = _classified(loaded.model, values)
+        classes = dict(head.columns) or {None: head.labels}
+        for column, scores in values[0].items():
+            labels = [Label(*pair, column) for pair in zip(classes[column], scores, strict=True)]
+            if head.problem != "regression":
+                labels.sort(key=lambda label: -label.score)
+            result += labels[: self.top_k]
+        return Labels(result, encodings[0].cut_tokens)
+
+
+def _chances(model: Any, logits: Any) -> list[dict[str | None, list[float]]]:
+    """Of each row of logits the probabilities (of a regression the values), by label column; None: the only one."""
+    logits = logits.float()
+    if model.head.problem == "columns":
+        parts = model.split_columns(logits)
+        columns = {name: part.softmax(-1).tolist() for name, part in parts.items()}
+        return [{name: rows[row] for name, rows in columns.items()} for row in range(len(logits))]
+    activations = {"single_label": lambda x: x.softmax(-1), "multi_label": lambda x: x.sigmoid(),
+                   "score": lambda x: x.sigmoid(), "regression": lambda x: x}
+    return [{None: row} for row in activations[model.head.problem](logits).tolist()]
+
+
+def _classified(model: Any, vectors: Sequence[Any]) -> list[dict[str | None, list[float]]]:
+    """The same of one text, from the vectors of its pieces."""
+    import torch
+
+    stacked = torch.stack(list(vectors))
+    offsets = torch.tensor([0, len(stacked)], device=stacked.device)
+    return _chances(model, model.classify(model.pool_pieces(stacked, offsets)))

@@ -1,0 +1,89 @@
+"""An operation: how texts become sequences, what is read off the model for each, and what is made of that."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text, a pair of texts, or a text with its choices; and where it comes from (for messages)."""
+
+    text: str
+    pair: str | None = None
+    place: str = "text"
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences one after another, without padding."""
+
+    encodings: Sequence[Encoding]
+    bounds: list[int]
+    """(B + 1,): where each sequence begins, on the host."""
+    inputs: dict[str, Any]
+    """What a model's forward takes: input_ids (T,) with [MASK] at the blanks, token_type_ids (T,), sequence_offsets,
+    max_sequence_length."""
+
+    def blanks(self) -> list[int]:
+        """Positions of all blanks among the T tokens."""
+        starts = zip(self.bounds, self.encodings, strict=False)
+        return [start + blank for start, each in starts for blank in each.blanks]
+
+    def split(self, tokens: Any) -> list[Any]:
+        """(T, ...) -> for each sequence (n, ...), as fp32 arrays."""
+        host = tokens.float().cpu().numpy()
+        return [host[low:high] for low, high in zip(self.bounds, self.bounds[1:], strict=False)]
+
+
+class Operation:
+    """Something to ask a model for. Subclasses are frozen dataclasses of their options.
+
+    head: the attribute of a model that the operation needs, None for any encoder. fields: names of its one or two
+    texts in JSON; `takes_pair`: never, maybe or always the second; `takes_choices`: the second is a list of them. key:
+    name of a result that is no object, in JSON.
+    """
+
+    name: ClassVar[str]
+    head: ClassVar[str | None] = None
+    fields: ClassVar[tuple[str, str]] = ("text", "pair")
+    takes_pair: ClassVar[str] = "maybe"
+    takes_choices: ClassVar[bool] = False
+    key: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        # A command's configuration is an operation and what it reads its texts from: each checks its own fields.
+        if checks := getattr(super(), "__post_init__", None):
+            checks()
+
+    def check(self, loaded: LoadedModel) -> None:
+        """Raise UserError for options that this model cannot serve."""
+
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+        """Sequences of a text, one after another where they may be many. Raises UserError."""
+        return [encoder.encode(row.text, row.pair, place=row.place)]
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        """Run the model; one value a sequence, on the host."""
+        raise NotImplementedError
+
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Any:
+        """The result of a text from the values of its sequences."""
+        raise NotImplementedError
+
+    def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
+        """Numbers that the result of a text is made of, where they may be many for its tokens: a server bounds them."""
+        return 0
+
+    def check_row(self, row: Row) -> None:
+        """Raise UserError for one text where two are needed, or two where one is."""
+        if self.takes_pair == "always" and row.pair is None:
+            raise UserError(f"{row.place}: found one text, expected {self.fields[0]} and {self.fields[1]}: two "
+                            "texts with a tab between them, or two fields of JSON")
+        if self.takes_pair == "never" and row.pair is not None:
+            raise UserError(f"{row.place}: found a pair of texts, expected one text for {self.name}")

@@ -1,0 +1,167 @@
+"""Results on paper: JSON objects, tables, files of vectors, a picture of attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+from rich.markup import escape
+from rich.table import Table
+
+from cloze.launch.predict.answers import Span
+from cloze.launch.predict.blanks import SentenceScore
+from cloze.launch.predict.choices import Ranking
+from cloze.launch.predict.labels import Labels
+from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.predict.vectors import Attentions, Embedding, Similarity, TokenVectors
+from cloze.launch.system.console import Output
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publishing
+
+_SHOWN_NUMBERS = 4  # of a vector in a table
+_LARGEST_PICTURE_INCHES = 100  # a side; 10,000 pixels, beyond which viewers give up
+
+
+def as_json(operation: Operation, row: Row, result: Any) -> dict[str, Any]:
+    """A result with its texts, as JSON's kinds of values."""
+    given = row.text, list(row.choices) if operation.takes_choices else row.pair
+    texts = {name: text for name, text in zip(operation.fields, given, strict=True) if text is not None}
+    content = plain(result)
+    return texts | (content if isinstance(content, dict) else {operation.key: content})
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, arrays and tuples as dicts and lists; a field that is None is left out."""
+    if dataclasses.is_dataclass(value):
+        pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {name: plain(each) for name, each in pairs if each is not None}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def table_rows(row: Row, result: Any) -> Iterator[dict[str, str]]:
+    """Lines of a table, column by column, for one text."""
+    text = row.text if row.pair is None else f"{row.text} | {row.pair}"
+    if isinstance(result, Labels):
+        for label in result.labels:
+            column = {"column": label.column} if label.column else {}
+            yield {"text": text} | column | {"label": label.label, "score": f"{label.score:.4f}"}
+    elif isinstance(result, Ranking):
+        for choice in result.ranking:
+            yield {"text": row.text, "choice": choice.text, "probability": f"{choice.probability:.4f}"}
+    elif isinstance(result, Similarity):
+        yield {"text": row.text, "other": row.pair or "", "cosine": f"{result.cosine:.4f}"}
+    elif isinstance(result, Embedding):
+        yield {"text": text, "vector": _numbers(result.vector)}
+    elif isinstance(result, TokenVectors):
+        for token, (start, end), vector in zip(result.tokens, result.offsets, result.vectors, strict=True):
+            yield {"token": token, "characters": f"{start}-{end}", "vector": _numbers(vector)}
+    elif isinstance(result, SentenceScore):
+        yield {"text": text, "log-probability": f"{result.log_probability:.3f}",
+               "mean": f"{result.mean_log_probability:.3f}", "tokens": str(len(result.tokens))}
+    else:
+        yield from _lists(row, result)
+
+
+def _lists(row: Row, result: Sequence[Any]) -> Iterator[dict[str, str]]:
+    for number, each in enumerate(result, 1):
+        if isinstance(each, list):  # the guesses for a blank
+            guesses = "  ".join(f"{guess.token} {guess.probability:.3f}" for guess in each)
+            yield {"text": row.text, "blank": str(number), "guesses": guesses}
+        elif isinstance(each, Span):
+            yield {"question": row.text, "answer": each.text or "(none)", "characters": f"{each.start}-{each.end}",
+                   "probability": f"{each.probability:.3f}"}
+        else:
+            yield {"text": row.text, "label": each.label, "words": each.text, "characters": f"{each.start}-{each.end}",
+                   "score": f"{each.score:.4f}"}
+
+
+def _numbers(vector: np.ndarray) -> str:
+    return " ".join(f"{number:.3f}" for number in vector[:_SHOWN_NUMBERS]) + f" ... ({len(vector)})"
+
+
+def write_vectors(path: Path, results: Iterator[tuple[Row, Embedding]]) -> tuple[int, int]:
+    """Write embeddings to *.npy (N, hidden) fp32 or *.parquet (text, pair, vector); returns texts and cut tokens."""
+    number = cut = 0
+    with publishing(path) as aside:
+        if path.suffix == ".npy":
+            vectors = []
+            for _, result in results:
+                vectors.append(result.vector)
+                cut += result.cut_tokens
+            number = len(vectors)
+            with open(aside, "wb") as file:
+                np.save(file, np.stack(vectors))
+            return number, cut
+        fields = [("text", pa.string()), ("pair", pa.string()), ("vector", pa.list_(pa.float32()))]
+        with pyarrow.parquet.ParquetWriter(aside, pa.schema(fields)) as writer:
+            while chunk := [pair for _, pair in zip(range(4096), results, strict=False)]:
+                columns = {"text": [row.text for row, _ in chunk], "pair": [row.pair for row, _ in chunk],
+                           "vector": [result.vector for _, result in chunk]}
+                writer.write_table(pa.table(columns, schema=pa.schema(fields)))
+                number += len(chunk)
+                cut += sum(result.cut_tokens for _, result in chunk)
+    return number, cut
+
+
+def draw_attention(attention: Attentions, path: Path) -> None:
+    """A picture of all heads: a row a layer, a column a head, dark where a token (row) looks at another (column).
+
+    Raises:
+        UserError: matplotlib is missing, or the picture's kind is unknown to it.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("attention: found no matplotlib, expected it for pictures; pip install 'cloze[pictures]'"
+                        ) from None
+    layers, heads, length, _ = attention.weights.shape
+    side = min(max(1.6, 0.16 * length), _LARGEST_PICTURE_INCHES / max(layers, heads))
+    figure = Figure(figsize=(side * heads + 1, side * layers + 1), layout="constrained")
+    panels = figure.subplots(layers, heads, squeeze=False)
+    size = min(7.0, 60 * side / length)  # points: a token's name is as high as its row
+    for layer in range(layers):
+        for head in range(heads):
+            panel = panels[layer, head]
+            panel.imshow(attention.weights[layer, head], cmap="Blues", vmin=0, vmax=1)
+            panel.set_title(f"layer {layer + 1} head {head + 1}", fontsize=7)
+            # A dollar in a token begins no formula.
+            panel.set_xticks(range(length), attention.tokens, rotation=90, fontsize=size, parse_math=False)
+            panel.set_yticks(range(length), attention.tokens, fontsize=size, parse_math=False)
+    with publishing(path) as aside:
+        try:
+            figure.savefig(aside, format=path.suffix[1:] or "png", dpi=100)
+        except ValueError as error:
+            raise UserError(f"attention: found {path}, expected a picture such as heads.png ({error})") from error
+
+
+def wants_table(config: Any) -> bool:
+    """Whether results are shown as a table: as the field `format` says, else on a terminal."""
+    return config.format == "table" or (config.format is None and sys.stdout.isatty())
+
+
+def print_table(lines: Iterable[dict[str, str]]) -> None:
+    """A row for each line, by column."""
+    lines = list(lines)
+    if not lines:
+        print("(nothing found)")
+        return
+    table = Table()
+    for name in lines[0]:
+        table.add_column(name)
+    before: dict[str, str] = {}
+    for line in lines:
+        shown = dict(line)
+        for name in ("text", "question"):  # a text stands at its first line only
+            if name in line and len(line) > 2 and before.get(name) == line[name]:
+                shown[name] = ""
+        table.add_row(*(escape(value) for value in shown.values()))
+        before = line
+    Output().print(table)

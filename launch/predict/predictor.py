@@ -1,0 +1,251 @@
+"""A trained model put to use from Python; `launch/predict/` holds what it can be asked for."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from cloze.launch.config.model import ModelConfig
+from cloze.launch.predict.answers import AnswerQuestion, Span
+from cloze.launch.predict.blanks import FillMask, Guess, Score, SentenceScore
+from cloze.launch.predict.choices import Choice, Choose
+from cloze.launch.predict.labels import Classify, Label
+from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.tags import Tag, TagWords
+from cloze.launch.predict.tokens import Tokenize, Tokens
+from cloze.launch.predict.vectors import (
+    Attend,
+    Attentions,
+    Compare,
+    Embed,
+    Features,
+    FindWord,
+    TokenVectors,
+    WordInContext,
+    in_contexts,
+)
+from cloze.launch.pretrained.hub import model_path
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.pretrained.loading import load_model
+from cloze.launch.texts.encoding import Encoding
+from cloze.pipeline.errors import UserError
+
+# Texts that are read ahead and sorted by length: enough that hardly any batch mixes lengths, few enough to answer soon.
+CHUNK_ROWS = 1024
+# Tokens of one forward: fills two cores' caches as well as a GPU's queue; larger ones were not faster on CPU.
+BATCH_TOKENS = 4096
+
+
+class Predictor:
+    """A model and its tokenizer, ready for use.
+
+    >>> model = Predictor.from_folder("runs/small-hf")
+    >>> model.fill_mask("The capital of [MASK] is Paris.")
+
+    Each method answers for one text; `map` takes an operation and any number of texts, in batches of like length.
+    loaded: what the operations are given. model, tokenizer, config: its own.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.model, self.tokenizer, self.config = loaded.model, loaded.tokenizer, loaded.config
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, step: int | Literal["best"] | None = None) -> Predictor:
+        """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`, that of the best
+        evaluation, or None: the newest good one).
+
+        Raises:
+            UserError, ModelError: the folder holds neither, or something in it is damaged, or it has no such step.
+        """
+        return cls(load_model(folder, step))
+
+    @classmethod
+    def from_hub(cls, name: str, **options: Any) -> Predictor:
+        """From a model by its name on the hub; options are those of `cloze.launch.config.model.ModelConfig`: revision,
+        cache_dir, offline, pickled_weights.
+
+        Raises:
+            UserError, ModelError: there is none of that name, or as `from_folder`.
+        """
+        return cls.from_folder(model_path(ModelConfig(name, **options)))
+
+    # ---- one text ----
+
+    def fill_mask(self, text: str, top_k: int = 5) -> list[list[Guess]]:
+        """The `top_k` most probable tokens for each [MASK] of a text, most probable first.
+
+        Raises:
+            UserError: there is no [MASK], or the text is longer than the model's positions.
+        """
+        return self._one(FillMask(top_k=top_k), text)
+
+    def score(self, text: str) -> SentenceScore:
+        """Pseudo-log-likelihood of a text, with each token's share: of two sentences the likelier has the higher."""
+        return self._one(Score(), text)
+
+    def classify(self, text: str, pair: str | None = None, top_k: int | None = None) -> list[Label]:
+        """Labels of a text or pair, the most probable first. A longer text than the model reads is cut, with a
+        warning.
+        """
+        result = self._one(Classify(top_k=top_k), text, pair)
+        self._warn(result.cut_tokens)
+        return result.labels
+
+    def tag(self, text: str, aggregation: str = "first") -> list[Tag]:
+        """Tagged words of a text of any length; `aggregation` as in `TagWords`."""
+        return self._one(TagWords(aggregation=aggregation), text)
+
+    def answer(self, question: str, context: str, top_k: int = 1, **options: Any) -> list[Span]:
+        """The best answers in a context of any length; further options are those of `AnswerQuestion`."""
+        return self._one(AnswerQuestion(top_k=top_k, **options), question, context)
+
+    def choose(self, text: str, choices: Sequence[str]) -> list[Choice]:
+        """What goes on with a text best, of at least two choices: the most probable first. What is longer than the
+        model reads is cut, with a warning.
+        """
+        (result,) = self.map(Choose(), [Row(text, choices=tuple(choices))])
+        self._warn(result.cut_tokens)
+        return result.ranking
+
+    def similarity(self, text: str, other: str, pooling: str = "mean", layer: int = -1) -> float:
+        """Cosine of the vectors of two texts, -1 to 1; pooling and layer as in `embed`."""
+        result = self._one(Compare(pooling=pooling, layer=layer), text, other)
+        self._warn(result.cut_tokens)
+        return result.cosine
+
+    def embed(self, texts: Sequence[str], pooling: str = "mean", layer: int = -1) -> np.ndarray:
+        """(N, hidden) fp32: a vector a text. pooling: cls, mean, max. layer: 0 embeddings, 1 ..., -1 last. Longer texts
+        than the model reads are cut, with a warning.
+        """
+        if isinstance(texts, str):
+            raise UserError("texts: found one text, expected a list of them")
+        results = list(self.map(Embed(pooling=pooling, layer=layer), texts))
+        self._warn(sum(result.cut_tokens for result in results))
+        return np.stack([result.vector for result in results]) if results else np.empty((0, self.config.hidden_size))
+
+    def features(self, text: str, pair: str | None = None, layer: int = -1) -> TokenVectors:
+        """The vector of every token, special ones included."""
+        return self._one(Features(layer=layer), text, pair)
+
+    def attention(self, text: str, pair: str | None = None) -> Attentions:
+        """The attention probabilities of every head of every layer."""
+        return self._one(Attend(), text, pair)
+
+    def word(self, word: str, texts: Iterable[str | Row], layer: int = -1) -> list[WordInContext]:
+        """The vector of a word wherever it stands in some texts, with cosines to each other and to its static one."""
+        return in_contexts(self.map(FindWord(layer, word=word), texts))
+
+    def tokenize(self, text: str, pair: str | None = None) -> Tokens:
+        """What the model is given for a text of any length, or a pair."""
+        return self._one(Tokenize(), text, pair)
+
+    # ---- any number of texts ----
+
+    def map(self, operation: Operation, texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Any]:
+        """Results in the order of the texts (or pairs), which are run in batches of like length.
+
+        Raises:
+            UserError: the model lacks the head, or a text cannot be taken; results of earlier chunks came before.
+        """
+        self.require(operation)
+        rows = map(_row, texts)
+        while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
+            yield from self.run(operation, [(row, list(self.prepare(operation, row))) for row in chunk])
+
+    def require(self, operation: Operation) -> None:
+        """Raise UserError if this model cannot serve the operation with its options."""
+        if not self.has_head(operation):
+            kind = type(self.model).__name__
+            raise UserError(f"{self.loaded.source}: found a {kind}, expected a model with the head for "
+                            f"{operation.name}; it can {', '.join(self.abilities())}")
+        operation.check(self.loaded)
+
+    def has_head(self, operation: type[Operation] | Operation) -> bool:
+        head = operation.head
+        return head is None or type(self.model).__name__ == head or hasattr(self.model, head)
+
+    def abilities(self) -> list[str]:
+        """Names of the operations that this model serves."""
+        return [name for name, operation in OPERATIONS.items() if self.has_head(operation)]
+
+    def prepare(self, operation: Operation, row: Row) -> Iterator[Encoding]:
+        """Sequences of one text; needs no device. Raises UserError."""
+        operation.check_row(row)
+        yield from operation.encode(self.loaded.encoder, row)
+
+    @torch.inference_mode()
+    def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Any]:
+        """Results of prepared texts, which may come from anywhere: no sequence sees another."""
+        flat = [encoding for _, encodings in prepared for encoding in encodings]
+        values: list[Any] = [None] * len(flat)
+        for places in batches([len(encoding) for encoding in flat]):
+            batch = self._batch([flat[place] for place in places])
+            for place, value in zip(places, operation.read(self.model, batch), strict=True):
+                values[place] = value
+        results, start = [], 0
+        for row, encodings in prepared:
+            end = start + len(encodings)
+            results.append(operation.finish(self.loaded, row, encodings, values[start:end]))
+            start = end
+        return results
+
+    def _batch(self, encodings: list[Encoding]) -> Batch:
+        bounds = [0, *itertools.accumulate(map(len, encodings))]
+        inputs = {
+            "input_ids": self._tensor([token for each in encodings for token in each.ids]),
+            "sequence_offsets": self._tensor(bounds, torch.int32),
+            "max_sequence_length": max(map(len, encodings)),
+        }
+        if self.config.type_vocab_size > 1:
+            types = self.config.segments
+            inputs["token_type_ids"] = self._tensor([types[segment] for each in encodings for segment in each.segments])
+        batch = Batch(encodings, bounds, inputs)
+        if blanks := batch.blanks():
+            inputs["input_ids"][blanks] = self.tokenizer.special_tokens.mask
+        return batch
+
+    def _tensor(self, values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.loaded.device)
+
+    def _one(self, operation: Operation, text: str, pair: str | None = None) -> Any:
+        (result,) = self.map(operation, [Row(text, pair)])
+        return result
+
+    def _warn(self, cut_tokens: int) -> None:
+        if cut_tokens:
+            longest = self.loaded.encoder.truncation.max_length
+            warnings.warn(f"{cut_tokens} tokens beyond the {longest} that the model reads were cut", stacklevel=3)
+
+
+def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Places of sequences in batches of like length, each of at most `batch_tokens` tokens or one sequence."""
+    batch: list[int] = []
+    tokens = 0
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if batch and tokens + lengths[place] > batch_tokens:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(place)
+        tokens += lengths[place]
+    if batch:
+        yield batch
+
+
+def _row(text: str | tuple[str, str] | Row) -> Row:
+    if isinstance(text, Row):
+        return text
+    return Row(text) if isinstance(text, str) else Row(*text)
+
+
+OPERATIONS: dict[str, type[Operation]] = {
+    operation.name: operation
+    for operation in (FillMask, Classify, TagWords, AnswerQuestion, Choose, Compare, Embed, Features, FindWord, Score,
+                      Attend, Tokenize)
+}

@@ -1,0 +1,119 @@
+"""What a tagger says of the words of a text, in the characters of the text."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.decoding import counts_once
+from cloze.launch.texts.encoding import Encoder, Encoding
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A tagged piece of a text: characters `start` to `end`, one past the last."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class TagWords(Operation):
+    """Entities, or other tags of words, in a text of any length: a long one is read in overlapping windows."""
+
+    name, head, takes_pair, key = "tag", "BertForTokenClassification", "never", "tags"
+
+    aggregation: Literal["none", "simple", "first", "average", "max"] = "first"
+    """none: a tag for each token; simple: neighbouring tokens of one entity joined; first, average, max: each word has
+    the tag of its first token, of its tokens' mean or of the surest one; neighbouring words of one entity joined."""
+    ignored_label: str = "O"
+    """Label that is not reported."""
+
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+        length = encoder.truncation.max_length  # as in training: further positions may have learned nothing
+        return encoder.windows(row.text, length=length, step=max(1, length // 2), place=row.place)
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        return batch.split(model(**batch.inputs).logits.float().softmax(-1))
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> list[Tag]:
+        labels = loaded.model.head.labels
+        continues = [each.continues if loaded.encoder.truncation.words == "characters"
+                     else loaded.tokenizer.continues_word[each.ids] for each in encodings]
+        pieces = _pieces(encodings, values, continues)
+        if self.aggregation not in ("none", "simple"):
+            words = [_word(group, self.aggregation) for group in _words(pieces)]
+            pieces = [word for word in words if word.end > word.start]  # white space between words is none
+        named = [(labels[piece.shares.argmax()], float(piece.shares.max()), piece.start, piece.end) for piece in pieces]
+        tags = named if self.aggregation == "none" else [_entity(group) for group in _entities(named)]
+        return [Tag(*tag, row.text[tag[2] : tag[3]]) for tag in tags if tag[0] != self.ignored_label]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A token or word with the probabilities of its labels."""
+
+    start: int
+    end: int
+    shares: np.ndarray
+    continues: bool
+
+
+def _pieces(encodings: Sequence[Encoding], values: Sequence[np.ndarray], continues: Sequence[Sequence[bool]]
+            ) -> list[_Piece]:
+    """Every token of the text once, judged in the window where most stands around it."""
+    inside = [(each.first_token, each.first_token + len(each) - 2) for each in encodings]  # between [CLS] and [SEP]
+    pieces = [_Piece(*encoding.offsets[place], shares[place], bool(continuing[place]))
+              for encoding, shares, continuing in zip(encodings, values, continues, strict=True)
+              for place in range(1, len(encoding) - 1)]
+    return [piece for piece, counts in zip(pieces, counts_once(inside), strict=True) if counts]
+
+
+def _words(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
+    group: list[_Piece] = []
+    for piece in pieces:
+        if group and not piece.continues:
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group
+
+
+def _word(group: list[_Piece], aggregation: str) -> _Piece:
+    if aggregation == "first":
+        shares = group[0].shares
+    elif aggregation == "max":
+        shares = max(group, key=lambda piece: piece.shares.max()).shares
+    else:
+        shares = np.mean([piece.shares for piece in group], axis=0)
+    return _Piece(group[0].start, group[-1].end, shares, False)
+
+
+def _entities(named: list[tuple]) -> Iterator[list[tuple]]:
+    """Runs of neighbours of one kind; a B- begins a new one."""
+    group: list[tuple] = []
+    for tag in named:
+        if group and (tag[0].startswith("B-") or _kind(tag[0]) != _kind(group[-1][0])):
+            yield group
+            group = []
+        group.append(tag)
+    if group:
+        yield group
+
+
+def _entity(group: list[tuple]) -> tuple[str, float, int, int]:
+    """One for a group, named as transformers' pipeline does: by what stands behind the first dash."""
+    return group[0][0].split("-", 1)[-1], float(np.mean([tag[1] for tag in group])), group[0][2], group[-1][3]
+
+
+def _kind(label: str) -> str:
+    return label[2:] if label.startswith(("B-", "I-")) else label

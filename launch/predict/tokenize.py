@@ -1,0 +1,35 @@
+"""`cloze tokenize`; imports no torch."""
+
+from __future__ import annotations
+
+import json
+
+from cloze.launch.predict.config import TokenizeConfig
+from cloze.launch.predict.output import as_json, print_table, wants_table
+from cloze.launch.predict.rows import read_rows
+from cloze.launch.predict.tokens import encode_whole, tokens_of
+from cloze.launch.pretrained.hub import model_path
+from cloze.launch.run import runs
+from cloze.launch.texts.encoding import TRUNCATION
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+def tokenize(config: TokenizeConfig) -> int:
+    """Print what a model would be given; returns the exit status. Needs no model, only its tokenizer."""
+    folder = model_path(config)
+    tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
+    described = runs.model_folder(folder) / "config.json"
+    notes = json.loads(described.read_text(encoding="utf-8")) if described.exists() else {}
+    words = notes.get(TRUNCATION, {}).get("words")
+    table = []
+    for row in read_rows(config):
+        shown = tokens_of(tokenizer, encode_whole(tokenizer, row, words))
+        if wants_table(config):
+            columns = zip(shown.tokens, shown.input_ids, shown.token_type_ids, shown.offsets, strict=True)
+            table += [{"token": token, "id": str(number), "segment": str(segment), "mask": "1",
+                       "characters": f"{offset[0]}-{offset[1]}"} for token, number, segment, offset in columns]
+        else:
+            print(json.dumps(as_json(config, row, shown), ensure_ascii=False))
+    if table:
+        print_table(table)
+    return 0

@@ -1,0 +1,55 @@
+"""What a model is given for a text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.encoding import Encoder, Encoding, Truncation
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+_NO_LIMIT = 1 << 40  # tokens
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text or pair as a model reads it, special tokens included: lists of one entry a token."""
+
+    tokens: list[str]
+    input_ids: list[int]
+    token_type_ids: list[int]
+    attention_mask: list[int]
+    offsets: list[tuple[int, int]]
+    """Characters of each token; (0, 0) for special ones."""
+
+
+@dataclass(frozen=True)
+class Tokenize(Operation):
+    """What a model is given for a text or pair, of any length."""
+
+    name = "tokenize"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encode_whole(encoder.tokenizer, row, encoder.truncation.words)]
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        return [None] * len(batch.encodings)  # it does not run
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> Tokens:
+        return tokens_of(loaded.tokenizer, encodings[0], loaded.config.segments)
+
+
+def encode_whole(tokenizer: Tokenizer, row: Row, words: str | None) -> Encoding:
+    """The sequence of a text or pair, of any length. words: of Truncation, as the model has it. Raises UserError."""
+    encoder = Encoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
+    return encoder.encode(row.text, row.pair, place=row.place)
+
+
+def tokens_of(tokenizer: Tokenizer, encoding: Encoding, segments: tuple[int, int] = (0, 1)) -> Tokens:
+    """A sequence as it is shown. segments: the model's."""
+    names = [tokenizer.tokens[token] for token in encoding.ids]
+    types = [segments[number] for number in encoding.segments]
+    return Tokens(names, encoding.ids, types, [1] * len(encoding), encoding.offsets)

@@ -1,0 +1,267 @@
+"""What any encoder gives: vectors of texts and of tokens, and who attends to whom."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class OfLayer(Operation):
+    """An operation on the vectors of one layer."""
+
+    layer: int = -1
+    """Layer whose output is taken: 1 to the number of layers, 0 for the embeddings, or counted from the end (-1)."""
+
+    def check(self, loaded: LoadedModel) -> None:
+        layers = loaded.config.num_hidden_layers
+        if not -layers - 1 <= self.layer <= layers:
+            raise UserError(f"layer: found {self.layer}, expected {-layers - 1} to {layers}, the model's layers")
+
+    def hidden(self, model: Any, batch: Batch) -> Any:
+        """(T, hidden) of the layer."""
+        encoder = getattr(model, "bert", model)
+        if self.layer == -1:
+            return encoder(**batch.inputs).last_hidden_state
+        return encoder(**batch.inputs, output_hidden_states=True).hidden_states[self.layer]
+
+
+@dataclass(frozen=True)
+class Pooled(OfLayer):
+    """An operation on one vector a text."""
+
+    pooling: Literal["cls", "mean", "max"] = "mean"
+    """The vector of [CLS], or mean or maximum over all tokens, special ones included."""
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        from cloze.model.heads import pool
+
+        vectors = pool(self.hidden(model, batch), self.pooling, batch.inputs["sequence_offsets"])
+        return list(vectors.float().cpu().numpy())
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """One vector of a text."""
+
+    vector: np.ndarray
+    """(hidden,) fp32."""
+    cut_tokens: int
+    """Tokens of a long text that the model has not seen."""
+
+
+@dataclass(frozen=True)
+class Embed(Pooled):
+    """One vector for each text or pair."""
+
+    name = "embed"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
+
+    def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
+        return loaded.config.hidden_size
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> Embedding:
+        return Embedding(values[0], encodings[0].cut_tokens)
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Cosine of the vectors of two texts."""
+
+    cosine: float
+    cut_tokens: int
+    """Tokens of long texts that the model has not seen."""
+
+
+@dataclass(frozen=True)
+class Compare(Pooled):
+    """How alike two texts are: the cosine of their vectors."""
+
+    name, takes_pair = "similarity", "always"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encoder.encode(text, cut=True, place=row.place) for text in (row.text, row.pair)]
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> Similarity:
+        return Similarity(cosine(*values), sum(each.cut_tokens for each in encodings))
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    """Cosine of two vectors (hidden,)."""
+    return float(left @ right / (np.linalg.norm(left) * np.linalg.norm(right)))
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """A vector for each token, special ones included; n tokens."""
+
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+    """Characters of each token; (0, 0) for special ones."""
+    vectors: np.ndarray
+    """(n, hidden) fp32."""
+
+
+@dataclass(frozen=True)
+class Features(OfLayer):
+    """The vector of every token."""
+
+    name = "features"
+
+    def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
+        return loaded.config.hidden_size * sum(map(len, encodings))
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        return batch.split(self.hidden(model, batch))
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> TokenVectors:
+        names = loaded.tokenizer.tokens
+        return TokenVectors([names[token] for token in encodings[0].ids], encodings[0].offsets, values[0])
+
+
+@dataclass(frozen=True)
+class Attentions:
+    """Who attends to whom; n tokens."""
+
+    tokens: list[str]
+    weights: np.ndarray
+    """(layers, heads, n, n) fp32: probabilities; a row is a token that looks, a column one that is looked at."""
+
+
+@dataclass(frozen=True)
+class Attend(Operation):
+    """The attention probabilities of every head for a text or pair; a [MASK] in it is one."""
+
+    name = "attention"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encoder.encode(row.text, row.pair, blanks=encoder.has_blank(row.text), place=row.place)]
+
+    def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
+        heads = loaded.config.num_hidden_layers * loaded.config.num_attention_heads
+        return heads * sum(len(each) ** 2 for each in encodings)
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        layers = getattr(model, "bert", model)(**batch.inputs, output_attentions=True).attentions
+        host = [layer.float().cpu().numpy() for layer in layers]
+        return [np.stack([layer[row, :, : len(each), : len(each)] for layer in host])
+                for row, each in enumerate(batch.encodings)]
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> Attentions:
+        names = loaded.tokenizer.tokens
+        return Attentions([names[token] for token in encodings[0].ids], values[0])
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """A word in a text: characters `start` to `end`, one past the last."""
+
+    text: str
+    start: int
+    end: int
+    vector: np.ndarray
+    """(hidden,) fp32: the mean over the word's tokens."""
+    static: np.ndarray
+    """(hidden,) fp32: the mean of the tokens' rows in the word embedding, which no context has changed."""
+    cosine_to_static: float
+
+
+@dataclass(frozen=True)
+class WordInContext(Occurrence):
+    """An occurrence, and how near it is to the same word elsewhere."""
+
+    cosines: list[float]
+    """To every occurrence, in their order, itself included."""
+
+
+@dataclass(frozen=True)
+class FindWord(OfLayer):
+    """The vector of a word wherever it stands in a text, beside its static one."""
+
+    name, key = "word", "occurrences"
+
+    word: str = field(kw_only=True)
+    """Word, as the tokenizer sees it (without case, if it drops case)."""
+
+    def check(self, loaded: LoadedModel) -> None:
+        super().check(loaded)
+        if not loaded.tokenizer.encode(self.word):
+            raise UserError(f"word: found {self.word!r}, expected a word")
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        (encoding,) = super().encode(encoder, row)
+        if not self._found(encoder.tokenizer, row, encoding):
+            raise UserError(f"{row.place}: found no {self.word!r} in {row.text!r}, expected it in every text")
+        return [encoding]
+
+    def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
+        return 2 * loaded.config.hidden_size * len(self._places(loaded.tokenizer, encodings[0]))
+
+    def read(self, model: Any, batch: Batch) -> list[Any]:
+        return batch.split(self.hidden(model, batch))
+
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+    ) -> list[Occurrence]:
+        table, occurrences = getattr(loaded.model, "bert", loaded.model).embeddings.word.weight, []
+        for text, (start, end), low, high in self._found(loaded.tokenizer, row, encodings[0]):
+            vector = values[0][low:high].mean(0)
+            static = table.detach()[encodings[0].ids[low:high]].float().mean(0).cpu().numpy()
+            occurrences.append(Occurrence(text, start, end, vector, static, cosine(vector, static)))
+        return occurrences
+
+    def _places(self, tokenizer: Tokenizer, encoding: Encoding) -> list[tuple[int, int]]:
+        """First token and one past the last wherever whole words have the word's tokens."""
+        # Where the space before a word is a part of it, the word has other tokens where no space stands.
+        written = [self.word, f" {self.word}"] if tokenizer.space_begins_word else [self.word]
+        forms = [list(ids) for ids in dict.fromkeys(tuple(tokenizer.encode(form)) for form in written)]
+        return [(place, place + len(ids)) for place in range(len(encoding)) for ids in forms
+                if _stands(encoding, place, ids)]
+
+    def _found(self, tokenizer: Tokenizer, row: Row, encoding: Encoding
+               ) -> list[tuple[str, tuple[int, int], int, int]]:
+        """Of each occurrence its text, characters and places."""
+        unknown, words, found = tokenizer.special_tokens.unknown, _normalized_words(tokenizer, self.word), []
+        for low, high in self._places(tokenizer, encoding):
+            text = row.text if encoding.parts[low] == 1 else row.pair
+            span = encoding.offsets[low][0], encoding.offsets[high - 1][1]
+            if unknown in encoding.ids[low:high] and _normalized_words(tokenizer, text[slice(*span)]) != words:
+                continue  # [UNK] stands for other words, too
+            found.append((text, span, low, high))
+        return found
+
+
+def in_contexts(results: Iterable[list[Occurrence]]) -> list[WordInContext]:
+    """The occurrences of a word in some texts, as FindWord finds them, each with its cosines to all."""
+    found = [each for occurrences in results for each in occurrences]
+    return [WordInContext(**vars(each), cosines=[cosine(each.vector, other.vector) for other in found])
+            for each in found]
+
+
+def _normalized_words(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Words of a text as the tokenizer sees them: without case, if it drops case."""
+    normalizer = tokenizer.backend.normalizer
+    return (text if normalizer is None else normalizer.normalize_str(text)).split()
+
+
+def _stands(encoding: Encoding, place: int, ids: list[int]) -> bool:
+    """Whether whole words at `place` have these tokens."""
+    end = place + len(ids)
+    return encoding.ids[place:end] == ids and not encoding.continues[place] and not encoding.continues[end]

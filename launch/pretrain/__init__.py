@@ -1,0 +1,1 @@
+"""`cloze pretrain`: objectives, phases, the search for a micro-batch."""

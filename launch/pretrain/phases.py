@@ -1,0 +1,178 @@
+"""`init_from`: a new run that starts from the weights of another run or of a Hugging Face folder.
+
+A phase is a run of its own: another length of data, another rate, its own steps from 0; what it takes over and what
+starts anew is said in a table. A resume of it goes on from its own checkpoints and does not look at the source again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from cloze.launch.checkpoint import CheckpointManager, read_weights
+from cloze.launch.config import PretrainConfig
+from cloze.launch.run import runs
+from cloze.launch.system.console import Console
+from cloze.model.config import BertConfig
+from cloze.model.huggingface import load_pretrained
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+# Fields of a model that may differ between phases: no weight and no output in evaluation hangs on them.
+FREE_MODEL_FIELDS = {
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "initializer_range",
+    "embedding_initializer_range", "position_initializer_range", "max_position_embeddings",
+}
+POSITIONS = "bert.embeddings.position.weight"
+# What the optimizer's groups and states are shaped by.
+OPTIMIZER_FIELDS = (*runs.GROUPING, "zero.stage", "train.precision")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where weights come from."""
+
+    path: Path
+    config: BertConfig
+    weights: dict[str, torch.Tensor]
+    step: int | None
+    """Step of the run's checkpoint; None: a Hugging Face folder."""
+
+    def __str__(self) -> str:
+        return str(self.path) if self.step is None else f"step {self.step} of {self.path}"
+
+
+def read_source(config: PretrainConfig, manifest: Manifest, checkpoints: CheckpointManager) -> Source:
+    """The source's shape and fp32 weights, under our names. Collective.
+
+    Args:
+        checkpoints: those of the source, if it is a run.
+
+    Raises:
+        UserError: it is neither a run nor a model's folder, or its vocabulary or shape is not that of the new run.
+    """
+    path = Path(config.init_from)
+    if (path / runs.CONFIG).is_file():
+        # Agreed: it may still be training, and every process must take the same step.
+        step, weights = read_weights(path, checkpoints.agree_on_latest(), checkpoints.warn)
+        source = Source(path, runs.model_config(path), weights, step)
+        tokenizer = path / runs.TOKENIZER
+    elif (path / "config.json").is_file():
+        shape, weights = load_pretrained(path)
+        source = Source(path, shape, weights, None)
+        tokenizer = path
+    else:
+        raise UserError(f"init_from: found neither {runs.CONFIG} nor config.json in {path}, expected the folder of a "
+                        "run of `cloze pretrain` or of a Hugging Face BERT")
+    found = Tokenizer.from_folder(tokenizer).fingerprint
+    if found != manifest.tokenizer_fingerprint:
+        raise UserError(f"init_from: found a tokenizer with fingerprint {found[:12]} in {tokenizer}, expected "
+                        f"{manifest.tokenizer_fingerprint[:12]}, that of the shards in {config.data}; prepare them "
+                        f"with --tokenizer {tokenizer}")
+    _check_shape(config, source)
+    return source
+
+
+def _check_shape(config: PretrainConfig, source: Source) -> None:
+    for field in fields(BertConfig):
+        wanted, found = getattr(config.model, field.name), getattr(source.config, field.name)
+        if wanted != found and field.name not in FREE_MODEL_FIELDS:
+            raise UserError(f"model.{field.name}: found {wanted!r}, expected {found!r}, that of init_from = "
+                            f"{source.path}; set it to that")
+    wanted, found = config.model.max_position_embeddings, source.config.max_position_embeddings
+    if config.model.position_embedding != "learned" or wanted == found:
+        return
+    if wanted < found:
+        raise UserError(f"model.max_position_embeddings: found {wanted}, expected at least the {found} that "
+                        f"init_from = {source.path} has learned; set it to {found}")
+    if config.init_positions != "extend" or config.init_optimizer:
+        mend = ("--init_optimizer false and --init_positions extend" if config.init_optimizer else
+                "--init_positions extend")
+        raise UserError(f"model.max_position_embeddings: found {wanted}, expected {found}, those that init_from = "
+                        f"{source.path} has learned; with {mend} the further ones are drawn")
+
+
+def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
+    """Copy the source's weights into a freshly drawn model, and say what was done: rows of a table.
+
+    Heads and a pooler that the source lacks stay as drawn.
+
+    Raises:
+        UserError: the source lacks a part of the encoder.
+    """
+    drawn, taken = [], 0
+    parameters = dict(model.named_parameters())  # a tied weight once, by its first name
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            value = source.weights.get(name)
+            if value is None:
+                if name.startswith("bert.") and ".pooler." not in name:
+                    raise UserError(f"init_from: found no {name} in {source}, expected the whole encoder")
+                drawn.append(name)
+                continue
+            parameter[: len(value)].copy_(value)  # fewer rows only where positions are extended
+            taken += 1
+    rows = [("weights", f"{taken} tensors of {source}"), ("drawn anew", ", ".join(drawn) or "nothing")]
+    left = sorted(source.weights.keys() - model.state_dict().keys())
+    if left:
+        rows.append(("left out", ", ".join(left)))
+    if POSITIONS in parameters and len(source.weights[POSITIONS]) < len(parameters[POSITIONS]):
+        known = len(source.weights[POSITIONS])
+        rows.append(("positions", f"0 to {known - 1} taken, {known} to {len(parameters[POSITIONS]) - 1} drawn"))
+    return rows
+
+
+def check_optimizer(config: PretrainConfig, source: Source) -> None:
+    """Raise UserError unless the new run's optimizer can go on with the source's states."""
+    if source.step is None:
+        raise UserError(f"init_optimizer: found true with init_from = {source.path}, a Hugging Face folder without "
+                        "optimizer states, expected a run of `cloze pretrain`; use --init_optimizer false")
+    before, now = runs.fields_of(source.path), runs.flatten({"optimizer": vars(config.optimizer),
+                                                             "zero": vars(config.zero), "train": vars(config.train)})
+    for name in OPTIMIZER_FIELDS:
+        if before.get(name) != now[name]:
+            raise UserError(f"{name}: found {now[name]!r}, expected {before.get(name)!r}, that of init_from = "
+                            f"{source.path}, whose moments init_optimizer asks for; set it to that, or use "
+                            "--init_optimizer false")
+
+
+class Start:
+    """How a new run starts from its `init_from`: weights before the engine is built, moments after it.
+
+    Args:
+        model: freshly drawn; it gets the source's weights.
+        checkpoints: of the new run.
+
+    Raises:
+        UserError: what is asked for does not fit the source.
+    """
+
+    def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
+                 console: Console) -> None:
+        theirs = CheckpointManager(Path(config.init_from) / runs.CHECKPOINTS, checkpoints.environment,
+                                   checkpoints.device, warn=console.warn, workplace=checkpoints.folder)
+        self.source = read_source(config, manifest, theirs)
+        self.rows = take_weights(model, self.source)
+        self.moments: CheckpointManager | None = None  # the checkpoints that hold them
+        self.elastic = False
+        if config.init_optimizer:
+            check_optimizer(config, self.source)
+            self.moments = theirs
+            self.elastic = self.moments.is_elastic(self.source.step)
+            if self.elastic:
+                console.say(f"{self.source} was saved by another number of processes: converting it")
+                self.moments.convert(self.source.step)
+
+    def finish(self, trainer, console: Console) -> None:
+        """Give the trainer the moments, and say what was taken and what was not."""
+        moved = "none: they start at 0"
+        if self.moments:
+            trainer.inherit(self.moments, self.source.step)
+            moved = f"taken, of {trainer.state.inherited_steps} steps"
+        console.facts("init_from: what this run starts with", [
+            *self.rows, ("moments", moved), ("starting at 0", "step, position in the data, schedule"),
+        ])

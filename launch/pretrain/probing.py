@@ -1,0 +1,262 @@
+"""`train.micro_batch_size: auto`: the largest micro-batch that fits into memory, found by trying, once for a run."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.engine.building import build_engine
+from cloze.launch.engine.config import deepspeed_config
+from cloze.launch.engine.state import compute_dtype
+from cloze.launch.run import runs
+from cloze.launch.system import distributed
+from cloze.launch.system.console import Console
+from cloze.launch.system.environment import Environment, processes_on_this_machine
+from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.shards.manifest import Manifest
+
+# Kept free: real batches are no larger than the probe's, but fragmentation and communication buffers vary.
+SPARE_SHARE = 0.1
+# Masked tokens of the probe's sequences over the corpus's average share: some sequences have more than others.
+MASKED_MARGIN = 1.25
+PROBE_SEED = 0
+_LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
+
+
+def resolve(config: PretrainConfig, manifest: Manifest, build_model: Callable[[PretrainConfig], nn.Module],
+            environment: Environment, device: torch.device, console: Console) -> PretrainConfig:
+    """The configuration with a number where `train.micro_batch_size` was auto; collective.
+
+    An earlier part of the run has saved its number, which holds, as far as it divides this world's share of a batch.
+
+    Args:
+        build_model: makes the model of the run.
+
+    Raises:
+        UserError: not even one sequence fits.
+    """
+    if config.train.micro_batch_size != "auto":
+        return config
+    share = math.gcd(*config.train.batch_sizes.values()) // environment.world_size  # whose rest was refused before
+    candidates = [size for size in range(1, share + 1) if share % size == 0]
+    saved = distributed.from_main(runs.saved_micro_batch_size(Path(config.output)) or 0, device)
+    if saved:
+        chosen = max(size for size in candidates if size <= saved)
+    else:
+        chosen = _search(config, manifest, build_model, environment, device, candidates)
+        console.say(f"micro-batch: {chosen} sequences are the most that fit, of {manifest.max_length} tokens each")
+    return with_micro_batch_size(config, chosen)
+
+
+def with_micro_batch_size(config: PretrainConfig, size: int) -> PretrainConfig:
+    """The same configuration with this number."""
+    return replace(config, train=replace(config.train, micro_batch_size=size))
+
+
+def _search(config: PretrainConfig, manifest: Manifest, build_model: Callable[[PretrainConfig], nn.Module],
+            environment: Environment, device: torch.device, candidates: list[int]) -> int:
+    given = config.train.memory_limit_gib
+    limit = None if given is None else int(given * 2**30)
+    memory = (CudaMemory(device, limit) if device.type == "cuda" else
+              HostMemory(processes_on_this_machine(environment), limit))
+    try:
+        probe = Probe(config, manifest, build_model(config), environment, device)
+    except Exception as error:
+        if not _out_of_memory(error):
+            raise
+        raise UserError("train.micro_batch_size: found no memory for the model and its optimizer alone, expected room "
+                        "for them and a micro-batch; raise zero.stage, or take a smaller model") from error
+    try:
+        return largest_that_fits(candidates, probe.run, memory, lambda fits: _agree(fits, device))
+    finally:
+        probe.release()
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocation has failed; on the host torch says it in words alone."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def _agree(fits: bool, device: torch.device) -> bool:
+    """Whether it fits on every rank."""
+    return distributed.reduce_sum(torch.tensor([0.0 if fits else 1.0], device=device)).item() == 0
+
+
+def largest_that_fits(candidates: list[int], run: Callable, memory, agree: Callable[[bool], bool]) -> int:
+    """The largest candidate that every rank can run; collective.
+
+    A size is tried only if all ranks expect it to fit, going by the peaks of the sizes before it: a rank that ran out
+    of memory in the middle of a reduction would leave the others waiting, and a machine out of memory kills.
+
+    Args:
+        run: (size, agree) -> whether the size ran on all ranks; False: a rank was out of memory, and all backed off.
+        memory: `peak()` bytes so far, `limit()` bytes that the process may use.
+        agree: own bool -> whether it is true on all ranks.
+
+    Raises:
+        UserError: the first candidate does not fit.
+    """
+    peaks = [(0, memory.peak())]
+    best = 0
+    for size in _stepping_stones(candidates):
+        (first, low), (last, high) = peaks[-2] if len(peaks) > 1 else peaks[0], peaks[-1]
+        slope = (high - low) / (last - first) if last > first else 0.0
+        expected = high + slope * (size - last)
+        if not agree(expected <= memory.limit() * (1 - SPARE_SHARE)) or not run(size, agree):
+            break
+        peaks.append((size, memory.peak()))
+        if not agree(peaks[-1][1] <= memory.limit() * (1 - SPARE_SHARE)):
+            break
+        best = size if size in candidates else best
+    if not best:
+        raise UserError(
+            f"train.micro_batch_size: found no size that fits: the peak was {memory.peak() / 2**30:.1f} GiB at "
+            f"{candidates[0]} sequences, expected at most {1 - SPARE_SHARE:.0%} of {memory.limit() / 2**30:.1f} GiB; "
+            f"{_LESS_MEMORY}"
+        )
+    return best
+
+
+def _stepping_stones(candidates: list[int]) -> Iterator[int]:
+    """The candidates, ascending, and what lies between distant ones: a step foretells one twice as large, not more."""
+    for size, further in pairwise(candidates):
+        yield size
+        while (size := 2 * size) < further:
+            yield size
+    yield candidates[-1]
+
+
+class Probe:
+    """A model and an engine like the run's, trained on sequences of the greatest length, then thrown away."""
+
+    def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, environment: Environment,
+                 device: torch.device) -> None:
+        share = config.train.global_batch_size // environment.world_size
+        # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
+        steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0)
+        alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
+        self.micro_steps = share // alone.train.micro_batch_size
+        made = deepspeed_config(alone, environment.world_size)
+        self.engine = build_engine(model, config, made, device)
+        self.engine.train()
+        self.manifest, self.device, self.world_size = manifest, device, environment.world_size
+        self.partitions_weights = config.zero.stage == 3
+
+    def run(self, size: int, agree: Callable[[bool], bool]) -> bool:
+        """Whether steps of `size` sequences run on all ranks.
+
+        First each rank runs forward and backward for itself, without reductions, and can fail alone (stage 3 gathers
+        weights in forward and cannot): then all back off. The whole step, with reductions and the optimizer, follows.
+
+        Raises:
+            UserError: this rank is out of memory in a whole step, where the others wait for it and can't be asked.
+        """
+        batch = self._batch(size)
+        if not self.partitions_weights and not agree(self._fits_alone(batch)):
+            return False
+        try:
+            for _ in range(self.micro_steps):
+                self.engine.backward(self._loss(batch) * self.world_size, scale_wrt_gas=False)
+                self.engine.step()
+        except Exception as error:
+            if not _out_of_memory(error):
+                raise
+            if self.world_size > 1:
+                raise UserError(f"train.micro_batch_size: found no memory for a whole step of {size} sequences, "
+                                f"expected room for it; {f'give less than {size}, or ' if size > 1 else ''}"
+                                f"{_LESS_MEMORY}") from error
+            return False
+        return True
+
+    def _loss(self, batch: dict) -> torch.Tensor:
+        return _loss_of(self.engine(**batch, dropout_seed=PROBE_SEED))
+
+    def _fits_alone(self, batch: dict) -> bool:
+        model, autocast = self.engine.module, self.engine.torch_autocast_enabled()
+        parameters = [each for each in model.parameters() if each.requires_grad]
+        try:
+            with torch.autocast(self.device.type, compute_dtype(self.engine), enabled=autocast):
+                loss = _loss_of(model(**batch, dropout_seed=PROBE_SEED))
+            # Neither the engine nor `backward`, whose hooks on gradients would reduce them.
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+        except Exception as error:
+            if not _out_of_memory(error):
+                raise
+            return False
+        return True
+
+    def _batch(self, size: int) -> dict:
+        """`size` sequences of the corpus's greatest length, with as many masked tokens as its sequences can have."""
+        length = self.manifest.max_length
+        masked = min(length, math.ceil(MASKED_MARGIN * length * self.manifest.masked_share))
+        generator = torch.Generator().manual_seed(PROBE_SEED)
+        ids = torch.randint(self.manifest.vocab_size, (size * length,), generator=generator)
+        positions = (torch.arange(size)[:, None] * length + torch.arange(masked)).flatten()
+        batch = {
+            "input_ids": ids, "token_type_ids": torch.zeros_like(ids),
+            "position_ids": torch.arange(length).repeat(size),
+            "sequence_offsets": torch.arange(0, (size + 1) * length, length, dtype=torch.int32),
+            "masked_positions": positions, "labels": ids[positions],
+            "next_sentence_label": torch.zeros(size, dtype=torch.int64),
+        }
+        return {name: tensor.to(self.device) for name, tensor in batch.items()} | {"max_sequence_length": length}
+
+    def release(self) -> None:
+        """Give the memory back before the run takes it."""
+        self.engine.destroy()
+        del self.engine
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+
+def _loss_of(output) -> torch.Tensor:
+    return output.mlm_losses.mean() + output.next_sentence_losses.mean()
+
+
+class CudaMemory:
+    """Memory of this process's GPU, in bytes."""
+
+    def __init__(self, device: torch.device, limit: int | None = None) -> None:
+        self.device, self._limit = device, limit
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_reserved(self.device)
+
+    def limit(self) -> int:
+        """What was given, or what the process holds and what is free."""
+        if self._limit is not None:
+            return self._limit
+        return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
+
+
+class HostMemory:
+    """Memory of this process on a machine that it shares with `processes` - 1 others of the run, in bytes.
+
+    Raises:
+        UserError: no limit is given, and the system does not tell how much is free.
+    """
+
+    def __init__(self, processes: int, limit: int | None = None) -> None:
+        held, free = resident_bytes(), available_bytes()
+        if limit is None and (held is None or free is None):
+            raise UserError("train.micro_batch_size: found auto on a system that does not tell its free memory, "
+                            "expected Linux or a GPU; give a number, or train.memory_limit_gib")
+        # Fixed at the start, when the others hold as little as this one.
+        self._limit = held + free // processes if limit is None else limit
+
+    def peak(self) -> int:
+        return peak_bytes()
+
+    def limit(self) -> int:
+        return self._limit

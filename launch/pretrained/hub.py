@@ -1,0 +1,61 @@
+"""Models by their names on the Hugging Face hub: fetched once, then found where the hub library keeps them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cloze.launch.config.model import ModelConfig
+from cloze.pipeline.errors import UserError
+
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
+_FILES = ["config.json", _WEIGHTS, "tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json"]
+
+
+def model_path(config: ModelConfig) -> Path:
+    """Where a model lies: a folder, if there is one of this name, else what the hub library keeps.
+
+    Raises:
+        UserError: as `fetch_model`.
+    """
+    if Path(config.model).exists() or not is_name(config.model):
+        return Path(config.model)
+    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
+                       pickled=config.pickled_weights)
+
+
+def is_name(text: str) -> bool:
+    """Whether this may be the name of a model, such as google-bert/bert-base-uncased."""
+    return bool(_NAME.fullmatch(text))
+
+
+def fetch_model(name: str, *, revision: str | None, cache_dir: str | None, offline: bool, pickled: bool) -> Path:
+    """The folder in which the hub library keeps a model, named by its commit. Needs the extra `finetune`.
+
+    Args:
+        offline: whether it is only looked up there.
+        pickled: whether pytorch_model.bin is taken where there is no model.safetensors.
+
+    Raises:
+        UserError: the hub, or the folder, has no such model, revision or weights.
+    """
+    from huggingface_hub import snapshot_download
+
+    def fetch(files: list[str]) -> Path:
+        return Path(snapshot_download(name, revision=revision, cache_dir=cache_dir, local_files_only=offline,
+                                      allow_patterns=files))
+
+    try:
+        folder = fetch(_FILES)
+        if not (folder / _WEIGHTS).exists() and pickled:
+            folder = fetch([_PICKLED_WEIGHTS])
+    except Exception as error:  # network, names, rights: the library raises many kinds
+        how = "it is looked up offline; add --offline false to fetch it" if offline else "check name and revision"
+        at = f" at revision {revision!r}" if revision else ""
+        raise UserError(f"model: found no folder and no hub model {name!r}{at} ({type(error).__name__}); {how}"
+                        ) from error
+    if not (folder / _WEIGHTS).exists() and not (pickled and (folder / _PICKLED_WEIGHTS).exists()):
+        how = "" if pickled else "; --pickled_weights true takes its pytorch_model.bin, if it has one"
+        raise UserError(f"model: found no {_WEIGHTS} of hub model {name!r}, expected its weights{how}")
+    return folder

@@ -1,0 +1,43 @@
+"""A model that is ready for use, with what reads texts for it.
+
+Imports no torch: operations name it, and their options are parsed without.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloze.launch.system.environment import device_type
+from cloze.launch.texts.encoding import Answering, Encoder, Truncation
+from cloze.model.config import BertConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+class LoadedModel:
+    """A model in evaluation mode on its device, and its tokenizer.
+
+    model: torch.nn.Module. config: the model's. encoder: texts to sequences.
+
+    Args:
+        model: any model of `cloze.model`.
+        source: the folder that it is from, for messages.
+        truncation: how the model has learned to cut long texts; None: to its positions.
+        answering: how it has learned to answer; None: as usual.
+
+    Raises:
+        UserError: the tokenizer has more tokens than the model.
+    """
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, source: str = "model", truncation: Truncation | None = None,
+                 answering: Answering | None = None) -> None:
+        self.device = device_type()
+        self.model = model.to(self.device).eval()
+        self.tokenizer, self.source = tokenizer, source
+        self.config: BertConfig = model.config
+        if tokenizer.vocab_size > self.config.vocab_size:
+            raise UserError(f"{source}: found a tokenizer of {tokenizer.vocab_size} tokens, expected at most "
+                            f"{self.config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with")
+        head = getattr(model, "head", None)
+        pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
+        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation, answering)

@@ -1,0 +1,120 @@
+"""Where a fine-tuned model starts: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.parsing import shipped
+from cloze.launch.pretrained.hub import fetch_model, is_name
+from cloze.launch.pretrained.loading import read_run_weights
+from cloze.launch.run import runs
+from cloze.launch.system.console import Console
+from cloze.model.config import BertConfig, HeadConfig
+from cloze.model.huggingface import OWN_MODEL_TYPE, StateDict, load_architecture, load_head, load_note, load_pretrained
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json
+
+
+@dataclass(frozen=True)
+class Source:
+    """A shape, its weights under our names (empty: random ones), the labels of its head if it has one, the name of the
+    class that it is of, where a model folder says it, and the step of its checkpoint, if it is a run of pretraining.
+    """
+
+    config: BertConfig
+    weights: StateDict
+    head: HeadConfig | None
+    tokenizer: Tokenizer
+    architecture: str | None = None
+    step: int | None = None
+
+
+def find_source(config: FinetuneConfig) -> Source:
+    """Read what `--model` and `--tokenizer` name.
+
+    Raises:
+        UserError: there is no such model, or the tokenizer is not the one that it was trained with.
+    """
+    shapes = shipped("model")
+    path, architecture, step = Path(config.model), None, None
+    if not path.exists() and config.model in shapes:
+        path = shapes[config.model]
+    if config.model_step is not None and not runs.is_pretraining(path):
+        raise UserError(f"model_step: found {config.model_step} with {config.model}, expected null: it is for a run of "
+                        "pretraining")
+    if path.suffix in (".yaml", ".yml"):
+        return _from_shape(config, path)
+    if runs.is_pretraining(path):
+        shape, head = runs.model_config(path), None
+        step, weights = read_run_weights(path, config.model_step)
+        own_tokenizer, expected = path / runs.TOKENIZER, json.loads((path / runs.DATA).read_text())[FINGERPRINT]
+    else:
+        path = runs.model_folder(path) if path.is_dir() else _from_hub(config)
+        shape, weights = load_pretrained(path)
+        head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)
+        if load_note(path, "architectures"):  # old folders of BERT name none
+            architecture = load_architecture(path)
+    tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)
+    has_own = any((own_tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
+    if expected is None and config.tokenizer and has_own:
+        expected = Tokenizer.from_folder(own_tokenizer).fingerprint
+    if expected is not None and tokenizer.fingerprint != expected:
+        raise UserError(f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
+                        f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out")
+    _check_vocabulary(tokenizer, shape, path)
+    return Source(shape, weights, head, tokenizer, architecture, step)
+
+
+def _from_shape(config: FinetuneConfig, path: Path) -> Source:
+    if config.reinitialize_layers:
+        raise UserError(f"reinitialize_layers: found {config.reinitialize_layers} with {path}, a shape, whose layers "
+                        "are all random, expected 0; leave --reinitialize_layers out")
+    if config.tokenizer is None:
+        raise UserError(f"tokenizer: found none, expected the folder of one: {path} is a shape without a vocabulary; "
+                        "add --tokenizer DIR")
+    tokenizer = Tokenizer.from_folder(config.tokenizer)
+    known = {field.name for field in dataclasses.fields(BertConfig)}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UserError(f"model: {path} can't be read as YAML ({error}); expected a file of configs/model/") from error
+    if not isinstance(values, dict) or set(values) - known:
+        raise UserError(f"model: found {path} with other fields than a model's, expected a file of configs/model/")
+    values["vocab_size"] = values.get("vocab_size") or tokenizer.vocab_size
+    try:  # YAML 1.1 reads 1e-5, without a point, as a word
+        values |= {field.name: float(values[field.name]) for field in dataclasses.fields(BertConfig)
+                   if field.type == "float" and field.name in values}
+        shape = BertConfig(**values | {"pad_token_id": tokenizer.special_tokens.pad})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"model: {path}: found a value of another kind than the field's ({error})") from error
+    _check_vocabulary(tokenizer, shape, path)
+    return Source(shape, {}, None, tokenizer)
+
+
+def _check_vocabulary(tokenizer: Tokenizer, shape: BertConfig, path: Path) -> None:
+    if tokenizer.vocab_size > shape.vocab_size:
+        raise UserError(f"tokenizer: found {tokenizer.vocab_size} tokens in {tokenizer.folder}, expected at most "
+                        f"{shape.vocab_size}, the vocabulary of {path}; take the tokenizer it was trained with")
+
+
+def _from_hub(config: FinetuneConfig) -> Path:
+    """The folder in which the hub library keeps a model."""
+    if not is_name(config.model):
+        raise UserError(f"model: found no {config.model}, expected a Cloze run, a Hugging Face folder or hub name, or "
+                        "a file of configs/model/")
+    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
+                       pickled=config.pickled_weights)
+
+
+def warn_of_own_format(folder: Path, console: Console) -> None:
+    """Say it if a model folder is none that transformers loads."""
+    if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") == OWN_MODEL_TYPE:
+        console.warn(f"{folder}: Cloze exports this shape in its own format, which only Cloze reads")

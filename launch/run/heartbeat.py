@@ -1,0 +1,148 @@
+"""Where each process stands, in a file; and who holds up the others, when nothing moves."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from cloze.launch.config import MonitorConfig
+from cloze.launch.run.runs import HEARTBEATS
+from cloze.launch.system.environment import Environment
+from cloze.pipeline.storage import readable_errors
+
+# Phases in the order of a step, from the moment that it has its number.
+_ORDER = ("start", "evaluate", "save", "data", "collective", "compute", "ended", "failed")
+# Code that a process stands in while it waits for others.
+_COLLECTIVES = ("torch/distributed/", "deepspeed/comm/")
+
+
+class Heartbeat:
+    """Notes step and phase of this process; a thread writes them to RUN/heartbeats/rank-00000.json.
+
+    The same thread says, once a stand-still, where each process stands (from the files of all) and where this one is
+    stuck (stack traces of its threads). A process that is stopped or gone shows by a file that has grown old.
+
+    Args:
+        say: takes the lines about a stand-still.
+    """
+
+    def __init__(self, run: Path, environment: Environment, config: MonitorConfig,
+                 say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)) -> None:
+        self._folder = run / HEARTBEATS
+        self._environment, self._config, self._say = environment, config, say
+        self._now = (0, "start")
+        self._moved = time.time()
+        self._warned = False
+        self._written = True  # the last time
+        self._stop = threading.Event()
+        self._main = threading.current_thread()
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        with readable_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        self._now = (self._now[0], "failed" if kind else "ended")
+        self._stop.set()
+        self._thread.join()
+        self._write()
+
+    def beat(self, step: int, phase: str) -> None:
+        """This process moves on. Cheap: nothing is written here.
+
+        Args:
+            phase: data, collective (agreeing on a step), compute, evaluate, save.
+        """
+        self._now = (step, phase)
+        self._moved = time.time()
+        self._warned = False
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank:05d}.json"
+
+    def _write(self) -> None:
+        step, phase = self._now
+        aside = self._path(self._environment.rank).with_suffix(f".{os.getpid()}.tmp")
+        # Never synced: it tells of a living process only. A full disk stops the run where something is lost by it.
+        try:
+            aside.write_text(json.dumps({
+                "step": step, "phase": phase, "since": self._moved, "time": time.time(),
+                "waiting": self._is_waiting(), "host": socket.gethostname(), "process": os.getpid(),
+            }), encoding="utf-8")
+            os.replace(aside, self._path(self._environment.rank))
+        except OSError as error:
+            if self._written:  # once, until it can be again
+                self._say(f"warning: {aside}: the heartbeat could not be written ({error.strerror})")
+            self._written = False
+        else:
+            self._written = True
+
+    def _is_waiting(self) -> bool:
+        """Whether the main thread stands in a collective; a GPU's collective that it has only queued does not show."""
+        frame = sys._current_frames().get(self._main.ident)
+        while frame is not None:
+            if any(part in frame.f_code.co_filename for part in _COLLECTIVES):
+                return True
+            frame = frame.f_back
+        return False
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._config.heartbeat_seconds):
+            self._write()
+            if not self._warned and time.time() - self._moved > self._config.hang_seconds:
+                self._warned = True
+                self._say(self.report())
+
+    def report(self) -> str:
+        """Who stands where since when, who is waited for, and this process's stacks."""
+        now = time.time()
+        step, phase = self._now
+        lines = [f"rank {self._environment.rank}: no progress for {now - self._moved:.0f} s, at step {step} in "
+                 f"{phase}. All ranks, from {self._folder}:"]
+        beats = {rank: self._read(rank) for rank in range(self._environment.world_size)}
+        # Clocks of hosts differ, and a shared folder shows changes late.
+        late = max(2 * self._config.heartbeat_seconds, self._config.hang_seconds / 2)
+        culprits = []
+        for rank, beat in beats.items():
+            if beat is None:
+                lines.append(f"  rank {rank}: no heartbeat file")
+                culprits.append(rank)
+                continue
+            silent = now - beat["time"]
+            waits = ", waiting for others" if beat["waiting"] else ""
+            lines.append(f"  rank {rank}: step {beat['step']}, {beat['phase']} for {now - beat['since']:.0f} s{waits} "
+                         f"({beat['host']}, process {beat['process']})"
+                         + (f"; its heartbeat stopped {silent:.0f} s ago" if silent > late else ""))
+            if silent > late:
+                culprits.append(rank)
+        if not culprits:
+            places = {rank: (beat["step"], _ORDER.index(beat["phase"])) for rank, beat in beats.items()}
+            behind = [rank for rank, place in places.items() if place == min(places.values())]
+            culprits = [rank for rank in behind if not beats[rank]["waiting"]] or behind
+        if len(culprits) < len(beats):
+            lines.append(f"waited for: rank {', '.join(map(str, culprits))}")
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and thread.ident in frames:
+                lines.append(f"rank {self._environment.rank}, thread {thread.name}:")
+                lines.append("".join(traceback.format_stack(frames[thread.ident])).rstrip())
+        return "\n".join(lines)
+
+    def _read(self, rank: int) -> dict | None:
+        if rank == self._environment.rank:
+            self._write()
+        try:
+            return json.loads(self._path(rank).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None

@@ -1,0 +1,150 @@
+"""Curves, pictures and texts of a run: TensorBoard for people, metrics.jsonl for machines."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import threading
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import torch
+from tensorboard.summary.writer import event_file_writer
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from cloze.pipeline.storage import publish_text, readable_errors
+
+FILE_NAME = "metrics.jsonl"
+_EMBEDDINGS = "word_embeddings"
+# A loss is marked that lies this many median deviations above the running median, and this share of it: the first
+# lets pass what is usual in this run, the second what is small in any.
+_SPIKE_DEVIATIONS = 6
+_SPIKE_SHARE = 0.05
+_SPIKE_WINDOW = 20  # lines; the first half of it marks nothing
+
+
+class MetricsWriter:
+    """Writes scalars of a run; on a resume what lies beyond the resumed step is dropped, so that no curve overlaps.
+
+    Args:
+        step: the step that the run goes on from; lines of later steps are removed, and TensorBoard is told to
+            forget later events (`purge_step`).
+        evaluated_step: the last evaluation that the run knows of; lines of later ones are removed too.
+    """
+
+    def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1) -> None:
+        path = folder / FILE_NAME
+        if path.exists():
+            _truncate(path, step, evaluated_step)
+        self._folder = folder
+        lines = read_metrics(folder) if path.exists() else []
+        self._losses = deque((line["train/loss"] for line in lines if "train/loss" in line), maxlen=_SPIKE_WINDOW)
+        threading.excepthook = _report_thread
+        with readable_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a", encoding="utf-8")
+            self._board = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
+
+    def write(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
+        """Append one line and one event a scalar; both are flushed.
+
+        Returns:
+            What was written: with `train/loss_spike`, the loss over its running median, where it is far above it.
+        """
+        if "train/loss" in scalars:
+            loss = scalars["train/loss"]
+            if (ratio := _spike(loss, self._losses)) is not None:
+                scalars = scalars | {"train/loss_spike": ratio}
+            self._losses.append(loss)
+        with readable_errors(self._folder):
+            # JSON has no word for infinity and NaN, which a validation loss may be.
+            known = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+            self._file.write(json.dumps({"step": step, **known}) + "\n")
+            self._file.flush()
+            for name, value in scalars.items():
+                self._board.add_scalar(name, value, step)
+            self._board.flush()
+        return scalars
+
+    def describe(self, step: int, config: str, values: dict[str, object]) -> None:
+        """The configuration: whole as a text, and single values for TensorBoard's table of hyper-parameters.
+
+        Args:
+            step: that the run goes on from. The text is shown there; the table has a run's values once, those that it
+                began with: of several TensorBoard would take the first.
+        """
+        self.text("config", step, f"```yaml\n{config}```")
+        if step:
+            return
+        known = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
+        # The table shows a run by a curve of it: the one that every run has. Not the last part: that it has ended well.
+        for part in hparams(known, {"train/loss": 0.0})[:2]:
+            self._board.file_writer.add_summary(part)
+
+    def text(self, name: str, step: int, markdown: str) -> None:
+        """A page of TensorBoard's text panel."""
+        with readable_errors(self._folder):
+            self._board.add_text(name, markdown, step)
+            self._board.flush()
+
+    def precision_recall(self, name: str, step: int, labels: list[int], probabilities: list[float]) -> None:
+        """A curve in TensorBoard's panel of them: labels 0 and 1, and the probability of 1."""
+        with readable_errors(self._folder):
+            self._board.add_pr_curve(name, np.array(labels), np.array(probabilities), step)
+            self._board.flush()
+
+    def embeddings(self, step: int, vectors: torch.Tensor, names: list[str]) -> None:
+        """A snapshot for TensorBoard's projector: vectors (N, hidden), a name each."""
+        with readable_errors(self._folder):
+            self._board.add_embedding(vectors, metadata=names, global_step=step, tag=_EMBEDDINGS)
+            # torch lists those of this process alone, and the projector shows what is listed.
+            found = sorted(path.parent.relative_to(self._folder) for path in
+                           self._folder.glob(f"*/{_EMBEDDINGS}/tensors.tsv"))
+            publish_text(self._folder / "projector_config.pbtxt", "".join(
+                f'embeddings {{\n tensor_name: "{_EMBEDDINGS}:{path.parent}"\n tensor_path: "{path}/tensors.tsv"\n'
+                f' metadata_path: "{path}/metadata.tsv"\n}}\n' for path in found
+            ))
+            self._board.flush()
+
+    def close(self) -> None:
+        with readable_errors(self._folder):
+            self._file.close()
+            self._board.close()
+
+
+def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    """Python's own report of a thread that has failed, but for TensorBoard's: its writer raises the error again."""
+    if type(failed.thread).__module__ != event_file_writer.__name__:
+        threading.__excepthook__(failed)
+
+
+def _spike(loss: float, before: deque[float]) -> float | None:
+    """The loss over the median of those before it, if it stands out far above them; else None."""
+    if len(before) < _SPIKE_WINDOW // 2:
+        return None
+    median = statistics.median(before)
+    deviation = statistics.median(abs(value - median) for value in before)
+    above = loss - median
+    return loss / median if above > max(_SPIKE_DEVIATIONS * deviation, _SPIKE_SHARE * median) else None
+
+
+def read_metrics(folder: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl; a last line that was cut short is left out."""
+    lines = []
+    for line in (folder / FILE_NAME).read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def _truncate(path: Path, step: int, evaluated_step: int) -> None:
+    def known(line: dict) -> bool:
+        return line["step"] <= (evaluated_step if "validation/loss" in line else step)
+
+    kept = [line for line in read_metrics(path.parent) if known(line)]
+    publish_text(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,0 +1,229 @@
+"""The folder of a run: whose it is, what it was told, how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from pathlib import Path
+
+import yaml
+
+from cloze.model.config import BertConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.storage import ASIDE, holding, publish_text, readable_errors
+
+CONFIG = "config.yaml"
+DATA = "data.json"
+DEEPSPEED = "deepspeed.json"
+STATUS = "status.json"
+TOKENIZER = "tokenizer"
+MODEL = "model"  # of a finished run of fine-tuning
+CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
+HEARTBEATS = "heartbeats"
+
+# Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
+# other units, as another number of processes does.)
+FREE_FIELDS = {
+    "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
+    "train.micro_batch_size", "train.log_every_steps", "train.max_skipped_steps", "train.stop_before_seconds",
+    "train.gradient_checkpointing", "train.attention_kernel",
+    "train.compile", "train.memory_limit_gib", "seeds", "grid",
+}
+# What the optimizer's groups and their states are made by.
+GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")
+# What weights and states are shaped by: no run can go on with another.
+FIXED = ("model.", "tokenizer_fingerprint", *GROUPING)
+
+
+def flatten(values: dict, prefix: str = "") -> dict[str, object]:
+    """Nested fields by their dotted names."""
+    flat: dict[str, object] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _shaping(values: dict) -> dict[str, object]:
+    """Of all fields, by dotted name, those that shape the result."""
+    return {
+        name: value for name, value in flatten(values).items()
+        if name not in FREE_FIELDS and name.split(".")[0] not in FREE_FIELDS
+    }
+
+
+def _defaults(config) -> dict[str, object]:
+    """Those fields of a configuration that have a default, with it; of its sections too."""
+    found = {}
+    for field in fields(config):
+        if is_dataclass(value := getattr(config, field.name)):
+            found[field.name] = _defaults(value)
+        elif field.default is not MISSING:
+            found[field.name] = field.default
+        elif field.default_factory is not MISSING:
+            found[field.name] = field.default_factory()
+    return found
+
+
+def config_hash(config) -> str:
+    """SHA-256 of the fields that shape the result: of all parts of a run the same, wherever it lies."""
+    return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
+
+
+def data_facts(manifest: Manifest) -> dict[str, str]:
+    """What a run was trained on."""
+    return {"manifest_hash": manifest.hash, "tokenizer_fingerprint": manifest.tokenizer_fingerprint}
+
+
+def _read(path: Path) -> dict:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path.parent}: found no readable {path.name}, expected the folder of a run of `cloze "
+                        f"pretrain` ({type(error).__name__})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: found no fields, expected those of a run of `cloze pretrain`")
+    return content
+
+
+def model_config(folder: Path) -> BertConfig:
+    """Shape of the model of a run.
+
+    Raises:
+        UserError: the folder holds no run, or one of another version.
+    """
+    content = _read(folder / CONFIG)
+    if "train_file" in content:
+        raise UserError(f"{folder}: found a run of `cloze finetune` without its model, which it leaves at its end, "
+                        "expected a complete one; the command that started it goes on with it")
+    try:
+        return BertConfig(**content["model"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / CONFIG}: found no model that this version knows ({error}), expected the "
+                        "configuration of a run of `cloze pretrain`") from error
+
+
+def fields_of(folder: Path) -> dict[str, object]:
+    """The resolved configuration of a run, by dotted names. Raises UserError if the folder holds none."""
+    return flatten(_read(folder / CONFIG))
+
+
+def is_pretraining(folder: Path) -> bool:
+    """Whether the folder is a run of pretraining: one with checkpoints and no finished model in it."""
+    return (folder / CONFIG).exists() and not (folder / MODEL / "config.json").exists()
+
+
+def model_folder(folder: Path) -> Path:
+    """The Hugging Face folder that a run of fine-tuning has left in itself, or the folder itself."""
+    return folder / MODEL if (folder / MODEL / "config.json").exists() else folder
+
+
+def check_holds_model(folder: Path) -> None:
+    """Raise UserError for a folder without a model: none at all, that of a sweep, that of a run without its end."""
+    if is_pretraining(folder):
+        model_config(folder)
+    elif not (model_folder(folder) / "config.json").exists():
+        found = "no model in the folder" if folder.is_dir() else "no folder"
+        raise UserError(f"model: found {found} {folder}, expected a Cloze run or a Hugging Face folder; of a sweep "
+                        "give one of the runs in it")
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """Where the tokenizer of a run or of a model folder lies."""
+    return folder / TOKENIZER if is_pretraining(folder) else model_folder(folder)
+
+
+def saved_micro_batch_size(folder: Path) -> int | None:
+    """What an earlier part of this run trained with; None if there is none."""
+    return _read(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
+
+
+def check_folder(config, facts: dict[str, str]) -> None:
+    """Refuse a folder that holds something else than an earlier part of this very run.
+
+    Args:
+        config: of the run, with `output` and the section checkpoint.
+        facts: hashes of what the run reads, among them the tokenizer's fingerprint.
+
+    Raises:
+        UserError: names the first field that differs, with both values.
+    """
+    folder = Path(config.output)
+    if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS, DATA}):
+        return  # a start that was cut short leaves no more
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
+                        "of this run; choose another --output")
+    # What an earlier version did not know is as it would be if nobody had set it.
+    before = _shaping(_defaults(config)) | _shaping(_read(folder / CONFIG)) | _read(folder / DATA)
+    now = _shaping(asdict(config)) | facts
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) == now.get(name):
+            continue
+        mend = "choose another --output"
+        if not name.startswith(FIXED):
+            if config.checkpoint.accept_changes:
+                continue
+            mend += ", or accept the change with --checkpoint.accept_changes true"
+        raise UserError(f"output: found {folder} with another run, whose {name} is {before.get(name)!r}, expected "
+                        f"{now.get(name)!r}; {mend}")
+
+
+def _entries(folder: Path) -> set[str]:
+    """Names in a folder, without those of writes that were cut short, of files and of a conversion of checkpoints."""
+    empty = all(path.suffix == ".tmp" for path in (folder / CHECKPOINTS).glob("*"))
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(ASIDE)}
+    return names - ({CHECKPOINTS} if empty else set())
+
+
+def describe(config, facts: dict[str, str], save_tokenizer: Callable[[Path], object], deepspeed: dict) -> None:
+    """Write what is needed to understand, repeat and export the run: its configurations and its tokenizer."""
+    folder = Path(config.output)
+    publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
+    # What makes the folder a run's, after what it is compared by; the next start adds what one cut short has not.
+    publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
+    publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
+    target = folder / TOKENIZER
+    if not target.exists():
+        aside = folder / (TOKENIZER + ".tmp")
+        shutil.rmtree(aside, ignore_errors=True)
+        with readable_errors(aside):
+            save_tokenizer(aside)
+            aside.rename(target)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the run for one job at a time: a requeued one must not meet the one that it replaces.
+
+    Raises:
+        UserError: another job holds it, or its file system has no locks.
+    """
+    with readable_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with holding(folder / LOCK) as held:
+        if not held:
+            raise UserError(f"output: found {folder} in use by another job, expected it free; wait for that job or "
+                            "choose another --output")
+        yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a job holds the run. Raises UserError as `locked` does."""
+    if not (folder / LOCK).exists():
+        return False
+    with holding(folder / LOCK) as held:
+        return not held
+
+
+def set_status(folder: Path, state: str, step: int) -> None:
+    """state: running, requeue (stopped early with a checkpoint: submit again), complete, failed. Templates read it."""
+    publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n")

@@ -1,0 +1,1 @@
+"""A model behind HTTP: the operations of `launch/predict/`, batched across requests."""

@@ -1,0 +1,181 @@
+"""The routes: one for each operation, health, readiness, metrics, and a page to try it."""
+
+import asyncio
+import dataclasses
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from cloze import __version__
+from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.predict.predictor import OPERATIONS, Predictor
+from cloze.launch.serve.batching import Batcher, QueueFull
+from cloze.launch.serve.config import ServeConfig
+from cloze.launch.serve.limits import BodyLimit
+from cloze.launch.serve.schemas import Refusal, answer_model, request_model
+from cloze.pipeline.errors import UserError
+
+PAGE = Path(__file__).with_name("page.html")
+REFUSALS = {status: {"model": Refusal, "description": reason} for status, reason in (
+    (413, "The body is too large"), (422, "The request cannot be answered"), (503, "The queue is full"))}
+
+
+class Meters:
+    """What Prometheus is told."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = CollectorRegistry()
+        kept = {"registry": self.registry}
+        by = ["operation", "status"]
+        self.requests = Counter("cloze_requests", "Requests by operation and HTTP status", by, **kept)
+        self.texts = Counter("cloze_texts", "Texts answered, by operation", ["operation"], **kept)
+        self.seconds = Histogram("cloze_request_seconds", "Time of a request", ["operation"], **kept)
+        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+        self.batch = Histogram("cloze_batch_texts", "Texts of a batch", buckets=sizes, **kept)
+        self.waiting = Gauge("cloze_waiting_tokens", "Tokens that wait or run", **kept)
+
+
+class CountRequests:
+    """ASGI middleware: counts every answer by its status and its operation; `other` is any path that is none."""
+
+    def __init__(self, app, counter, operations: list[str]) -> None:
+        self._app, self._counter, self._operations = app, counter, operations
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, answered = scope["path"].removeprefix("/"), False
+        operation = path if path in self._operations else "other"
+
+        async def noting(message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                self._counter.labels(operation, message["status"]).inc()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception:
+            if not answered:  # Starlette answers it, outside of all middleware
+                self._counter.labels(operation, 500).inc()
+            raise
+
+
+def build_app(predictor: Predictor, config: ServeConfig):
+    """A FastAPI application around a model. Needs the extra `serve`.
+
+    `app.state.stopping` set to true makes /ready answer 503.
+    """
+    from fastapi_offline import FastAPIOffline
+
+    meters = Meters()
+    batcher = Batcher(predictor, config, meters.batch.observe)
+    meters.waiting.set_function(lambda: batcher.waiting_tokens)
+
+    @asynccontextmanager
+    async def lifespan(app):
+        worker = asyncio.create_task(batcher.run())
+        yield
+        worker.cancel()
+
+    app = FastAPIOffline(title="Cloze", version=__version__, lifespan=lifespan, redoc_url=None,
+                         description=f"{type(predictor.model).__name__} from {predictor.loaded.source}")
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())  # around the other one
+    app.state.stopping = False
+    for operation in OPERATIONS.values():
+        if predictor.has_head(operation):
+            _add_operation(app, operation, config, batcher, meters)
+        else:
+            _add_lacking(app, operation, predictor)
+    _add_refusals(app)
+    _add_pages(app, predictor.abilities(), batcher, meters)
+    return app
+
+
+def _add_operation(app, operation: type[Operation], config: ServeConfig, batcher: Batcher, meters: Meters) -> None:
+    from fastapi.responses import Response
+
+    body, options = request_model(operation, config), [field.name for field in dataclasses.fields(operation)]
+
+    async def answer(request: body):
+        began = time.perf_counter()
+        asked = operation(**{name: getattr(request, name) for name in options})
+        rows = [_row(each, operation, number) for number, each in enumerate(request.inputs)]
+        results = await batcher.submit(asked, rows)
+        meters.texts.labels(operation.name).inc(len(rows))
+        meters.seconds.labels(operation.name).observe(time.perf_counter() - began)
+        return Response(b'{"results": %b}' % results, media_type="application/json")
+
+    app.post(f"/{operation.name}", summary=(operation.__doc__ or "").splitlines()[0],
+             response_model=answer_model(operation), responses=REFUSALS)(answer)
+
+
+def _add_lacking(app, operation: type[Operation], predictor: Predictor) -> None:
+    """The route of an operation for which the model has no head."""
+    from fastapi.responses import JSONResponse
+
+    @app.post(f"/{operation.name}", include_in_schema=False)
+    async def refuse():
+        try:
+            predictor.require(operation())
+        except UserError as error:
+            return JSONResponse({"detail": str(error)}, 404)
+
+
+def _add_refusals(app) -> None:
+    """What an operation's route answers when it cannot answer: a line in `detail`."""
+    from fastapi import Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse, Response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        errors = error.errors()
+        # A field that is missing and an unknown one of the same object are likely one that is misspelled.
+        shown = [each for each in errors if each["loc"][:-1] == errors[0]["loc"][:-1]][:2]
+        lines = (f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in shown)
+        return JSONResponse({"detail": "; ".join(lines)}, 422)
+
+    @app.exception_handler(UserError)
+    async def unanswerable(request: Request, error: UserError) -> Response:
+        return JSONResponse({"detail": str(error)}, 422)
+
+    @app.exception_handler(QueueFull)
+    async def full(request: Request, error: QueueFull) -> Response:
+        return JSONResponse({"detail": "the queue is full; try again later"}, 503, {"Retry-After": "1"})
+
+
+def _add_pages(app, operations: list[str], batcher: Batcher, meters: Meters) -> None:
+    from fastapi.responses import FileResponse, JSONResponse, Response
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    @app.get("/health", summary="The process lives")
+    async def health():
+        return {"status": "alive"}
+
+    @app.get("/ready", summary="Requests are taken; 503 while stopping or while the queue is full")
+    async def ready():
+        state = {"ready": not (batcher.full or app.state.stopping), "operations": operations}
+        return JSONResponse(state, 200 if state["ready"] else 503)
+
+    @app.get("/metrics", summary="Counters for Prometheus")
+    async def metrics():
+        return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/", include_in_schema=False)
+    async def page():
+        return FileResponse(PAGE)
+
+
+def _row(each: Any, operation: type[Operation], number: int) -> Row:
+    place = f"inputs.{number}"
+    first, second = operation.fields
+    if operation.takes_choices:
+        return Row(getattr(each, first), None, place, tuple(getattr(each, second)))
+    return Row(getattr(each, first), getattr(each, second, None), place)

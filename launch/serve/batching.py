@@ -1,0 +1,154 @@
+"""One model, many requests: whatever waits when the model is free goes through it together.
+
+No request waits for others to come: the first one runs at once, and those that come meanwhile make the next batch. So a
+lone client has no delay, and under load batches grow by themselves. The event loop only passes things on: texts become
+tokens and results become JSON in threads, too.
+"""
+
+import asyncio
+import json
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.predict.output import as_json
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.serve.config import ServeConfig
+from cloze.launch.texts.encoding import Encoding
+from cloze.pipeline.errors import UserError
+
+Prepared = list[tuple[Row, list[Encoding]]]
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+class QueueFull(Exception):
+    """As many tokens wait as may."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    operation: Operation
+    prepared: Prepared
+    tokens: int
+    answer: asyncio.Future
+
+
+class Batcher:
+    """The queue before a model. Of one event loop; the model runs in a thread, one batch at a time.
+
+    waiting_tokens: of all sequences that wait, run or become JSON. on_batch: called with the number of texts of each
+    batch.
+    """
+
+    def __init__(self, predictor: Predictor, limits: ServeConfig, on_batch=None) -> None:
+        self.predictor, self.waiting_tokens = predictor, 0
+        self._limits, self._on_batch = limits, on_batch
+        self._jobs: deque[_Job] = deque()
+        self._arrived = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        return self.waiting_tokens >= self._limits.max_queue_tokens
+
+    async def submit(self, operation: Operation, rows: list[Row]) -> bytes:
+        """Results of some texts: a list of the objects that `cloze predict` prints, as JSON.
+
+        Raises:
+            QueueFull, UserError.
+        """
+        self.predictor.require(operation)
+        if self.full:  # before any work is done
+            raise QueueFull
+        prepared, tokens = await asyncio.to_thread(self._prepare, operation, rows)
+        if self.full:  # others came meanwhile
+            raise QueueFull
+        job = _Job(operation, prepared, tokens, asyncio.get_running_loop().create_future())
+        self.waiting_tokens += tokens
+        self._jobs.append(job)
+        self._arrived.set()
+        try:
+            return await asyncio.to_thread(_write, operation, rows, await job.answer)
+        finally:
+            self.waiting_tokens -= tokens
+
+    def _prepare(self, operation: Operation, rows: list[Row]) -> tuple[Prepared, int]:
+        """Sequences of some texts and the number of their tokens. Raises UserError as soon as they are too many."""
+        prepared, tokens, numbers = [], 0, 0
+        for row in rows:
+            encodings = []
+            for encoding in self.predictor.prepare(operation, row):
+                tokens += len(encoding)
+                _check("max_tokens", tokens, "tokens to run through the model", self._limits)
+                encodings.append(encoding)
+            numbers += operation.numbers(self.predictor.loaded, encodings)
+            _check("max_numbers", numbers, "numbers to answer", self._limits)
+            prepared.append((row, encodings))
+        return prepared, tokens
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await self._arrived.wait()
+            batch = self._next_batch()
+            if batch:
+                await self._answer(batch)
+            if not self._jobs:
+                self._arrived.clear()
+
+    def _next_batch(self) -> list[_Job]:
+        """The oldest job and, up to the limit, others of the same operation and options; the rest keep their order.
+
+        A job whose client has gone is dropped.
+        """
+        batch, rest, tokens = [], deque(), 0
+        for job in self._jobs:
+            if job.answer.done():
+                continue
+            fits = tokens + job.tokens <= self._limits.max_batch_tokens
+            if not batch or (fits and job.operation == batch[0].operation):
+                batch.append(job)
+                tokens += job.tokens
+            else:
+                rest.append(job)
+        self._jobs = rest
+        return batch
+
+    async def _answer(self, batch: list[_Job]) -> None:
+        together = [each for job in batch for each in job.prepared]
+        if self._on_batch:
+            self._on_batch(len(together))
+        try:
+            results = await asyncio.to_thread(self.predictor.run, batch[0].operation, together)
+        except Exception as error:
+            if len(batch) > 1:  # only the guilty one is to fail
+                for job in batch:
+                    await self._answer([job])
+            elif not batch[0].answer.done():  # answers 500, with its traceback in the log
+                batch[0].answer.set_exception(error)
+            return
+        start = 0
+        for job in batch:
+            end = start + len(job.prepared)
+            if not job.answer.done():
+                job.answer.set_result(results[start:end])
+            start = end
+
+
+def _check(limit: str, found: int, what: str, limits: ServeConfig) -> None:
+    if found > (most := getattr(limits, limit)):
+        raise UserError(f"inputs: found more than {most:,} {what}, expected at most as many in a request ({limit}); "
+                        "send fewer or shorter texts")
+
+
+def _write(operation: Operation, rows: list[Row], results: list[Any]) -> bytes:
+    return f"[{', '.join(_json(as_json(operation, *pair)) for pair in zip(rows, results, strict=True))}]".encode()
+
+
+def _json(value: Any) -> str:
+    """JSON row by row: the library lets no other thread run, the event loop's neither, while it writes a value."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_ENCODER.encode(name)}: {_json(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return f"[{', '.join(map(_json, value))}]"
+    return _ENCODER.encode(value)

@@ -1,0 +1,80 @@
+"""What is sent and what is answered, as pydantic models: requests are checked by them, /openapi.json shows both."""
+
+import dataclasses
+from typing import Annotated, Any, get_args, get_origin
+
+import numpy as np
+from docstring_parser import parse_from_object
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model
+
+from cloze.launch.predict.operation import Operation
+from cloze.launch.serve.config import ServeConfig
+
+
+class Refusal(BaseModel):
+    """Why there is no answer."""
+
+    detail: str
+    """One line."""
+
+
+def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseModel]:
+    """An operation's request: its inputs, and its options with their sentences. A lone text is an object of one."""
+    strict = ConfigDict(extra="forbid")
+    text = Annotated[str, StringConstraints(max_length=config.max_characters)]
+    name = operation.__name__
+    first, second = operation.fields
+    parts = {first: (text, ...)}
+    if operation.takes_choices:
+        parts[second] = (Annotated[list[text], Field(max_length=config.max_texts)], ...)
+    elif operation.takes_pair != "never":
+        parts[second] = (text, ...) if operation.takes_pair == "always" else (text | None, None)
+    each = create_model(f"{name}Input", __config__=strict, **parts)
+    if operation.takes_pair != "always" and not operation.takes_choices:
+        each = Annotated[each, BeforeValidator(lambda given: {first: given} if isinstance(given, str) else given,
+                                               json_schema_input_type=text | each)]
+    docs = _sentences(operation)
+    options = {
+        field.name: (field.type, _described(field, docs)) for field in dataclasses.fields(operation)
+    }
+    inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
+    return create_model(f"{name}Request", __config__=strict, inputs=inputs, **options)
+
+
+def answer_model(operation: type[Operation]) -> type[BaseModel]:
+    """An operation's answer: `results`, each its texts and what the operation gives for them."""
+    name, (first, second) = operation.__name__, operation.fields
+    parts: dict[str, Any] = {first: (str, ...)}
+    if operation.takes_choices:
+        parts[second] = (list[str], ...)
+    elif operation.takes_pair != "never":
+        parts[second] = (str, ...) if operation.takes_pair == "always" else (str | None, None)
+    kind = operation.finish.__annotations__["return"]
+    parts |= _fields(kind) if dataclasses.is_dataclass(kind) else {operation.key: (_as_json(kind), ...)}
+    return create_model(f"{name}Answer", results=(list[create_model(f"{name}Result", **parts)], ...))
+
+
+def _as_json(kind: Any) -> Any:
+    """The kind of JSON's values that `launch.predicting.output.plain` makes of values of this kind."""
+    if dataclasses.is_dataclass(kind):
+        return create_model(kind.__name__, __doc__=kind.__doc__, **_fields(kind))
+    if get_origin(kind) is list:
+        return list[_as_json(*get_args(kind))]
+    return list if kind is np.ndarray else kind
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    docs = _sentences(kind)
+    return {
+        field.name: (_as_json(field.type), _described(field, docs)) for field in dataclasses.fields(kind)
+    }
+
+
+def _described(field: dataclasses.Field, docs: dict[str, str | None]) -> Any:
+    default = ... if field.default is dataclasses.MISSING else field.default
+    return Field(default, description=docs.get(field.name))
+
+
+def _sentences(kind: type) -> dict[str, str | None]:
+    """Of each field the sentence below it, in the class that declares it."""
+    return {doc.arg_name: doc.description for each in kind.__mro__[:-1] for doc in parse_from_object(each).params}

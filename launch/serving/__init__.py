@@ -1,1 +1,0 @@
-"""A model behind HTTP: the operations of `launch/predicting/`, batched across requests."""

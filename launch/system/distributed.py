@@ -1,0 +1,110 @@
+"""Processes talking to each other: the only file that calls torch.distributed."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from cloze.launch.system.devices import work_on
+from cloze.launch.system.environment import Environment, device_index, device_type
+
+# How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
+COLLECTIVE_SECONDS = 1800
+TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
+
+
+def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) -> torch.device:
+    """Join the process group (nccl on CUDA, gloo elsewhere) and return this rank's device.
+
+    One process alone meets itself in memory, so that no port can collide.
+
+    Args:
+        timeout: how long to wait for the other processes, here and in each collective.
+    """
+    if device_type() == "cuda":
+        device = torch.device("cuda", device_index(environment, torch.cuda.device_count()))
+    else:
+        device = torch.device("cpu")
+    work_on(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": timeout}
+    if environment.world_size == 1:
+        dist.init_process_group(store=dist.HashStore(), **options)
+    else:
+        # env:// and not an address: torchrun's agent already listens on that port, and only env:// knows it.
+        dist.init_process_group(init_method="env://", **options)
+    return device
+
+
+def new_group(ranks: Iterable[int]) -> dist.ProcessGroup:
+    """A group of some ranks with the time limit that all together have; torch's own would be shorter with NCCL."""
+    return dist.new_group(ranks, timeout=TIMEOUT)
+
+
+def have_met() -> bool:
+    """Whether the ranks are in a process group."""
+    return dist.is_initialized()
+
+
+def shutdown() -> None:
+    """Leave the process group; does nothing if there is none."""
+    if have_met():
+        dist.destroy_process_group()
+
+
+def reduce_sum(values: torch.Tensor) -> torch.Tensor:
+    """Sum of `values` over all ranks, in place; every rank gets it."""
+    dist.all_reduce(values)
+    return values
+
+
+def from_main(value: int, device: torch.device) -> int:
+    """Rank 0's number on every rank; the others' argument is ignored."""
+    box = torch.tensor([value], device=device)
+    dist.broadcast(box, src=0)
+    return int(box.item())
+
+
+def barrier() -> None:
+    """Wait for every rank."""
+    dist.barrier()
+
+
+def gather(values: torch.Tensor) -> torch.Tensor:
+    """`values` (N,) of every rank, (world size, N), on every rank."""
+    rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, values)
+    return torch.stack(rows)
+
+
+def gather_texts(text: str, device: torch.device) -> list[str]:
+    """`text` of every rank, on every rank."""
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    sizes = gather(torch.tensor([len(own)], device=device)).flatten().tolist()
+    rows = gather(torch.nn.functional.pad(own, (0, max(sizes) - len(own)))).cpu()
+    return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+class HostCopy:
+    """Numbers on their way from the device to the host, which need not wait for them: take them some work later.
+
+    Args:
+        values: float64 (N,) on the device.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        on_gpu = values.device.type == "cuda"
+        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=on_gpu)
+        self._host.copy_(values, non_blocking=on_gpu)
+        self._copied = torch.cuda.Event() if on_gpu else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def take(self) -> list[float]:
+        """The numbers, waiting for them if need be."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host.tolist()

@@ -1,0 +1,232 @@
+"""Rank, world size, device and scheduler, read from the environment: the only file that touches os.environ."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloze.pipeline import allocator
+from cloze.pipeline.errors import UserError
+
+# Variables that name (rank, local rank, world size), by launcher, the most specific first: in a job of Slurm mpirun has
+# its daemons started by srun.
+LAUNCHERS = {
+    "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # also `deepspeed`
+    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    "hydra": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # MPICH, Intel MPI
+    "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
+}
+# Without these the others say nothing: a plain `python` inside an sbatch script sees SLURM_PROCID too, and only srun
+# sets SLURM_STEP_ID with it; srun itself may set PMI_RANK.
+_MARKS = {"slurm": "SLURM_STEP_ID", "hydra": "MPI_LOCALRANKID"}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where this process stands among all processes of the run."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    launcher: str = "single"
+    """torchrun, mpi, hydra, slurm, or single: one process, started by hand."""
+    address: str = "127.0.0.1"
+    """Host of rank 0."""
+    port: str = "0"
+    """Where rank 0 listens for the others."""
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Environment of this process.
+
+    Raises:
+        UserError: a launcher's variables are incomplete or contradict each other.
+    """
+    variables = os.environ if variables is None else variables
+    for launcher, names in LAUNCHERS.items():
+        if names[0] not in variables or _MARKS.get(launcher, names[0]) not in variables:
+            continue
+        values = []
+        for name in names:
+            text = variables.get(name, "")
+            if not text.isdigit():
+                raise UserError(f"environment variable {name}: found {text!r}, expected a whole number, since "
+                                f"{names[0]} is set; start with torchrun, deepspeed or srun, or unset {names[0]}")
+            values.append(int(text))
+        rank, local_rank, world_size = values
+        if rank >= world_size:
+            raise UserError(f"environment variables {names[0]}={rank} and {names[2]}={world_size}: the rank must be "
+                            "less than the world size; check the launcher's command line")
+        if launcher == "slurm" and world_size == 1:
+            break
+        address, port = _meeting_point(launcher, world_size, variables)
+        return Environment(rank, local_rank, world_size, launcher, address, port)
+    return Environment()
+
+
+def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str]) -> tuple[str, str]:
+    """Host and port of rank 0: MASTER_ADDR and MASTER_PORT, or what Slurm knows, or on one machine Open MPI, or nothing
+    that one process needs.
+    """
+    known = {"address": Environment.address, "port": Environment.port} if world_size == 1 else {}
+    hosts = variables.get("SLURM_STEP_NODELIST")
+    if launcher == "slurm" and hosts:
+        # Task 0 runs on the first host. Steps of one job, and most jobs on one host, get ports of their own, below
+        # those that Linux gives to outgoing connections (32768 and above).
+        number = int(variables.get("SLURM_JOB_ID", "0")) + int(variables["SLURM_STEP_ID"])
+        known = {"address": first_host(hosts), "port": str(20000 + number % 10000)}
+    job = variables.get("PMIX_NAMESPACE")
+    if launcher == "mpi" and world_size > 1 and job and variables.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(world_size):
+        known = {"address": "127.0.0.1", "port": str(20000 + zlib.crc32(job.encode()) % 10000)}
+    address = variables.get("MASTER_ADDR") or known.get("address")
+    port = variables.get("MASTER_PORT") or known.get("port")
+    if not address or not port:
+        raise UserError(f"{launcher} started {world_size} processes but MASTER_ADDR and MASTER_PORT are not set; "
+                        "export both, the host of rank 0 and a free port there, or start with torchrun")
+    return address, port
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a list in Slurm's notation: `gpu[07-09,12],cpu1` begins with gpu07."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)[0]
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
+
+
+def protect_process() -> None:
+    """Set what every command wants, before torch, DeepSpeed or tokenizers are imported.
+
+    - TOKENIZERS_PARALLELISM: threads of `tokenizers` deadlock in forked children (datasets#620).
+    - KINETO_LOG_LEVEL: torch.profiler prints when it starts and stops; above 5 it does not.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def forbid_pickled_code() -> None:
+    """Let torch load nothing but tensors in this process, also where DeepSpeed hard-codes weights_only=False."""
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+
+
+def device_type() -> str:
+    """`cuda` where torch finds a GPU, else `cpu`; DS_ACCELERATOR=cpu keeps everything off the GPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu" else "cpu"
+
+
+def device_index(environment: Environment, num_devices: int) -> int:
+    """The GPU of this process, of those that it sees: its own one, or the one of its local rank.
+
+    Raises:
+        UserError: there are more processes than GPUs on this machine.
+    """
+    if environment.local_rank < num_devices:
+        return environment.local_rank
+    if num_devices == 1 and environment.launcher in ("slurm", "mpi", "hydra"):
+        return 0  # `srun --gpus-per-task=1` shows each process its own GPU alone
+    raise UserError(f"local rank {environment.local_rank}: found {num_devices} GPUs on this machine, expected one for "
+                    "each process; start fewer processes, or DS_ACCELERATOR=cpu to train on the CPU")
+
+
+def processes_on_this_machine(environment: Environment) -> int:
+    """How many of the run's processes share this machine, as its launcher says; else all of them."""
+    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+             "MPI_LOCALNRANKS")
+    given = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in given if text.isdigit()), environment.world_size)
+
+
+def visible_gpus() -> list[str]:
+    """Names under which CUDA_VISIBLE_DEVICES shows each GPU alone; none where the CPU is used."""
+    if device_type() == "cpu":
+        return []
+    import torch
+
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return chosen.split(",") if chosen else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def prepare_deepspeed(environment: Environment) -> None:
+    """Set what DeepSpeed reads from the environment; call before importing it.
+
+    - the launcher's names: DeepSpeed reads RANK, LOCAL_RANK and WORLD_SIZE whoever started the process.
+    - DS_ACCELERATOR: its own guess warns, and can pick a device that torch was not built for.
+    """
+    import torch
+
+    os.environ["RANK"] = str(environment.rank)
+    os.environ["LOCAL_RANK"] = str(environment.local_rank)
+    os.environ["WORLD_SIZE"] = str(environment.world_size)
+    on_gpu = device_type() == "cuda"
+    os.environ["DS_ACCELERATOR"] = device_type()
+    # DeepSpeed asks for an address even where one process needs none.
+    os.environ["MASTER_ADDR"] = environment.address
+    os.environ["MASTER_PORT"] = environment.port
+    if environment.world_size > 1 and not on_gpu and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        # torchrun sets one thread for any number of processes, deepspeed and srun leave every process all cores:
+        # share them out instead. A user who sets another number means it, as does `srun --cpus-per-task`.
+        # macOS has no affinity to ask for.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        given = os.environ.get("SLURM_CPUS_PER_TASK", "") if environment.launcher == "slurm" else ""
+        shared = max(1, cores // processes_on_this_machine(environment))
+        torch.set_num_threads(int(given) if given.isdigit() else shared)
+
+
+def keep_freed_pages() -> bool:
+    """Let the C library keep what tensors free; whether it does. A user's own MALLOC_ variables win."""
+    return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.keep_freed_pages()
+
+
+# oneDNN and PyTorch's layer above it each keep the last 1,024 compiled products of matrices. Batches of concatenated
+# tokens hardly ever have a shape twice, so nearly all of it is never used again: the small model grew by 23 MB a step
+# at first and to 3.3 GB in the end. With 32 it stays near 0.6 GB, and a step takes the same CPU time.
+KEPT_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
+
+
+def bound_primitive_caches() -> None:
+    """Keep few compiled matrix products on a CPU; to be called before the first of them. A user's own setting wins."""
+    for name, capacity in KEPT_PRIMITIVES.items():
+        os.environ.setdefault(name, capacity)
+
+
+def prepare_process() -> Environment:
+    """What a process of a run needs before DeepSpeed is imported; returns where it stands among all."""
+    environment = read_environment()
+    prepare_deepspeed(environment)
+    if device_type() == "cpu":
+        keep_freed_pages()
+        bound_primitive_caches()
+    return environment
+
+
+def job_end_time() -> float:
+    """When the scheduler ends this job, in seconds since 1970 (Slurm 23.02 and newer say it by themselves).
+
+    Raises:
+        UserError: it has not told.
+    """
+    text = os.environ.get("SLURM_JOB_END_TIME", "")
+    if not text.isdigit():
+        raise UserError(f"train.stop_before_seconds: found SLURM_JOB_END_TIME={text!r} in the environment, expected "
+                        "the end of the job in seconds since 1970; before Slurm 23.02 export it in the job script, as "
+                        "launch/clusters/ does, or leave the field at null")
+    return float(text)
+
+
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can find out again (the XDG base directories)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cloze"
+
+
+def child_variables(**changes: str) -> dict[str, str]:
+    """This process's variables with changes, without what names a rank: for a command started as a new run."""
+    taken = {name for names in LAUNCHERS.values() for name in names} | {"MASTER_ADDR", "MASTER_PORT"}
+    return {name: value for name, value in os.environ.items() if name not in taken} | changes

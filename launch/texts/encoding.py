@@ -1,0 +1,269 @@
+"""Single texts and pairs as a model reads them, with the place of each token in the text that was given."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+BLANK = "[MASK]"
+TRUNCATION = "cloze_truncation"  # entry of a model's config.json: the fields of a Truncation that are not None
+ANSWERING = "cloze_answering"  # another one: those of an Answering
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: what JSON may escape, but no text in UTF-8 can hold
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One sequence `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`; all lists are (n,), one entry a token."""
+
+    ids: list[int]
+    segments: list[int]
+    """0 up to the first [SEP], then 1."""
+    offsets: list[tuple[int, int]]
+    """First character and one past the last, in the text that the token is of, without white space around them; (0, 0)
+    for special tokens."""
+    parts: list[int]
+    """0: special token, 1: of the text, 2: of its pair."""
+    continues: list[bool]
+    """Whether a token goes on with the word of the one before, as the tokenizer cuts words."""
+    cut_tokens: int = 0
+    """Tokens of the texts that were left out."""
+    blanks: tuple[int, ...] = ()
+    """Positions at which a token is to be guessed: a model sees [MASK] there, whatever the id is."""
+    first_token: int = 0
+    """Of a window: the tokens of the text before it."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """How what is too long is cut, and what words are: the same where a model learns and where it is used."""
+
+    max_length: int
+    """Tokens of a sequence, special tokens included."""
+    keep: Literal["head", "tail", "head_tail"] = "head"
+    """What stays of a text: its head, its tail, or head_tail: the first `head_tokens`, and as many of the last as there
+    is room for (Sun et al. 2019, arXiv 1905.05583)."""
+    head_tokens: int = 128
+    words: Literal["characters"] | None = None
+    """characters: each is a word of its own, as in what a tagger of Chinese has learned from; None: the tokenizer's."""
+
+    def ends(self, lengths: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of texts, or of the two sides of pairs, (N,) tokens each: how many stay, at the beginning and at the end."""
+        room = self.max_length - 1 - len(lengths)
+        kept = [np.minimum(lengths[0], room)] if len(lengths) == 1 else kept_lengths(*lengths, room)
+        return [self._ends(*side) for side in zip(lengths, kept, strict=True)]
+
+    def _ends(self, length: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        longest_head = {"head": kept, "tail": 0, "head_tail": self.head_tokens}[self.keep]
+        head = np.where(kept < length, np.minimum(kept, longest_head), kept)
+        return head, kept - head
+
+
+def kept_lengths(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens that stay of two texts (N,) each that share `room`: the longer one is cut, as `tokenizers` does
+    (truncation "longest_first").
+    """
+    shorter = np.minimum(first, second)
+    halves = shorter > room // 2
+    cut_shorter = np.where(halves, room // 2, shorter)
+    cut_longer = np.where(halves, room - room // 2, room - shorter)
+    fits = first + second <= room
+    swapped = first > second
+    kept_first = np.where(fits, first, np.where(swapped, cut_longer, cut_shorter))
+    kept_second = np.where(fits, second, np.where(swapped, cut_shorter, cut_longer))
+    return kept_first, kept_second
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Tokens of one text, without special tokens around it."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    continues: list[bool]
+    blanks: tuple[int, ...] = ()
+
+    def __getitem__(self, part: slice) -> _Tokens:
+        return replace(self, ids=self.ids[part], offsets=self.offsets[part], continues=self.continues[part])
+
+    def ends(self, head: int, tail: int) -> _Tokens:
+        first, last = self[:head], self[len(self.ids) - tail :]
+        return _Tokens(first.ids + last.ids, first.offsets + last.offsets, first.continues + last.continues)
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How answers are found in a text: the same where a model learns and where it is used. Defaults: BERT's release."""
+
+    max_length: int = 384
+    """Tokens of a window of the text, the question and special tokens included; at most the model's positions."""
+    window_step: int = 128
+    """Tokens between the starts of two windows."""
+    max_answer_tokens: int = 30
+    """Longest answer."""
+    allow_no_answer: bool = False
+    """Whether a question may have none."""
+
+
+class Encoder:
+    """Puts special tokens around texts and keeps them within `max_length` tokens, these included."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int, pieces: tuple[int, int] | None = None,
+                 truncation: Truncation | None = None, answering: Answering | None = None) -> None:
+        """pieces: length and step of those in which a model classifies long texts; None: it cuts them.
+        truncation: how; None: they lose what is beyond `max_length` tokens.
+        answering: how a model has learned to answer questions; None: as usual.
+        """
+        self.tokenizer, self.max_length, self.pieces = tokenizer, max_length, pieces
+        self.truncation = truncation or Truncation(max_length)
+        self.answering = answering or Answering()
+        # A blank is written as in BERT, or as the tokenizer writes it.
+        self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
+
+    def has_blank(self, text: str) -> bool:
+        return bool(self._blank.search(text))
+
+    def encode(self, text: str, pair: str | None = None, *, cut: bool = False, blanks: bool = False,
+               place: str = "text") -> Encoding:
+        """A text, or a pair of them.
+
+        `cut`: what is too long is cut as the model has learned it, counted in `cut_tokens`. `blanks`: [MASK] is a
+        token to guess and not text. `place`: where the text comes from, for the message.
+
+        Raises:
+            UserError: a text is empty, has no blank where there should be one, or is too long and not to be cut.
+        """
+        texts = [text] if pair is None else [text, pair]
+        parts = [self._tokens(each, blanks, place) for each in texts]
+        if blanks and not any(part.blanks for part in parts):
+            raise UserError(f"{place}: found no {BLANK} in {_shown(text)}, expected at least one blank to fill")
+        lengths = [len(part.ids) for part in parts]
+        total = 1 + sum(length + 1 for length in lengths)
+        if total <= (self.truncation.max_length if cut else self.max_length):
+            return self._join(parts)
+        if not cut:
+            raise UserError(f"{place}: found {total} tokens, expected at most {self.max_length}, the model's "
+                            "positions; shorten the text")
+        ends = self.truncation.ends([np.array(length) for length in lengths])
+        kept = self._join([part.ends(*map(int, each)) for part, each in zip(parts, ends, strict=True)])
+        return replace(kept, cut_tokens=total - len(kept))
+
+    def windows(self, text: str, question: str | None = None, *, length: int, step: int,
+                place: str = "text") -> Iterator[Encoding]:
+        """A text of any length in windows of at most `length` tokens, special tokens and question included; each begins
+        `step` tokens after the one before, or less, where the windows would leave a gap.
+
+        Raises:
+            UserError: a text is empty, or the question leaves no room for the text.
+        """
+        first = None if question is None else self._tokens(question, False, place)
+        tokens = self._tokens(text, False, place)
+        room = min(length, self.max_length) - (2 if first is None else 3 + len(first.ids))
+        if room < 1:
+            raise UserError(f"{place}: found a question that leaves no room for its text in "
+                            f"{min(length, self.max_length)} tokens; shorten the question")
+        before = [] if first is None else [first]
+        return (replace(self._join([*before, tokens[start:end]]), first_token=start)
+                for start, end in windows(len(tokens.ids), room, min(step, room)))
+
+    def _tokens(self, text: str, blanks: bool, place: str) -> _Tokens:
+        """Tokens of a text, at least one. A literal [MASK] is text to the tokenizer, so what lies between blanks is
+        encoded apart.
+        """
+        if half := half_character(text):
+            raise UserError(f"{place}: found {half}, expected whole characters; mend the text")
+        if self.truncation.words == "characters":
+            tokens = self._character_tokens(text)
+        else:
+            tokens = self._blank_tokens(text) if blanks else _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
+        if not text.strip() or not tokens.ids:  # of control and zero-width characters a normaliser leaves nothing
+            raise UserError(f"{place}: found an empty text ({_shown(text)}), expected at least one word")
+        return tokens
+
+    def _character_tokens(self, text: str) -> _Tokens:
+        """Each character as a tagger has learned it: encoded alone, [UNK] if the tokenizer makes nothing of it."""
+        ids, offsets, continues = [], [], []
+        spans = characters(text)
+        for span, located in zip(spans, self.tokenizer.encode_with_offsets([text[low:high] for low, high in spans]),
+                                 strict=True):
+            found = located.ids or [self.tokenizer.special_tokens.unknown]
+            ids += found
+            offsets += [span] * len(found)
+            continues += [number > 0 for number in range(len(found))]
+        return _Tokens(ids, offsets, continues)
+
+    def _blank_tokens(self, text: str) -> _Tokens:
+        """The same where [MASK] is a blank. Where the space before a word is a part of it, a mask stands for both, as
+        in pretraining.
+        """
+        ids, offsets, continues, places, start = [], [], [], [], 0
+        found = [match.span() for match in self._blank.finditer(text)]
+        for low, high in [*found, (len(text), None)]:
+            piece = text[start:low]
+            if high is not None and self.tokenizer.space_begins_word:
+                piece = piece.removesuffix(" ")
+            (located,) = self.tokenizer.encode_with_offsets([piece])
+            ids += located.ids
+            offsets += [(start + first, start + last) for first, last in located.offsets]
+            continues += located.continues
+            if high is not None:
+                places.append(len(ids))
+                ids.append(self.tokenizer.special_tokens.mask)
+                offsets.append((low, high))
+                continues.append(False)
+                start = high
+        return _Tokens(ids, offsets, continues, tuple(places))
+
+    def _join(self, parts: list[_Tokens]) -> Encoding:
+        special = self.tokenizer.special_tokens
+        ids, segments, offsets, kinds, continues = [special.classification], [0], [(0, 0)], [0], [False]
+        blanks = []
+        for number, part in enumerate(parts):
+            blanks += [len(ids) + place for place in part.blanks]
+            ids += [*part.ids, special.separator]
+            segments += [number] * (len(part.ids) + 1)
+            offsets += [*part.offsets, (0, 0)]
+            kinds += [number + 1] * len(part.ids) + [0]
+            continues += [*part.continues, False]
+        return Encoding(ids, segments, offsets, kinds, continues, blanks=tuple(blanks))
+
+
+def windows(num_tokens: int, length: int, step: int) -> Iterator[tuple[int, int]]:
+    """Starts and ends of windows over `num_tokens` tokens; the last one reaches the end.
+
+    >>> list(windows(12, 6, 3))
+    [(0, 6), (3, 9), (6, 12)]
+    """
+    start = 0
+    while True:
+        yield start, min(start + length, num_tokens)
+        if start + length >= num_tokens:
+            return
+        start += step
+
+
+def characters(text: str) -> list[tuple[int, int]]:
+    """Where each character begins and ends, but white space; a combining mark belongs to the one before it."""
+    begins = [place for place, each in enumerate(text) if place == 0 or unicodedata.category(each)[0] != "M"]
+    ends = [*begins[1:], len(text)] if begins else []
+    return [(low, high) for low, high in zip(begins, ends, strict=True) if not text[low].isspace()]
+
+
+def half_character(text: str) -> str | None:
+    """What is wrong with a text that no UTF-8 can hold; None if nothing is."""
+    half = _HALF.search(text)
+    return half and f"{half[0]!r}, half of a character, in {_shown(text)}"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,106 @@
+"""Texts as sequences of token ids: special tokens around them, cut where they are too long, counted where cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cloze.launch.texts.encoding import Truncation, windows
+from cloze.pipeline import ragged
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """N sequences as flat arrays, without padding.
+
+    input_ids (T,) int64, special tokens included. offsets (N+1,) int64. segment_b_start (N,) int64: first position of
+    the second segment, or the length.
+    """
+
+    input_ids: np.ndarray
+    offsets: np.ndarray
+    segment_b_start: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def tokens(self, rows: np.ndarray) -> np.ndarray:
+        """Indices of the tokens of some sequences, one sequence after another: int64."""
+        return ragged.ranges(self.offsets[:-1][rows], self.lengths[rows])
+
+    def batch(self, rows: np.ndarray, segments: tuple[int, int]) -> dict:
+        """What a model's forward takes of some sequences: as pipeline.collate.collate, without anything to predict."""
+        lengths = self.lengths[rows]
+        offsets = ragged.to_offsets(lengths)
+        positions = ragged.within(offsets)
+        in_second = positions >= np.repeat(self.segment_b_start[rows], lengths)
+        return {
+            "input_ids": torch.from_numpy(self.input_ids[self.tokens(rows)]),
+            "token_type_ids": torch.from_numpy(np.array(segments)[in_second.astype(np.int64)]),
+            "position_ids": torch.from_numpy(positions),
+            "sequence_offsets": torch.from_numpy(offsets.astype(np.int32)),
+            "max_sequence_length": int(lengths.max()),
+        }
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What did not fit."""
+
+    sequences: int = 0
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.sequences:,} cut by {self.tokens:,} tokens in all" if self.sequences else "none cut"
+
+
+def build_sequences(
+    tokenizer: Tokenizer, first: list[str], second: list[str] | None, truncation: Truncation
+) -> tuple[Sequences, Cut]:
+    """`[CLS] A [SEP]`, or with a second list `[CLS] A [SEP] B [SEP]`, cut by `truncation`."""
+    special = tokenizer.special_tokens
+    sides = [tokenizer.encode_batch(texts) for texts in ([first] if second is None else [first, second])]
+    lengths = [np.diff(offsets) for _, offsets in sides]
+    ends = truncation.ends(lengths)
+    total = 1 + sum(head + tail + 1 for head, tail in ends)
+    offsets = ragged.to_offsets(total)
+    ids = np.empty(offsets[-1], np.int64)
+    place = offsets[:-1].copy()
+    ids[place] = special.classification
+    place += 1
+    starts = []
+    for (flat, bounds), (head, tail) in zip(sides, ends, strict=True):
+        starts.append(place - offsets[:-1])
+        ids[ragged.ranges(place, head)] = flat[ragged.ranges(bounds[:-1], head)]
+        ids[ragged.ranges(place + head, tail)] = flat[ragged.ranges(bounds[1:] - tail, tail)]
+        place = place + head + tail
+        ids[place] = special.separator
+        place += 1
+    lost = sum(length - head - tail for length, (head, tail) in zip(lengths, ends, strict=True))
+    segment_b_start = total if second is None else starts[1]
+    return Sequences(ids, offsets, segment_b_start), Cut(int((lost > 0).sum()), int(lost.sum()))
+
+
+def build_pieces(tokenizer: Tokenizer, texts: list[str], length: int, step: int) -> tuple[Sequences, np.ndarray]:
+    """`[CLS] piece [SEP]` for overlapping pieces of each text, at most `length` tokens each, `step` tokens apart; and
+    the first piece of each text, with their number: (texts + 1,) int64.
+    """
+    special = tokenizer.special_tokens
+    flat, bounds = tokenizer.encode_batch(texts)
+    pieces = [list(windows(int(count), length - 2, step)) for count in np.diff(bounds)]
+    of_text = ragged.to_offsets(np.array([len(each) for each in pieces]))
+    ends = np.array([piece for each in pieces for piece in each])
+    counts = ends[:, 1] - ends[:, 0]
+    starts = ends[:, 0] + np.repeat(bounds[:-1], np.diff(of_text))
+    offsets = ragged.to_offsets(counts + 2)
+    ids = np.empty(offsets[-1], np.int64)
+    ids[offsets[:-1]], ids[offsets[1:] - 1] = special.classification, special.separator
+    ids[ragged.ranges(offsets[:-1] + 1, counts)] = flat[ragged.ranges(starts, counts)]
+    return Sequences(ids, offsets, counts + 2), of_text

@@ -1,0 +1,1 @@
+"""The smaller commands: data, export, doctor, quick start."""

@@ -1,0 +1,186 @@
+"""The commands of the data floor: call `pipeline`, show what it says."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from cloze.launch.system.console import Output
+from cloze.pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.inspecting import DecodedSample, Inspection, facts
+from cloze.pipeline.jobs.inspecting import inspect as inspect_data
+from cloze.pipeline.jobs.prepare import prepare as prepare_data
+from cloze.pipeline.jobs.verifying import verify as verify_data
+from cloze.pipeline.jobs.vocabulary import train_vocabulary
+from cloze.pipeline.shards.manifest import Manifest
+
+_SECONDS_A_LINE = 30  # where no bar can be drawn
+_STYLES = {"plain": "", "special": "dim", "masked": "bold green", "random": "bold red", "kept": "bold yellow"}
+
+
+class Bars:
+    """A bar for each stage on a terminal, or else a line every half minute, as in a job's log; remarks. On stderr."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bars: Progress | None = None
+        self._task = None
+        self._total = self._done = self._documents = self._tokens = 0
+        self._began = self._told = 0.0
+        self.stages: list[tuple[str, float, int, int]] = []
+
+    def __enter__(self) -> Bars:
+        if sys.stderr.isatty():
+            self._bars = Progress(
+                TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"),
+                TextColumn("{task.fields[rates]}"), TextColumn("left"), TimeRemainingColumn(), console=self._console,
+            )
+            self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close_stage()
+        if self._bars:
+            self._bars.stop()
+
+    def stage(self, name: str, total: int, unit: str) -> None:
+        self._close_stage()
+        self._name, self._total, self._done, self._documents, self._tokens = name, total, 0, 0, 0
+        self._began = self._told = time.monotonic()
+        if self._bars:
+            self._task = self._bars.add_task(name, total=total, rates="")
+
+    def advance(self, amount: int, documents: int, tokens: int) -> None:
+        self._done += amount
+        self._documents += documents
+        self._tokens += tokens
+        now = time.monotonic()
+        rates = _rates(now - self._began, self._documents, self._tokens)
+        if self._bars and self._task is not None:
+            self._bars.update(self._task, advance=amount, rates=rates)
+        elif now - self._told >= _SECONDS_A_LINE and self._done:
+            self._told = now
+            left = timedelta(seconds=round((now - self._began) * (self._total - self._done) / self._done))
+            parts = [f"{self._name}: {self._done / self._total:.0%}", *filter(None, [rates]), f"{left} left"]
+            self._console.print(", ".join(parts), markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        self._console.print(f"note: {text}", markup=False, soft_wrap=True)
+
+    def _close_stage(self) -> None:
+        if self._began:
+            self.stages.append((self._name, time.monotonic() - self._began, self._documents, self._tokens))
+            self._began = 0.0
+
+
+def _rates(seconds: float, documents: int, tokens: int) -> str:
+    counts = {"documents": documents, "tokens": tokens}
+    return ", ".join(f"{count / max(seconds, 1e-3):,.0f} {name}/s" for name, count in counts.items() if count)
+
+
+def vocab(config: PrepareConfig) -> None:
+    """Train a vocabulary and say what it is."""
+    began = time.monotonic()
+    with Bars() as bars:
+        tokenizer = train_vocabulary(config, bars)
+    specials = ", ".join(f"{name} {tokenizer.tokens.index(name)}" for name in tokenizer.names.values())
+    print(f"{config.output}: {tokenizer.vocab_size:,} entries ({specials}) in {time.monotonic() - began:.1f} s, "
+          f"fingerprint {tokenizer.fingerprint[:12]}")
+
+
+def prepare(config: PrepareConfig) -> None:
+    """Prepare a corpus and show what it became."""
+    began = time.monotonic()
+    with Bars() as bars:
+        manifest = prepare_data(config, bars)
+    seconds = time.monotonic() - began
+    table = _facts_table(f"{config.output}: prepared", manifest)
+    for name, took, documents, tokens in bars.stages:
+        table.add_row(f"stage {name}", ", ".join(filter(None, [f"{took:.1f} s", _rates(took, documents, tokens)])))
+    tokens = manifest.counts["tokens"]
+    table.add_row("in all", f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
+    Output().print(table)
+
+
+def inspect(config: InspectConfig) -> None:
+    """Show a prepared folder: facts, lengths, samples with their masks in colour."""
+    inspection = inspect_data(config)
+    console = Output()
+    console.print(_facts_table(config.data, inspection.manifest))
+    console.print(_histogram_table(inspection, config.split))
+    for sample in inspection.samples:
+        console.print(_sample_text(sample), soft_wrap=True)
+    if inspection.samples:
+        console.print(
+            "green: the mask token (in braces: the token to predict); red: a random token; yellow: kept, and predicted"
+        )
+    if config.tensorboard:
+        _write_tensorboard(inspection, config)
+        print(f"written for TensorBoard: tensorboard --logdir {config.tensorboard}")
+
+
+def verify(config: VerifyConfig) -> None:
+    """Hash everything again. Raises UserError that names what is damaged."""
+    with Bars() as bars:
+        checked, damaged = verify_data(config, bars)
+    for line in damaged:
+        print(f"damaged: {line}")
+    if damaged:
+        raise UserError(
+            f"{config.data}: found {len(damaged)} of {checked} parts damaged, expected none; restore them or prepare "
+            "the data again"
+        )
+    print(f"{config.data}: {checked} parts checked, all as they were written")
+
+
+def _write_tensorboard(inspection: Inspection, config: InspectConfig) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    lengths = np.array(inspection.manifest.splits[config.split].length_histogram)
+    sizes = np.arange(len(lengths))
+    with SummaryWriter(config.tensorboard) as writer:
+        if lengths.any():
+            writer.add_histogram_raw(
+                f"data/{config.split}_lengths", min=float(np.flatnonzero(lengths).min()),
+                max=float(np.flatnonzero(lengths).max()), num=int(lengths.sum()), sum=float((sizes * lengths).sum()),
+                sum_squares=float((sizes**2 * lengths).sum()), bucket_limits=(sizes + 0.5).tolist(),
+                bucket_counts=lengths.tolist(),
+            )
+        rows = "\n".join(f"| {name} | {value} |" for name, value in inspection.facts)
+        writer.add_text("data/facts", f"| | |\n|---|---|\n{rows}")
+        for number, sample in enumerate(inspection.samples):
+            pieces = [p.text if p.original is None else f"**{p.text}**{{{p.original}}}" for p in sample.pieces]
+            writer.add_text("data/samples", f"sample {sample.index}\n\n    {' '.join(pieces)}", number)
+
+
+def _facts_table(title: str, manifest: Manifest) -> Table:
+    table = Table(title=escape(title), show_header=False, title_justify="left")
+    for row in facts(manifest):
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _histogram_table(inspection: Inspection, split: str) -> Table:
+    table = Table(title=f"lengths of {split} samples", title_justify="left", show_header=False)
+    most = max((count for _, _, count in inspection.histogram), default=0) or 1
+    for first, last, count in inspection.histogram:
+        table.add_row(f"{first}-{last}", f"{count:,}", "█" * round(40 * count / most))
+    return table
+
+
+def _sample_text(sample: DecodedSample) -> Text:
+    label = f", B {sample.label}" if sample.label else ""
+    text = Text.assemble((f"sample {sample.index}", "bold"), f" (document {sample.document:016x}{label})\n")
+    for number, piece in enumerate(sample.pieces):
+        shown = piece.text if piece.original is None else f"{piece.text}{{{piece.original}}}"
+        text.append(" " if number else "").append(shown, _STYLES[piece.kind])
+    return text.append("\n")

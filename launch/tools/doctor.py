@@ -1,0 +1,164 @@
+"""`cloze doctor`: can this environment train, on all its machines? A verdict a line, and nothing that hangs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from cloze.launch.config import DoctorConfig
+from cloze.launch.system import distributed
+from cloze.launch.system.console import Console
+from cloze.launch.system.devices import work_on
+from cloze.launch.system.environment import Environment, prepare_deepspeed, read_environment
+from cloze.launch.tools import examinations
+from cloze.launch.tools.examinations import Finding
+from cloze.pipeline.errors import UserError
+
+EXIT_PROBLEM = 2
+_VERDICTS = ("skipped", "ok", "warning", "problem")
+# Where each examination of a rank runs into its time limit, the others wait as long as all of them together.
+_PATIENCE = 6
+
+
+def doctor(config: DoctorConfig) -> int:
+    """Examine, print the table on rank 0 and return the exit status: 2 if there is a problem on any rank."""
+    environment = read_environment()
+    prepare_deepspeed(environment)
+    console = Console(environment.is_main)
+    examiner = _Examiner(config.timeout_seconds)
+    timeout = datetime.timedelta(seconds=_PATIENCE * config.timeout_seconds)
+    devices = []
+    joined = examiner.run("processes", lambda: devices.append(distributed.initialize(environment, timeout)) or [],
+                          seconds=timeout.total_seconds(), advice="see that every machine was started, that their "
+                          "names resolve and that no firewall stands between them")
+    device = devices[0] if joined else None
+    examiner.run("versions", examinations.versions)
+    if device is not None:
+        examiner.device = device
+        work_on(device)
+        examiner.run("device", lambda: examinations.device(device))
+        # Kept by one process of each machine: they share the file.
+        examiner.run("matrix product", lambda: examinations.matrix_product(device, environment.local_rank == 0))
+    examiner.run("shared memory", lambda: examinations.shared_memory(device, environment.world_size))
+    if config.output:
+        examiner.run("output", lambda: examinations.output(Path(config.output), environment.rank))
+    else:
+        examiner.findings.append(Finding("output", "give --output: the folder where runs will be written", "skipped"))
+    if config.data:
+        examiner.run("data", lambda: examinations.data(Path(config.data), environment.rank, environment.world_size,
+                                                       config.timeout_seconds / 2))
+    else:
+        examiner.findings.append(Finding("data", "give --data: a folder that cloze prepare wrote", "skipped"))
+    together = _together(examiner, config, environment, device, timeout) if joined else None
+    findings = examiner.findings if together is None else together
+    failed = any(finding.verdict == "problem" for finding in findings)
+    # A rank that did not get as far as all the others has nobody to speak for it.
+    _print(console if together else Console(), findings)
+    if together:
+        distributed.barrier()  # a launcher that sees one process fail ends the others, rank 0 before it has printed
+    if examiner.hangs:
+        sys.stdout.flush()
+        os._exit(EXIT_PROBLEM)  # threads that never return would hold up a regular end
+    distributed.shutdown()
+    return EXIT_PROBLEM if failed else 0
+
+
+def _together(examiner: _Examiner, config: DoctorConfig, environment: Environment, device,
+              timeout: datetime.timedelta) -> list[Finding] | None:
+    """What only all ranks together can find, and the findings of all of them as one list; None if that failed."""
+    gathered: list[str] = []
+
+    def together() -> list[Finding]:
+        found = [examinations.processes(environment, device), *examinations.clock(device, environment.world_size)]
+        found += examinations.collective(device, environment.world_size)
+        if config.output and environment.world_size > 1:
+            found += examinations.shared_folder(Path(config.output), environment)
+        text = json.dumps([asdict(finding) for finding in [*found, *examiner.findings]])
+        gathered.extend(distributed.gather_texts(text, device))
+        return []
+
+    if not examiner.run("processes", together, seconds=timeout.total_seconds(),
+                        advice="a process died or the network between the machines stalls; look at the others' output"):
+        return None
+    return merged([[Finding(**values) for values in json.loads(text)] for text in gathered])
+
+
+class _Examiner:
+    """Runs examinations, each with a time limit, and collects what they find."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.device: torch.device | None = None  # of this rank, when it is known
+        self.findings: list[Finding] = []
+        self.hangs = False
+
+    def run(self, check: str, examine: Callable[[], list[Finding]], seconds: float | None = None,
+            advice: str = "") -> bool:
+        """Whether the examination came to an end; one that fails or does not answer in time is a problem found."""
+        seconds = seconds or self._seconds
+        found: list[Finding] = []
+        errors: list[Exception] = []
+
+        def target() -> None:
+            try:
+                if self.device is not None:
+                    work_on(self.device)
+                found.extend(examine())
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=target, name=check, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            self.hangs = True
+            found = [Finding(check, f"no answer in {seconds:.0f} s", "problem",
+                             advice or "see whether the disk or the device behind it hangs")]
+        elif errors:
+            text = str(errors[0]) if isinstance(errors[0], UserError) else f"{type(errors[0]).__name__}: {errors[0]}"
+            found = [Finding(check, text.splitlines()[0], "problem", advice or "mend this")]
+        self.findings += found
+        return not errors and not thread.is_alive()
+
+
+def merged(ranks: list[list[Finding]]) -> list[Finding]:
+    """One finding a check out of those of all ranks, with whose it is: every problem, else the worst verdict and of
+    equal ones the lowest measure.
+    """
+    result = []
+    checks = dict.fromkeys(finding.check for findings in ranks for finding in findings)
+    for check in checks:
+        own = [(rank, finding) for rank, findings in enumerate(ranks) for finding in findings if finding.check == check]
+        rank, worst = max(own, key=lambda one: (_VERDICTS.index(one[1].verdict), -one[1].measure))
+        texts = {finding.found for _, finding in own}
+        if len(texts) == 1:
+            result.append(worst)
+        elif worst.verdict == "problem":
+            problems = [(rank, finding.found) for rank, finding in own if finding.verdict == "problem"]
+            result.append(replace(worst, found="; ".join(f"rank {rank}: {found}" for rank, found in problems)))
+        elif worst.uniform and worst.verdict == "ok":
+            other, different = next(one for one in own if one[1].found != worst.found)
+            result.append(Finding(check, f"rank {rank}: {worst.found}; rank {other}: {different.found}", "problem",
+                                  "expected the same on all machines; install the same environment, or give all of "
+                                  "them the same folder"))
+        else:
+            result.append(Finding(check, f"rank {rank}: {worst.found}", worst.verdict, worst.advice))
+    return result
+
+
+def _print(console: Console, findings: list[Finding]) -> None:
+    console.table("cloze doctor", ("check", "found", "verdict"),
+                  [(finding.check, finding.found, finding.verdict) for finding in findings])
+    for finding in findings:
+        if finding.advice:
+            console.say(f"{finding.verdict}: {finding.check}: {finding.advice}")
+
+

@@ -1,0 +1,66 @@
+"""`cloze export`: a run's newest good checkpoint as a Hugging Face folder, and as an ONNX graph."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from cloze.launch.config import ExportConfig
+from cloze.launch.pretrained.loading import read_run_average
+from cloze.launch.pretrained.source import warn_of_own_format
+from cloze.launch.run import runs
+from cloze.launch.system.console import Console
+from cloze.launch.tools.onnx import check_installed, write_onnx
+from cloze.model.huggingface import save_pretrained
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors
+
+
+def export(config: ExportConfig) -> int:
+    """Write config.json, model.safetensors and the tokenizer's files, with `onnx` a graph; returns the exit status."""
+    console = Console()
+    run = Path(config.run)
+    output = Path(config.output or os.path.abspath(run) + "-hf")  # "." has no name of its own
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise UserError(f"output: found {output} there already, expected a new or empty folder; remove it or choose "
+                        "another --output")
+    if config.onnx:
+        check_installed()
+    aside = Path(os.path.abspath(output) + ".tmp")  # renamed when it is whole
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        with readable_errors(output):
+            said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (
+                _copy_model(config, run, aside))
+            if config.onnx:
+                write_onnx(aside)
+            os.replace(aside, output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
+    warn_of_own_format(output, console)
+    return 0
+
+
+def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
+    """The model folder of a checkpoint of pretraining; returns what it was."""
+    model_config = runs.model_config(run)
+    steps, weights = read_run_average(run, config.average, config.step, console.warn)
+    save_pretrained(folder, model_config, weights, run / runs.TOKENIZER)
+    named = ", ".join(map(str, steps))
+    return f"step {named} of {run}" if len(steps) == 1 else f"the mean of steps {named} of {run}"
+
+
+def _copy_model(config: ExportConfig, run: Path, folder: Path) -> str:
+    """The model folder that a fine-tuning has left, or that `run` is; returns what it was."""
+    source = runs.model_folder(run)
+    if not (source / "config.json").is_file():
+        raise UserError(f"run: found neither a run nor a model in {run}, expected the folder of a run of cloze "
+                        "pretrain or finetune, or a Hugging Face folder")
+    for name, plain in (("step", None), ("average", 1)):
+        if (found := getattr(config, name)) != plain:
+            raise UserError(f"{name}: found {found} with {source}, which is one model, expected "
+                            f"{'null' if plain is None else plain}; leave --{name} out")
+    shutil.copytree(source, folder)
+    return str(source)

@@ -1,0 +1,156 @@
+"""`cloze quickstart`: the whole chain on text that ships inside every CPython, by the commands that anyone can type."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cloze.launch.config import QuickstartConfig
+from cloze.launch.run import runs
+from cloze.launch.run.metrics import FILE_NAME as METRICS
+from cloze.launch.run.metrics import read_metrics
+from cloze.launch.system.console import Console, clock
+from cloze.launch.system.environment import child_variables, device_type
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text
+
+# Small enough that the 465 KB fill a few thousand samples; rare words become pieces.
+VOCAB_SIZE, MAX_LENGTH, MASK_SETS = 2048, 64, 10
+MAX_STEPS = 1200
+BLANKS = (
+    "This method is called when the [MASK] is about to be destroyed.",
+    "Return the [MASK] of the object.",
+    'The "for" [MASK] is used to iterate over the elements of a sequence.',
+)
+
+
+class Quickstart:
+    """Runs one step after another; a step whose result is there already is skipped, aloud."""
+
+    def __init__(self, config: QuickstartConfig) -> None:
+        self.config = config
+        self.output = Path(config.output)
+        self.console = Console()
+        self.began = time.monotonic()
+
+    def step(self, title: str, done: Path | None, *command: str) -> None:
+        """Run a command and show it as a person would type it; UserError if it fails."""
+        self.console.say(f"\n== {title}" + (" (done before)" if done and done.exists() else ""))
+        if done and done.exists():
+            return
+        self._say(command)
+        if status := subprocess.run(self._resolve(command), env=self._variables()).returncode:
+            raise UserError(f"quickstart: {title} ended with status {status}, expected 0; its message stands above")
+
+    def _say(self, command: tuple[str, ...]) -> None:
+        self.console.say("$ " + shlex.join(command))
+
+    @staticmethod
+    def _resolve(command: tuple[str, ...]) -> list[str]:
+        """`cloze` and `torchrun` of this very environment, whether it is activated or not."""
+        module = {"cloze": "cloze", "torchrun": "torch.distributed.run"}[command[0]]
+        return [sys.executable, "-m", module, *command[1:]]
+
+    @staticmethod
+    def _variables() -> dict[str, str]:
+        """torchrun warns unless this is set; a run shares the cores out itself."""
+        return child_variables(OMP_NUM_THREADS="1")
+
+    def corpus(self) -> str:
+        """The language reference of this Python, one document a topic, as JSON lines."""
+        path = self.output / "corpus.jsonl"
+        if not path.exists():
+            from pydoc_data.topics import topics
+
+            lines = (json.dumps({"id": name, "text": text}) for name, text in sorted(topics.items()))
+            publish_text(path, "\n".join(lines) + "\n")
+        self.console.say(f"== text: {path} ({path.stat().st_size:,} bytes, from pydoc_data.topics)")
+        return str(path)
+
+    def pretrain(self, data: str, run: Path) -> None:
+        """Train to the half, stop with a signal as a scheduler would, and continue with the same command."""
+        command = (
+            "torchrun", "--standalone", "--nproc-per-node", str(self.processes()), "-m", "cloze", "pretrain",
+            "--config", "tiny", "--data", data, "--output", str(run),
+            # A text so small is learned by heart: no dropout, and a rate that only a tiny model stands.
+            "--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
+            "--train.learning_rate", "5e-3", "--train.max_steps", str(MAX_STEPS), "--schedule.warmup_steps", "100",
+            "--train.log_every_steps", "100", "--evaluation.every_steps", "300",
+            "--checkpoint.every_steps", "300",
+        )
+        if self._status(run) == "complete":
+            self.console.say("\n== pretraining (done before)")
+            return
+        if self._status(run) is None:
+            self.console.say("\n== pretraining, to be stopped half-way")
+            self._say(command)
+            self._run_until(command, run, MAX_STEPS // 2)
+        self.step("the same command again: pretraining resumes", None, *command)
+
+    def _run_until(self, command: tuple[str, ...], run: Path, step: int) -> None:
+        """Start a command and send it SIGTERM once the run has logged `step`."""
+        # torchrun reports the signal that we send it with a traceback of its own: that goes to a file.
+        log = self.output / "stopped.log"
+        with open(log, "w") as errors, subprocess.Popen(
+            self._resolve(command), env=self._variables(), stderr=errors
+        ) as process:
+            while process.poll() is None:
+                time.sleep(0.2)
+                lines = read_metrics(run) if (run / METRICS).exists() else []
+                if lines and lines[-1]["step"] >= step:
+                    self.console.say(f"-- SIGTERM at step {lines[-1]['step']}")
+                    process.send_signal(signal.SIGTERM)
+                    process.wait()
+        if self._status(run) != "requeue":
+            print(log.read_text(), file=sys.stderr)
+            raise UserError(f"quickstart: pretraining ended as {self._status(run)!r}, expected `requeue` after the "
+                            "signal; its messages stand above")
+
+    @staticmethod
+    def _status(run: Path) -> str | None:
+        path = run / runs.STATUS
+        return json.loads(path.read_text(encoding="utf-8"))["state"] if path.exists() else None
+
+    def processes(self) -> int:
+        """As many as wished, or as there are GPUs."""
+        if device_type() == "cpu":
+            return self.config.processes
+        import torch
+
+        if (num_gpus := torch.cuda.device_count()) < self.config.processes:
+            self.console.say(f"-- {num_gpus} of {self.config.processes} processes: one for each GPU")
+        return min(num_gpus, self.config.processes)
+
+    def run(self) -> int:
+        self.output.mkdir(parents=True, exist_ok=True)
+        corpus = self.corpus()
+        vocabulary, shards, run, exported = (
+            str(self.output / name) for name in ("vocab", "shards", "tiny", "tiny-hf")
+        )
+        data = ("--config", "books", "--input", corpus)
+        sizes = ("--max_length", str(MAX_LENGTH), "--mask_sets", str(MASK_SETS), "--workers", "2",
+                 "--split.validation", "0.05")
+        self.step("vocabulary", Path(vocabulary, "tokenizer.json"),
+                  "cloze", "vocab", *data, "--output", vocabulary, "--vocab_size", str(VOCAB_SIZE))
+        self.step("shards", Path(shards, "manifest.json"),
+                  "cloze", "prepare", *data, "--tokenizer", vocabulary, "--output", shards, *sizes)
+        self.pretrain(shards, Path(run))
+        self.step("export", Path(exported, "config.json"), "cloze", "export", run, "--output", exported)
+        self.step("blanks", None, "cloze", "predict", "fill-mask", exported, *BLANKS, "--format", "table")
+        self.console.say(
+            f"\nAll done in {clock(time.monotonic() - self.began)}.\n"
+            f"  the run:     {run}  (configuration, checkpoints, metrics.jsonl, TensorBoard events)\n"
+            f"  the model:   {exported}  (AutoModelForPreTraining.from_pretrained loads it)\n"
+            f"  its curves:  tensorboard --logdir {run}"
+        )
+        return 0
+
+
+def quickstart(config: QuickstartConfig) -> int:
+    """Run the whole chain; returns the exit status."""
+    return Quickstart(config).run()

@@ -1,0 +1,1 @@
+"""The training loop of every run, whatever it trains: schedules, goals, speed, inspection."""

@@ -1,0 +1,56 @@
+"""When a run has reached what it was told to reach: pure functions of its configuration and its state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from cloze.launch.checkpoint import TrainState
+from cloze.launch.config import EvaluationConfig, TrainConfig
+from cloze.pipeline.errors import UserError
+
+
+def judged(config: EvaluationConfig, state: TrainState, scalars: dict[str, float], weights_step: int) -> TrainState:
+    """The state after an evaluation of the weights of step `weights_step` that gave these `validation/...` scalars.
+
+    A best value by another metric, from before the configuration was changed, counts for nothing.
+
+    Raises:
+        UserError: evaluation.metric is none of them.
+    """
+    name = f"validation/{config.metric}"
+    if name not in scalars:
+        known = ", ".join(sorted(key.removeprefix("validation/") for key in scalars))
+        raise UserError(f"evaluation.metric: found {config.metric!r}, expected one of what is measured here: {known}")
+    value = scalars[name]
+    known = state.best_metric == config.metric
+    if math.isfinite(value) and (not known or config.is_better(value, state.best_value)):
+        return replace(state, best_metric=config.metric, best_step=weights_step, best_value=value,
+                       evaluations_since_best=0)
+    return replace(state, evaluations_since_best=state.evaluations_since_best + 1)
+
+
+def completion(config, state: TrainState) -> str | None:
+    """Why a run is complete, or None if it has to go on.
+
+    Args:
+        config: with the sections train and evaluation of launch/config/.
+    """
+    evaluation = config.evaluation
+    if state.best_metric == evaluation.metric:
+        best = f"{evaluation.metric} is {state.best_value:.4f} at step {state.best_step}"
+        target = evaluation.target
+        if target is not None and (state.best_value == target or evaluation.is_better(state.best_value, target)):
+            return f"{best}: the target of {target} is reached"
+        if evaluation.patience is not None and state.evaluations_since_best >= evaluation.patience:
+            return f"{best}, and not better in {state.evaluations_since_best} evaluations since"
+    return ending(config.train, state)
+
+
+def ending(train: TrainConfig, state: TrainState) -> str | None:
+    """Why a run is at its end, whatever came of it, or None."""
+    if train.budget_seconds is not None and state.seconds >= train.budget_seconds:
+        return f"the time budget of {train.time_budget_hours:g} hours is used up"
+    if state.step >= train.max_steps:
+        return f"all {train.max_steps} steps are done"
+    return None

@@ -1,0 +1,194 @@
+"""What every run of training goes through: launch/pretrain/command.py and launch/finetune/command.py fill it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.config import BatchArithmetic, RunConfig
+from cloze.launch.engine.state import base_optimizer, compute_dtype, live_precision
+from cloze.launch.run import runs
+from cloze.launch.run.heartbeat import Heartbeat
+from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.preemption import StopRequest
+from cloze.launch.system import distributed
+from cloze.launch.system.console import Console
+from cloze.launch.system.devices import device_name, peak_flops
+from cloze.launch.system.distributed import COLLECTIVE_SECONDS
+from cloze.launch.system.environment import (
+    Environment,
+    job_end_time,
+)
+from cloze.launch.training.profiling import StepProfiler
+from cloze.launch.training.schedules import describe
+from cloze.launch.training.trainer import Trainer
+from cloze.model.attention import select_kernel
+from cloze.pipeline.errors import UserError
+
+EXIT_COMPLETE = 0
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process of a run: which one it is, what it computes on, and how it shows that it lives."""
+
+    environment: Environment
+    device: torch.device
+    console: Console
+    heartbeat: Heartbeat
+
+
+def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment, console: Console,
+              work: Callable[[Process, StopRequest], bool]) -> int:
+    """Hold the run's folder, join the other processes and do the work; returns the exit status.
+
+    Args:
+        config: of the run, for this number of processes.
+        facts: what the run may not go on with another of (runs.check_folder).
+        work: returns whether the run is complete (True) or was asked to stop (False).
+    """
+    output = Path(config.output)
+    runs.check_folder(config, facts)
+    if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
+        console.warn(f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
+                     f"collectives give up and end the run after {COLLECTIVE_SECONDS} s")
+    deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
+    with runs.locked(output) if environment.is_main else nullcontext():
+        with Heartbeat(output, environment, config.monitor) as heartbeat:  # it names a rank that does not join
+            device = distributed.initialize(environment)
+            heartbeat.beat(0, "start")
+            complete = work(Process(environment, device, console, heartbeat), StopRequest(deadline))
+        distributed.shutdown()
+    return EXIT_COMPLETE if complete else EXIT_REQUEUE
+
+
+def open_checkpoints(config: RunConfig, process: Process) -> tuple[CheckpointManager, int | None, bool]:
+    """The run's checkpoints, the step to go on from (None: start), and whether another number of processes saved it.
+
+    Raises:
+        UserError: checkpoint.resume demands or forbids a checkpoint, or there are only damaged ones.
+    """
+    checkpoints = CheckpointManager(Path(config.output) / runs.CHECKPOINTS, process.environment, process.device,
+                                    keep_last=config.checkpoint.keep_last, warn=process.console.warn)
+    step = _find_resume(config, checkpoints)
+    elastic = step is not None and checkpoints.is_elastic(step)
+    if elastic:
+        process.console.say(f"step {step} was saved by another number of processes: converting it")
+        checkpoints.convert(step)
+    return checkpoints, step, elastic
+
+
+def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | None:
+    """Step to go on from, agreed by all ranks, or None to start."""
+    step = checkpoints.agree_on_latest()
+    policy = config.checkpoint.resume
+    if policy == "required" and step is None:
+        raise UserError(f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
+                        "is `required`; use `auto` to start from scratch")
+    if policy == "never" and checkpoints.steps():
+        raise UserError(f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
+                        "`never`; choose another --output or use `auto`")
+    if step is None and checkpoints.steps():
+        raise UserError(f"{checkpoints.folder}: every checkpoint there is damaged, expected a good one; restore one, "
+                        "or choose another --output to start from scratch")
+    if step is not None and step > config.train.max_steps:
+        raise UserError(f"train.max_steps: found {config.train.max_steps}, expected at least {step}, the step of the "
+                        f"newest checkpoint in {checkpoints.folder}")
+    return step
+
+
+def make_trainer(config: RunConfig, process: Process, engine, checkpoints: CheckpointManager, *, facts: dict, **parts
+                 ) -> Trainer:
+    """A trainer at step 0.
+
+    Args:
+        facts: plain values kept in every checkpoint, beside the ZeRO stage and the hash of the configuration.
+        parts: objective, evaluate and flops of Trainer.
+    """
+    environment, device = process.environment, process.device
+    profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
+    return Trainer(config, engine=engine, checkpoints=checkpoints, console=process.console, environment=environment,
+                   device=device, heartbeat=process.heartbeat, profiler=profiler,
+                   facts={"zero_stage": config.zero.stage, "config_hash": runs.config_hash(config), **facts}, **parts)
+
+
+def resume(trainer: Trainer, step: int | None) -> None:
+    """Put the trainer where the checkpoint of that step was saved, if there is one."""
+    if step is not None:
+        trainer.resume(step)
+        trainer.console.say(f"resumed from step {step} of {trainer.train.max_steps}")
+
+
+def training_facts(config: RunConfig, process: Process, engine, epochs: str) -> list[tuple[str, str]]:
+    """Rows of the table at the start: what follows from the configuration, read off live objects.
+
+    Args:
+        epochs: what the run's steps amount to.
+    """
+    train, world_size = config.train, process.environment.world_size
+    at_most = "" if train.time_budget_hours is None else "at most "
+    peak = peak_flops(process.device, compute_dtype(engine))
+    return [
+        ("batch", str(BatchArithmetic.of(train, world_size))),
+        ("steps", f"{at_most}{train.max_steps:,} = {epochs}"),
+        ("precision", live_precision(engine)),
+        ("optimizer", f"{type(base_optimizer(engine)).__name__}, ZeRO stage {engine.zero_optimization_stage()}"),
+        ("learning rate", f"{train.learning_rate:g} peak, {describe(config.schedule, train)}"),
+        ("attention kernel", _live_kernel(engine, process.device)),
+        ("device", f"{world_size} x {device_name(process.device)}"
+                   + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else "")),
+    ]
+
+
+def _live_kernel(engine, device) -> str:
+    """Name of the attention kernel that training with this engine on this device uses."""
+    bert = engine.module.bert
+    tokens = torch.empty(0, bert.config.hidden_size, dtype=compute_dtype(engine), device=device)
+    return select_kernel(bert.attention_kernel, bert.config, tokens, True, False)
+
+
+def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest,
+        showing: Callable[[MetricsWriter | None], Callable[[int], None]] | None = None,
+        report: Callable[[StopRequest], bool] | None = None) -> bool:
+    """Train until complete (True) or asked to stop (False), with the run's metrics, its status and its description.
+
+    Args:
+        showing: makes what each evaluation shows (Trainer.run) of rank 0's metrics writer (None elsewhere).
+        report: what is done once no step is left, without which the run is not complete: given `stop`, whether it got
+            to its end.
+    """
+    output = Path(config.output)
+    main = trainer.environment.is_main
+    metrics = MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step) if main else None
+    ended = False
+    try:
+        with stop:
+            if metrics:
+                runs.set_status(output, "running", trainer.state.step)
+                metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
+                                 runs.flatten(asdict(config)))
+            complete = trainer.run(stream, metrics, stop, showing and showing(metrics))
+            complete = complete and (report is None or report(stop))
+            if metrics:
+                runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
+            ended = True  # whatever befalls the others from here on
+            trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
+                                f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
+            # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
+            # the status of a stop, and the templates go by what rank 0 has written and people by what it has said.
+            distributed.barrier()
+    except BaseException:
+        if metrics and not ended:
+            with suppress(UserError):  # the disk may be full, which is then the error on its way
+                runs.set_status(output, "failed", trainer.state.step)
+        raise
+    finally:
+        if metrics:
+            metrics.close()
+    return complete

@@ -1,0 +1,78 @@
+"""Learning-rate multipliers: pure functions of the step or the time, so that a resume cannot get them wrong."""
+
+from __future__ import annotations
+
+import math
+
+from cloze.launch.config import ScheduleConfig, TrainConfig
+
+
+def warmup_steps(config: ScheduleConfig, end: float) -> int:
+    """Steps (with a time budget: seconds) of warmup of a run of `end`; 0 where tokens decide it."""
+    if config.warmup_tokens is not None:
+        return 0
+    return round(config.warmup_share * end) if config.warmup_steps is None else config.warmup_steps
+
+
+def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -> float:
+    """Share of the peak rate, 0 to 1, that an optimizer step uses.
+
+    Args:
+        at: number of the step, from 0; with a time budget the seconds used before it.
+        end: steps of the run; with a time budget its seconds.
+        tokens: real tokens trained on before the step, for `warmup_tokens`.
+
+    The warmup rises from `initial_share` over `warmup` steps: from 0, step s uses s / warmup, so that step 0 moves
+    nothing, as in the BERT release (`optimization.py`). After it, with t = share of the remaining steps that is done:
+
+    | name         | multiplier                                                                           |
+    |--------------|--------------------------------------------------------------------------------------|
+    | linear       | 1 - t                                                                                |
+    | cosine       | (1 + cos pi t) / 2                                                                   |
+    | polynomial   | (1 - t)^power                                                                        |
+    | poly_nvidia  | (1 - at / end)^power: blind to the warmup, so that the rate drops at its end         |
+    |              | (DeepLearningExamples, BERT `schedulers.py`; with power 1 the BERT release's own)    |
+    | constant     | 1                                                                                    |
+    | inverse_sqrt | sqrt(warmup / at) (Vaswani et al. 2017)                                              |
+    | wsd          | 1, and over the last decay_share of all steps down, linearly or as 1 - sqrt          |
+    | exponential  | factor^floor((at - warmup) / factor_steps)                                           |
+
+    All but constant, inverse_sqrt and exponential are scaled to end at final_share.
+    """
+    warmup = warmup_steps(config, end)
+    if config.warmup_tokens is not None and tokens < config.warmup_tokens:
+        return _rise(config, tokens / config.warmup_tokens)
+    if at < warmup:
+        return _rise(config, at / warmup)
+    at = min(at, end)
+    done = min(1.0, (at - warmup) / max(1, end - warmup))
+    left = min(1.0, (end - at) / max(1, round(config.decay_share * end)))
+    shape = {
+        "linear": lambda: 1 - done,
+        "cosine": lambda: (1 + math.cos(math.pi * done)) / 2,
+        "polynomial": lambda: (1 - done) ** config.power,
+        "poly_nvidia": lambda: (1 - at / end) ** config.power,
+        "constant": lambda: 1.0,
+        "inverse_sqrt": lambda: math.sqrt(max(1, warmup) / max(1, at)),
+        "wsd": lambda: left if config.decay_shape == "linear" else 1 - math.sqrt(1 - left),
+        "exponential": lambda: config.factor ** ((at - warmup) // config.factor_steps),
+    }[config.name]()
+    if config.name in ("constant", "inverse_sqrt", "exponential"):
+        return shape
+    return config.final_share + (1 - config.final_share) * shape
+
+
+def _rise(config: ScheduleConfig, share: float) -> float:
+    return config.initial_share + (1 - config.initial_share) * share
+
+
+def describe(config: ScheduleConfig, train: TrainConfig) -> str:
+    """Shape, length and warmup in words."""
+    if config.warmup_tokens is not None:
+        warmup = f"{config.warmup_tokens:,} tokens"
+    elif train.budget_seconds is not None:
+        warmup = f"{config.warmup_share:.1%} of the time"
+    else:
+        warmup = f"{warmup_steps(config, train.max_steps)} steps"
+    length = "" if train.time_budget_hours is None else f" over {train.time_budget_hours:g} hours"
+    return f"{config.name}{length}, {warmup} of warmup"

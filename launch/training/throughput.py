@@ -1,0 +1,78 @@
+"""How fast a run goes: tokens a second, share of padding, data wait, model FLOPs utilisation."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from cloze.launch.system import distributed
+from cloze.launch.system.memory import peak_bytes
+
+
+def peak_memory(device: torch.device) -> float:
+    """Bytes of memory that this process has held at most: on a GPU since the last call, elsewhere since its start."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+    return peak_bytes()
+
+
+class Throughput:
+    """Counts what this rank does between two lines of metrics."""
+
+    def __init__(self, device: torch.device, peak: float | None) -> None:
+        """peak: FLOP/s of this process's device, if it is known."""
+        self._device, self._peak = device, peak
+        self.reset()
+
+    def reset(self) -> None:
+        self._start = time.perf_counter()
+        self._data_wait = 0.0
+        self._save_wait = 0.0
+        self._steps = 0
+        self.tokens = 0
+        self.flops = 0.0
+
+    def exclude(self, seconds: float, phase: str) -> None:
+        """Leave out time that was not training: `evaluate` or `save`."""
+        self._start += seconds
+        if phase == "save":
+            self._save_wait += seconds
+
+    def wait(self, seconds: float) -> None:
+        """Time that the step loop waited for data."""
+        self._data_wait += seconds
+
+    def add(self, tokens: int) -> None:
+        """A step with so many real tokens of this rank; their FLOPs (model/flops.py) are added to `flops`."""
+        self._steps += 1
+        self.tokens += tokens
+
+    def scalars(self) -> dict[str, float]:
+        """What the curves show of the steps since the last reset, over all ranks. Collective."""
+        steps = max(1, self._steps)
+        seconds = max(1e-9, time.perf_counter() - self._start)
+        measured = torch.tensor([self.tokens, self.flops, seconds, self._data_wait, self._save_wait,
+                                 peak_memory(self._device)], dtype=torch.float64)
+        ranks = distributed.gather(measured.to(self._device)).cpu()
+        tokens, flops, seconds, data_wait, save_wait, memory = ranks.unbind(1)
+        scalars = {
+            "speed/tokens_per_second": float(tokens.sum() / seconds.mean()),
+            "speed/data_wait_share": float((data_wait / seconds).mean()),
+            **_spread("speed/step_seconds", seconds / steps),
+            **_spread("speed/data_wait_seconds", data_wait / steps),
+            "memory/peak_gib": float(memory.max()) / 2**30,
+        }
+        if save_wait.max() > 0:
+            scalars["speed/checkpoint_wait_seconds"] = float(save_wait.max())
+        if self._peak:
+            scalars["speed/mfu"] = float(flops.sum() / seconds.mean()) / (self._peak * len(ranks))
+        return scalars
+
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+    """Median over the ranks, and with several the extremes."""
+    extremes = {f"{name}/min": float(values.min()), f"{name}/max": float(values.max())}
+    return {name: float(values.quantile(0.5)), **(extremes if len(values) > 1 else {})}

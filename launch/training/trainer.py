@@ -1,0 +1,364 @@
+"""The training loop: advance, log, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from cloze.launch.checkpoint import CheckpointManager, TrainState
+from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped
+from cloze.launch.run.heartbeat import Heartbeat
+from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.preemption import StopRequest
+from cloze.launch.system import distributed
+from cloze.launch.system.console import Console
+from cloze.launch.system.devices import doubt_of_peak, peak_flops, to_device
+from cloze.launch.system.environment import Environment
+from cloze.launch.training.goals import completion, ending, judged
+from cloze.launch.training.inspection import Inspector
+from cloze.launch.training.profiling import StepProfiler
+from cloze.launch.training.schedules import multiplier
+from cloze.launch.training.throughput import Throughput
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.batches import RankBatch
+
+# What the window counts beside the objective's own sums: steps that changed the weights, skipped ones, real tokens,
+# tokens that padding would have added.
+_WINDOW = ("steps", "skipped", "tokens", "padding")
+
+
+def dropout_seed(*key: int) -> int:
+    """A seed for (seed, step, micro-step, rank): neighbouring keys give unrelated seeds, 0 to 2^63 - 1."""
+    digest = hashlib.blake2b(b"".join(part.to_bytes(8, "little") for part in key), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step that is done, or queued on the device: how it went, and what a checkpoint after it would hold."""
+
+    skipped: distributed.HostCopy
+    """Whether its loss or gradient was infinite or NaN."""
+    state: TrainState
+    window: torch.Tensor
+    position: int
+    """Of its first sample in the stream."""
+
+
+class Trainer:
+    """Trains one engine on one stream of batches, the same way on one process and on many.
+
+    Args:
+        config: with `seed` and the sections train, schedule, checkpoint, evaluation and monitor of launch/config/.
+        engine: DeepSpeed's.
+        objective: see launch/pretrain/objectives.py.
+        evaluate: measures the model on the validation data, on every rank alike: value by name. It calls its argument
+            now and then, as a sign of life. None: no validation data.
+        flops: model FLOPs of a micro-batch.
+        facts: plain values kept in every checkpoint.
+    """
+
+    def __init__(self, config, *, engine, objective, evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
+                 flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
+                 environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
+                 facts: dict) -> None:
+        self.config, self.train = config, config.train
+        self.engine, self.objective = engine, objective
+        self.evaluate, self.flops = evaluate, flops
+        self.checkpoints, self.console = checkpoints, console
+        self.heartbeat, self.profiler = heartbeat, profiler
+        self.environment, self.device, self.facts = environment, device, facts
+        self.metrics: MetricsWriter | None = None
+        self.state = TrainState()
+        self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
+        self.inspector = Inspector(engine, device, environment.world_size)
+        self.show: Callable[[int], None] | None = None
+        self._window = torch.zeros(len(objective.NAMES) + len(_WINDOW), dtype=torch.float64, device=device)
+        self._pending: deque[_Step] = deque()  # steps whose outcome the host has not looked at yet, oldest first
+        self._stop_agreed = False
+        self._began = 0.0  # when the clock would have been started without interruption
+        self._seconds = 0.0  # by rank 0's clock, as all ranks know them
+        self._rate = 0.0
+        self._good = self.state, self._window.clone()  # after the last good step
+        self._skipped_in_a_row = 0
+        self._peak_doubted = False
+        self._saved: TrainState | None = None
+
+    @property
+    def saved_step(self) -> int | None:
+        """Step of the newest checkpoint."""
+        return self._saved and self._saved.step
+
+    def resume(self, step: int) -> None:
+        """Go on from a published checkpoint of this run."""
+        self.state, rank_states = self.checkpoints.load(self.engine, step)
+        for saved in rank_states:
+            self._window += saved["window"].to(self.device)
+        self._saved = self.state
+        self._seconds = self.state.seconds
+
+    def inherit(self, checkpoints: CheckpointManager, step: int) -> None:
+        """Take weights and moments of another run's checkpoint; everything else begins at 0."""
+        before, _ = checkpoints.load(self.engine, step)
+        self.state = TrainState(inherited_steps=before.optimizer_steps)
+
+    @property
+    def completion(self) -> str | None:
+        """Why the run needs no further step, or None."""
+        return completion(self.config, self.state)
+
+    def run(self, stream: Iterator[RankBatch], metrics: MetricsWriter | None, stop: StopRequest,
+            show: Callable[[int], None] | None = None) -> bool:
+        """Train until there is a `completion`; returns False if asked to stop before. A checkpoint is left either way.
+
+        Args:
+            stream: batches from `state.samples_consumed` on.
+            metrics: rank 0's writer, from `state.step` on; None elsewhere.
+            show: called with the step after each evaluation, on every rank: pictures and texts beside its numbers.
+
+        Raises:
+            UserError: loss or gradient were infinite or NaN too often in a row, or a checkpoint could not be written.
+        """
+        self.metrics, self.show = metrics, show
+        self.engine.train()
+        self._began = time.monotonic() - self.state.seconds
+        self._good = self.state, self._window.clone()
+        self._evaluate_if_due()
+        self.throughput.reset()
+        while not self.completion and not self._stop_agreed:
+            self.profiler.before(self.state.step)
+            self._advance(stream, stop)
+            self.profiler.after(self.state.step - 1)
+            ended = ending(self.train, self.state) is not None
+            if self.state.step % self.train.log_every_steps == 0 or ended:
+                self._log()
+            best = self._evaluate_if_due()
+            every = self.config.checkpoint.every_steps
+            if (every and self.state.step % every == 0) or (best and self.config.evaluation.keep_best):
+                self._save()
+        self.profiler.close()
+        self._save()
+        with self._not_training("save"):
+            self.checkpoints.publish()
+            if self.completion and not self._skipped_in_a_row:
+                self.checkpoints.retire(self.state.best_step)
+        return self.completion is not None
+
+    def _advance(self, stream: Iterator[RankBatch], stop: StopRequest) -> None:
+        """One optimizer step."""
+        self.heartbeat.beat(self.state.step, "data")
+        began = time.perf_counter()
+        batch = next(stream)
+        self.throughput.wait(time.perf_counter() - began)
+
+        self.heartbeat.beat(self.state.step, "collective")
+        seconds = time.monotonic() - self._began if self.environment.is_main else 0.0
+        counts = [*self.objective.counts(batch), stop.wanted, self.checkpoints.written(), seconds]
+        counts = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
+        totals = distributed.reduce_sum(counts)
+        # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
+        told = distributed.HostCopy(totals[-3:])
+
+        self._set_rate()
+        every = self.config.monitor.inspect_every_steps
+        inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
+        sums = torch.zeros(len(self.objective.NAMES), dtype=torch.float64, device=self.device)
+        for micro_step, micro_batch in enumerate(batch.micro_batches):
+            last = micro_step == len(batch.micro_batches) - 1
+            # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
+            self.engine.set_gradient_accumulation_boundary(last)
+            with self.inspector.watch() if inspect and last else contextlib.nullcontext():
+                sums += self._accumulate(micro_step, micro_batch, totals[:-3])
+
+        skipped = step_skipped(self.engine)
+        share = 1 / self.environment.world_size
+        own = torch.tensor([batch.num_tokens, batch.num_padding], dtype=torch.float64)
+        # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
+        self._window += torch.cat([
+            torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share,
+            own.to(self.device, non_blocking=True),
+        ])
+        self.throughput.add(batch.num_tokens)
+        self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
+                             samples_consumed=batch.position + batch.num_samples,
+                             tokens=self.state.tokens + batch.global_tokens)
+        self._pending.append(_Step(distributed.HostCopy(skipped), self.state, self._window.clone(), batch.position))
+        self._hear(*told.take())
+        self._settle(but=1)
+        if inspect:
+            self._settle()
+            self._write(self.inspector.scalars(), progress=False)
+
+    def _set_rate(self) -> None:
+        """Set the learning rate of the step, by its number or by the time used; the state then says how much that is.
+
+        A run with a time budget ends after the step that has seen it used up, so that its last rate is the schedule's
+        last one.
+        """
+        at, end = self.state.step, self.train.max_steps
+        if self.train.budget_seconds is not None:
+            at, end = self._seconds, self.train.budget_seconds
+            self.state = replace(self.state, seconds=self._seconds)
+        self._rate = self.train.learning_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
+        set_learning_rate(self.engine, self._rate)
+
+    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums."""
+        self.heartbeat.beat(self.state.step, "compute")
+        self.throughput.flops += self.flops(micro_batch)
+        key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
+        micro_batch = to_device(micro_batch, self.device)
+        output = self.engine(**micro_batch, dropout_seed=key)
+        loss, sums = self.objective(output, micro_batch, totals)
+        # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum. A loss that is
+        # infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none need ask.
+        share = torch.full_like(loss, self.environment.world_size).masked_fill(~loss.detach().isfinite(), math.nan)
+        self.engine.backward(loss * share, scale_wrt_gas=False)
+        self.engine.step()
+        return sums
+
+    def _hear(self, stops: float, written: float, seconds: float) -> None:
+        """Act on what all ranks know since this step began: wishes to stop, ranks that have written a checkpoint, rank
+        0's clock.
+        """
+        self._stop_agreed |= stops > 0
+        self._seconds = seconds
+        if written == self.environment.world_size:
+            with self._not_training("save"):
+                self.checkpoints.publish()
+
+    def _settle(self, but: int = 0) -> None:
+        """Look at the outcome of the steps done: skipped or good.
+
+        Args:
+            but: newest steps left for later: the last one may still be running on a GPU, which the host need not await.
+        """
+        failed = None
+        while len(self._pending) > but:
+            step = self._pending.popleft()
+            (skipped,) = step.skipped.take()
+            if skipped:
+                self._note_skip(step)
+            # An fp16 step that was skipped has changed the loss scale, and may well have been the scale's fault.
+            if not skipped or self.engine.fp16_enabled():
+                self._good = replace(step.state, skipped_steps=self.state.skipped_steps), step.window
+            if not skipped:
+                self._skipped_in_a_row = 0
+            if self._skipped_in_a_row == self.train.max_skipped_steps:
+                failed, but = step, 0  # newer steps are in the weights, if they were good
+        if failed:
+            self._give_up(failed)
+
+    def _note_skip(self, step: _Step) -> None:
+        self.state = replace(self.state, skipped_steps=self.state.skipped_steps + 1)
+        self._skipped_in_a_row += 1
+        self.console.warn(f"loss or gradient of {self._place(step)} are infinite or NaN; the step changes nothing")
+
+    @staticmethod
+    def _place(step: _Step) -> str:
+        return (f"step {step.state.step}, on samples {step.position:,} to {step.state.samples_consumed - 1:,} of the "
+                f"stream (epoch {step.state.epoch})")
+
+    def _give_up(self, last: _Step) -> None:
+        """Leave a checkpoint of the last good state and end the run."""
+        self._save()
+        self.checkpoints.publish()
+        kept = ", ".join(map(str, self.checkpoints.steps()))
+        raise UserError(
+            f"train.learning_rate: found {self.train.max_skipped_steps} steps in a row whose loss or gradient are "
+            f"infinite or NaN, the last being {self._place(last)}, expected fewer (train.max_skipped_steps); lower the "
+            f"rate, lengthen the warmup or look at the data; checkpoints are there of steps {kept}: remove those that "
+            "are too late to continue from"
+        )
+
+    def _evaluate_if_due(self) -> bool:
+        """Whether an evaluation was due and was the best so far."""
+        step, every = self.state.step, self.config.evaluation.every_steps
+        ended = ending(self.train, self.state)
+        due = step == 0 or ended or (every and step % every == 0)
+        if not due or self.evaluate is None or self.state.evaluated_step == step:
+            return False
+        self._settle()
+        if self._stop_agreed and not ended:
+            return False  # a stop leaves little time: the resume evaluates first
+        with self._not_training("evaluate"):
+            measured = self.evaluate(partial(self.heartbeat.beat, step, "evaluate"))
+            scalars = {f"validation/{name}": value for name, value in measured.items()}
+            self._write(scalars)
+            if self.show is not None:
+                self.show(step)
+        good_step = self._good[0].step  # the weights are still those, if steps have been skipped since
+        self.state = judged(self.config.evaluation, replace(self.state, evaluated_step=step), scalars, good_step)
+        self._state_changed()
+        return self.state.best_step == good_step
+
+    def _state_changed(self) -> None:
+        """Keep what a checkpoint would hold up to date, if the last step was a good one."""
+        if self._good[0].step == self.state.step:
+            self._good = self.state, self._window.clone()
+
+    def _log(self) -> None:
+        self._settle()
+        *sums, steps, _, tokens, padding = distributed.reduce_sum(self._window.clone()).tolist()
+        self._window.zero_()
+        self._state_changed()
+        scalars = {}
+        if steps > 0.5:  # whole numbers but for rounding; without a good step there is no loss
+            scalars["train/loss"] = sums[0] / steps
+            scalars |= {f"train/{name}": value for name, value in self.objective.scalars(sums).items()}
+        scalars["train/learning_rate"] = self._rate
+        norm = float(self.engine.get_global_grad_norm() or 0.0)
+        if math.isfinite(norm):  # a skipped step has none
+            scalars["train/gradient_norm"] = norm
+        scalars["train/skipped_steps"] = self.state.skipped_steps
+        if self.engine.fp16_enabled():
+            scalars["train/loss_scale"] = float(self.engine.optimizer.loss_scale)
+        scalars["data/padding_share"] = padding / (tokens + padding)
+        scalars["data/tokens"] = self.state.tokens
+        scalars["data/samples"] = self.state.samples_consumed
+        scalars["data/epoch"] = self.state.epoch
+        scalars |= self.throughput.scalars()
+        if scalars.get("speed/mfu", 0.0) > 1 and not self._peak_doubted:
+            self._peak_doubted = True
+            self.console.warn(f"speed/mfu: {scalars['speed/mfu']:.0%} of the peak cannot be: "
+                              f"{doubt_of_peak(self.device)}")
+        self._write(scalars)
+        self.throughput.reset()
+
+    @contextlib.contextmanager
+    def _not_training(self, phase: str) -> Iterator[None]:
+        self.heartbeat.beat(self.state.step, phase)
+        began = time.perf_counter()
+        yield
+        self.throughput.exclude(time.perf_counter() - began, phase)
+        self.heartbeat.beat(self.state.step, "data")
+
+    def _write(self, scalars: dict[str, float], progress: bool = True) -> None:
+        if self.metrics:
+            scalars = self.metrics.write(self.state.step, scalars)
+        if progress:
+            budget = self.train.budget_seconds
+            self.console.progress(self.state.step, self.train.max_steps, scalars,
+                                  None if budget is None else budget - self.state.seconds)
+
+    def _save(self) -> None:
+        """Begin to save the state after the last good step; what was skipped since is tried again from there."""
+        self._settle()
+        state, window = self._good
+        if self._saved == state:  # of a step alone it would not do: an evaluation after a resume changes the state
+            return
+        with self._not_training("save"):
+            if not self._skipped_in_a_row:
+                self.checkpoints.retire(state.best_step)
+            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()})
+            if not self.config.checkpoint.asynchronous:
+                self.checkpoints.publish()
+        self._saved = state

@@ -1,0 +1,589 @@
+"""Models in folders as Hugging Face has them: names of weights, config.json, model.safetensors, the tokenizer's files.
+
+What `transformers` has an architecture for (BERT, ModernBERT) is written for `transformers`. Other variants are written
+in our own format: the fields of BertConfig, and our own names of weights. `load_pretrained` reads both; `InFolders`
+makes objects of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.initialization import init_weights
+
+StateDict = dict[str, Tensor]
+
+# Modules: ours -> theirs, or several of theirs that ours stacks along the rows. {} is the number of a layer.
+_BERT = {
+    "bert.embeddings.word": ("bert.embeddings.word_embeddings",),
+    "bert.embeddings.position": ("bert.embeddings.position_embeddings",),
+    "bert.embeddings.segment": ("bert.embeddings.token_type_embeddings",),
+    "bert.embeddings.norm": ("bert.embeddings.LayerNorm",),
+    "bert.pooler.dense": ("bert.pooler.dense",),
+    "masked_lm.dense": ("cls.predictions.transform.dense",),
+    "masked_lm.norm": ("cls.predictions.transform.LayerNorm",),
+    "next_sentence.classifier": ("cls.seq_relationship",),
+    "classifier": ("classifier",),
+    "span": ("qa_outputs",),
+}
+_BERT_LAYER = {
+    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.output": ("attention.output.dense",),
+    "attention_norm": ("attention.output.LayerNorm",),
+    "cross_attention.query": ("crossattention.self.query",),
+    "cross_attention.key_value": ("crossattention.self.key", "crossattention.self.value"),
+    "cross_attention.output": ("crossattention.output.dense",),
+    "cross_attention_norm": ("crossattention.output.LayerNorm",),
+    "feed_forward.up": ("intermediate.dense",),
+    "feed_forward.down": ("output.dense",),
+    "feed_forward_norm": ("output.LayerNorm",),
+}
+_MODERN = {
+    "bert.embeddings.word": ("model.embeddings.tok_embeddings",),
+    "bert.embeddings.norm": ("model.embeddings.norm",),
+    "bert.encoder.final_norm": ("model.final_norm",),
+}
+_MODERN_HEADS = {  # all of them under the same names there
+    "masked_lm": {"masked_lm.dense": ("head.dense",), "masked_lm.norm": ("head.norm",)},
+    "classifier": {"transform.dense": ("head.dense",), "transform.norm": ("head.norm",), "classifier": ("classifier",)},
+    "span": {"transform.dense": ("head.dense",), "transform.norm": ("head.norm",), "span": ("classifier",)},
+}
+_MODERN_LAYER = {
+    "attention.qkv": ("attn.Wqkv",),
+    "attention.output": ("attn.Wo",),
+    "attention_norm": ("attn_norm",),
+    "feed_forward.up": ("mlp.Wi",),
+    "feed_forward.down": ("mlp.Wo",),
+    "feed_forward_norm": ("mlp_norm",),
+}
+# BERT has both; they are one where the embeddings are tied, else only the second is used.
+_TIED_BIAS, _UNTIED_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
+_DECODERS = {  # family -> names of the vocabulary projection's weight and bias
+    "bert": ("cls.predictions.decoder.weight", _TIED_BIAS),
+    "modernbert": ("decoder.weight", "decoder.bias"),
+}
+# Theirs that repeat another parameter or hold no weight.
+_REPEATED = (_UNTIED_BIAS, "bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_SEGMENTS = "bert.embeddings.token_type_embeddings.weight"  # BERT there is never without
+VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
+
+_BERT_DEFAULTS = (  # fields that must be as published
+    "position_embedding", "segment_padding_index", "embedding_norm", "normalization", "norm_position",
+    "gated_feed_forward", "linear_bias", "norm_bias", "decoder_bias", "pooler_activation", "mlm_head",
+    "local_attention_window", "classifier_transform",
+)
+_MODERN_VALUES = {
+    "position_embedding": "rotary", "type_vocab_size": 0, "embedding_norm": True, "normalization": "layer_norm",
+    "norm_position": "pre", "first_attention_norm": False, "gated_feed_forward": True, "gate_bias": True,
+    "pooler": False, "mlm_head": "bert", "is_decoder": False,
+}
+
+
+def family_of(config: BertConfig) -> str | None:
+    """The architecture of `transformers` that this configuration is: bert, modernbert, or None of them."""
+    published = BertConfig()
+    if all(getattr(config, name) == getattr(published, name) for name in _BERT_DEFAULTS):
+        return "bert"
+    if config.local_attention_window and all(getattr(config, name) == value for name, value in _MODERN_VALUES.items()):
+        return "modernbert"
+    return None
+
+
+def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, tuple[str, ...]]:
+    """Each of our parameters that a model of this configuration can have -> its names in `transformers`.
+
+    `head`: masked_lm, classifier or span, which ModernBERT does not tell apart by name.
+    """
+    family = family_of(config)
+    if family is None:
+        raise ModelError("model: this variant has no counterpart in transformers; it is kept in our own format")
+    modules = dict(_BERT) if family == "bert" else _MODERN | _MODERN_HEADS[head]
+    for layer in range(config.num_hidden_layers):
+        if family == "bert":
+            parts, theirs = _BERT_LAYER, f"bert.encoder.layer.{layer}."
+        else:
+            parts, theirs = _MODERN_LAYER, f"model.layers.{layer}."
+        ours = f"bert.encoder.layers.{layer}."
+        modules |= {ours + key: tuple(theirs + name for name in names) for key, names in parts.items()}
+    names = {
+        f"{our_module}.{kind}": tuple(f"{module}.{kind}" for module in their_modules)
+        for our_module, their_modules in modules.items()
+        for kind in ("weight", "bias")
+    }
+    weight, bias = _DECODERS[family]
+    names["masked_lm.decoder.bias"] = (bias,)
+    if not config.tie_word_embeddings:
+        names["masked_lm.decoder.weight"] = (weight,)
+    return names
+
+
+def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
+    """Our weights under the names of `transformers`, without the vocabulary's padding. Raises ModelError.
+
+    ModernBERT has no next-sentence head: ours is left out there. A BERT without segments gets one of zeros.
+    """
+    head = next((head for head in ("classifier", "span") if f"{head}.weight" in state_dict), "masked_lm")
+    names = huggingface_names(config, head)
+    result: StateDict = {}
+    for name, tensor in without_padding(state_dict, config).items():
+        if name.startswith("next_sentence.") and family_of(config) == "modernbert":
+            continue
+        if name not in names:
+            raise ModelError(f"{name}: this parameter has no counterpart in transformers")
+        result.update(zip(names[name], tensor.chunk(len(names[name])), strict=True))
+    if not config.tie_word_embeddings and _TIED_BIAS in result:
+        result[_UNTIED_BIAS] = result[_TIED_BIAS]
+    if not config.type_vocab_size and family_of(config) == "bert":
+        result[_SEGMENTS] = next(iter(result.values())).new_zeros(1, config.hidden_size)
+    return result
+
+
+def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: str = "") -> StateDict:
+    """The inverse of `to_huggingface`; also takes the old names gamma and beta, and a bare encoder's names.
+
+    `architecture`: the class's name in config.json, which alone tells ModernBERT's span from a classifier.
+    Raises ModelError for parts that are missing and for names that do not belong to the architecture.
+    """
+    theirs = {}
+    for name, tensor in state_dict.items():
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        theirs[name] = tensor
+    if not config.tie_word_embeddings and _UNTIED_BIAS in theirs:
+        theirs[_TIED_BIAS] = theirs[_UNTIED_BIAS]
+    bert = family_of(config) == "bert"
+    prefix = "bert." if bert else "model."
+    if not any(name.startswith(prefix) for name in theirs):
+        theirs = {prefix + name: tensor for name, tensor in theirs.items()}
+    if bert and not config.type_vocab_size:
+        theirs.pop(_SEGMENTS, None)
+    result: StateDict = {}
+    head = "masked_lm"
+    if "classifier.weight" in theirs:
+        head = "span" if architecture.endswith("ForQuestionAnswering") else "classifier"
+    for ours, parts in huggingface_names(config, head).items():
+        if any(part in theirs for part in parts):
+            missing = [part for part in parts if part not in theirs]
+            if missing:
+                raise ModelError(f"{missing[0]}: not found in the checkpoint, which has its siblings; it is damaged")
+            result[ours] = torch.cat([theirs.pop(part) for part in parts])
+    repeated = _REPEATED + (tuple(pair[0] for pair in _DECODERS.values()) if config.tie_word_embeddings else ())
+    for name in repeated:
+        theirs.pop(name, None)
+    if theirs:
+        raise ModelError(
+            f"{sorted(theirs)[0]}: found in the checkpoint, not part of the architecture ({len(theirs)} such names)"
+        )
+    return with_padding(result, config)
+
+
+def without_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
+    """Each parameter once (a tied decoder is left out), the vocabulary's matrices cut to vocab_size rows."""
+    result = dict(state_dict)
+    if config.tie_word_embeddings and "bert.embeddings.word.weight" in result:
+        result.pop("masked_lm.decoder.weight", None)
+    for name in VOCABULARY_ROWS:
+        if name in result:
+            result[name] = result[name][: config.vocab_size]
+    return result
+
+
+def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
+    """The inverse of `without_padding`: rows of zeros up to padded_vocab_size, and the tied decoder again."""
+    result = dict(state_dict)
+    for name in VOCABULARY_ROWS:
+        if name in result:
+            rows = result[name]
+            if len(rows) != config.vocab_size:
+                raise ModelError(f"{name}: found {len(rows)} rows, expected vocab_size = {config.vocab_size}")
+            missing = config.padded_vocab_size - len(rows)
+            result[name] = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
+    bare = config.mlm_head == "linear" and not config.decoder_bias  # a head that is the embeddings and nothing more
+    if config.tie_word_embeddings and (bare or any(name.startswith("masked_lm.") for name in result)):
+        result["masked_lm.decoder.weight"] = result["bert.embeddings.word.weight"]
+    return result
+
+
+OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
+
+_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
+_THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
+_PROBLEMS = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
+_SEGMENTS = "segment_embeddings"  # false in config.json: the one segment is of zeros, and stands for none
+# Fields that BERT's configuration in transformers has under the same name.
+_BERT_FIELDS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob",
+    "classifier_dropout", "layer_norm_eps", "initializer_range", "pad_token_id", "tie_word_embeddings",
+    "is_decoder", "add_cross_attention",
+)
+_MODERN_FIELDS = {  # ours -> ModernBERT's
+    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads", "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_position_embeddings", "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "norm_eps", "initializer_range": "initializer_range", "pad_token_id": "pad_token_id",
+    "tie_word_embeddings": "tie_word_embeddings", "local_attention_window": "local_attention",
+    "norm_bias": "norm_bias", "decoder_bias": "decoder_bias",
+}
+
+
+def config_to_huggingface(
+    config: BertConfig, architecture: str, dtype: torch.dtype, head: HeadConfig | None = None
+) -> dict:
+    """The content of config.json: of `transformers`' BERT or ModernBERT, or of our own format."""
+    family, rate = _export_family(config, architecture, head), config.classifier_dropout
+    if family is None:
+        values = {"model_type": OWN_MODEL_TYPE, "architectures": [architecture], **dataclasses.asdict(config)}
+        return values if head is None else values | {"head": dataclasses.asdict(head)}
+    values = {"model_type": family, "dtype": str(dtype).removeprefix("torch.")}
+    if family == "bert":
+        values |= {"architectures": [architecture], "hidden_act": _ACTIVATIONS[config.hidden_act]}
+        values |= {name: getattr(config, name) for name in _BERT_FIELDS}
+        if not config.type_vocab_size:  # which BERT there is never without
+            values |= {"type_vocab_size": 1, _SEGMENTS: False}
+    else:
+        theirs = architecture.replace("BertForPreTraining", "BertForMaskedLM")  # there are no pairs
+        values |= {"architectures": [f"Modern{theirs}"]}
+        values |= {theirs: getattr(config, ours) for ours, theirs in _MODERN_FIELDS.items()}
+        values |= {
+            "hidden_activation": _ACTIVATIONS[config.hidden_act],
+            "classifier_activation": _ACTIVATIONS[config.hidden_act],
+            **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), config.linear_bias),
+            **dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_prob),
+            "classifier_dropout": config.hidden_dropout_prob if rate is None else rate,
+            # The tokenizer's affair; ModernBERT's own ids, which would be taken, are of another vocabulary.
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
+            "global_attn_every_n_layers": config.global_attention_every,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": config.rotary_theta},
+                "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rotary_theta},
+            },
+        }
+    if head is not None:
+        values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
+        values["label2id"] = {label: number for number, label in enumerate(head.labels)}
+        values["problem_type"] = _PROBLEMS.get(head.problem)  # of a score it says nothing
+        if family == "modernbert":
+            values["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
+    return values
+
+
+def _export_family(config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
+    """The family in transformers that has this architecture and head; None: our own format."""
+    family = family_of(config)
+    if head and (head.layers != "last" or head.pieces != "none"):
+        return None
+    if family == "modernbert":
+        if architecture in ("BertModel", "BertForMaskedLM", "BertForPreTraining"):
+            return family
+        known = config.classifier_transform and architecture != "BertForNextSentencePrediction"
+        return family if known and not (head and (head.columns or head.pooling == "max")) else None
+    needs_pooler = architecture in ("BertForPreTraining", "BertForNextSentencePrediction",
+                                    "BertForSequenceClassification", "BertForMultipleChoice")
+    if (needs_pooler and not config.pooler) or (head and (head.columns or head.pooling != "pooler")):
+        return None
+    return family
+
+
+def config_from_huggingface(values: dict) -> BertConfig:
+    """BertConfig of the content of a config.json. Raises ModelError for architectures that we do not have."""
+    kind = values.get("model_type")
+    if kind == OWN_MODEL_TYPE:
+        known = {field.name for field in dataclasses.fields(BertConfig)}
+        return BertConfig(**{name: value for name, value in values.items() if name in known})
+    if kind == "modernbert":
+        return _modern_config(values)
+    if kind != "bert":
+        raise ModelError(f"config.json: found model_type {kind!r}, expected bert, modernbert or {OWN_MODEL_TYPE}")
+    if values.get("position_embedding_type", "absolute") != "absolute":
+        raise ModelError(
+            f"config.json: found position_embedding_type {values['position_embedding_type']!r}, expected absolute"
+        )
+    fields = {name: values[name] for name in _BERT_FIELDS if name in values}
+    fields["pad_token_id"] = fields.get("pad_token_id") or 0  # transformers may say null
+    return BertConfig(hidden_act=_activation(values.get("hidden_act", "gelu")), **fields)
+
+
+def _activation(name: str) -> str:
+    if name not in _THEIR_ACTIVATIONS:
+        raise ModelError(f"config.json: found activation {name!r}, expected one of {', '.join(_THEIR_ACTIVATIONS)}")
+    return _THEIR_ACTIVATIONS[name]
+
+
+def _modern_config(values: dict) -> BertConfig:
+    fields = {ours: values[theirs] for ours, theirs in _MODERN_FIELDS.items() if theirs in values}
+    fields["pad_token_id"] = fields.get("pad_token_id") or 0  # as BERT's
+    biases = {values.get(name, False) for name in ("attention_bias", "mlp_bias", "classifier_bias")}
+    if len(biases) > 1:
+        raise ModelError("config.json: found attention_bias, mlp_bias, classifier_bias unequal, expected all equal")
+    activations = [values.get(f"{name}_activation", "gelu") for name in ("hidden", "classifier")]
+    if len(set(activations)) > 1:
+        raise ModelError(f"config.json: found hidden and classifier activation {activations}, expected them equal")
+    bases = _rotary_bases(values)
+    every = values.get("global_attn_every_n_layers", 3)
+    kinds = values.get("layer_types")
+    expected = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(kinds or []))]
+    if kinds and kinds != expected:
+        raise ModelError(f"config.json: found layer_types that are not global every {every} layers")
+    return BertConfig(
+        **fields,
+        hidden_act=_activation(activations[0]),
+        hidden_dropout_prob=values.get("mlp_dropout", 0.0),
+        linear_bias=biases.pop(),
+        rotary_theta=bases["full_attention"],
+        local_rotary_theta=bases["sliding_attention"],
+        global_attention_every=every,
+        position_embedding="rotary",
+        type_vocab_size=0,
+        norm_position="pre",
+        first_attention_norm=False,
+        gated_feed_forward=True,
+        classifier_transform=True,
+        classifier_dropout=values.get("classifier_dropout", 0.0),
+        pooler=False,
+    )
+
+
+def _rotary_bases(values: dict) -> dict[str, float]:
+    """Base of the frequencies by kind of layer; raises ModelError for frequencies that are scaled."""
+    bases = {"full_attention": values.get("global_rope_theta", 160_000.0),
+             "sliding_attention": values.get("local_rope_theta", 10_000.0)}
+    for field in ("rope_scaling", "rope_parameters"):
+        given = values.get(field) or {}
+        layers = {layer: given.get(layer) or {} for layer in bases}
+        for rope in (given, *layers.values()):
+            kind = rope.get("rope_type") or rope.get("type") or "default"
+            if kind != "default":
+                raise ModelError(f"config.json: found rope_type {kind!r} in {field}, expected default: scaled rotary "
+                                 "positions are not computed here; take a model without them")
+        bases = {layer: layers[layer].get("rope_theta", base) for layer, base in bases.items()}
+    return bases
+
+
+def architecture_of(state_dict: StateDict) -> str:
+    """The class that these weights belong to, told by the heads among them."""
+    heads = {name.split(".")[0] for name in state_dict}
+    if {"masked_lm", "next_sentence"} <= heads:
+        return "BertForPreTraining"
+    for head, architecture in (
+        ("masked_lm", "BertForMaskedLM"),
+        ("next_sentence", "BertForNextSentencePrediction"),
+        ("span", "BertForQuestionAnswering"),
+    ):
+        if head in heads:
+            return architecture
+    if "classifier" in heads:
+        raise ModelError("architecture: several classes have a classifier, expected its name; give architecture")
+    return "BertModel"
+
+
+def save_pretrained(
+    folder: str | os.PathLike, config: BertConfig, state_dict: StateDict,
+    tokenizer_folder: str | os.PathLike | None = None, *, architecture: str | None = None,
+    head: HeadConfig | None = None, notes: dict[str, Any] | None = None,
+) -> None:
+    """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
+
+    `state_dict`: of one of our models, on any device; what is published is the logical vocabulary, tied
+    weights once. `architecture`: the name of the model's class, needed for classifiers, whose labels `head`
+    holds. `transformers` loads the folder with no missing and no unexpected key, if it has the architecture;
+    variants it lacks are written in our own format. `notes`: further entries of config.json. Files appear whole
+    or not at all. Raises ModelError without a tokenizer in `tokenizer_folder`.
+    """
+    folder = Path(folder)
+    architecture = architecture or architecture_of(state_dict)
+    if not any(name.startswith("bert.") for name in state_dict):
+        state_dict = {f"bert.{name}": tensor for name, tensor in state_dict.items()}
+    own = _export_family(config, architecture, head) is None
+    weights = without_padding(state_dict, config) if own else to_huggingface(state_dict, config)
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+    dtype = state_dict["bert.embeddings.word.weight"].dtype
+    values = config_to_huggingface(config, architecture, dtype, head) | (notes or {})
+    folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer_folder is not None:
+        _copy_tokenizer(Path(tokenizer_folder), folder, segments=config.type_vocab_size > 1)
+    aside = folder / "model.safetensors.tmp"
+    save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
+    os.replace(aside, folder / "model.safetensors")
+    aside = folder / "config.json.tmp"
+    aside.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(aside, folder / "config.json")
+
+
+def _copy_tokenizer(source: Path, folder: Path, segments: bool) -> None:
+    """Copies of the tokenizer's files, which give the model `segments` if it has them; one that has none is not to be
+    given any, which transformers' classes before 5.0 refuse.
+    """
+    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not found:
+        raise ModelError(f"{source}: found none of {', '.join(TOKENIZER_FILES)}, expected a tokenizer; name its folder")
+    for name in found:
+        if not (folder / name).exists() or not (folder / name).samefile(source / name):
+            shutil.copyfile(source / name, folder / name)
+    path = folder / "tokenizer_config.json"
+    if path.exists():
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values["model_input_names"] = ["input_ids", *["token_type_ids"] * segments, "attention_mask"]
+        path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
+    """Configuration and weights, under our names, of a folder in Hugging Face's or in our own format.
+
+    Reads model.safetensors, or an old pytorch_model.bin with weights_only. Raises ModelError for what is
+    missing, damaged or of another architecture.
+    """
+    folder = Path(folder)
+    values = _read_config(folder)
+    config = config_from_huggingface(values)
+    weights = _read_weights(folder)
+    if values["model_type"] == OWN_MODEL_TYPE:
+        return config, with_padding(weights, config)
+    weights = from_huggingface(weights, config, (values.get("architectures") or [""])[0])
+    segments = "bert.embeddings.segment.weight"
+    # Training in transformers moves the zeros, and makes a segment of them as others are.
+    if values.get(_SEGMENTS) is False and segments in weights and not weights[segments].any():
+        config = dataclasses.replace(config, type_vocab_size=0)
+        del weights[segments]
+    return config, weights
+
+
+def load_architecture(folder: str | os.PathLike) -> str:
+    """Name of our class that a model folder was saved from, as config.json says. Raises ModelError if it names none."""
+    values = _read_config(Path(folder))
+    if not values.get("architectures"):
+        raise ModelError(f"{folder}: found no architectures in config.json, expected the name of the model's class, "
+                         "such as BertForMaskedLM; add it")
+    return values["architectures"][0].removeprefix("Modern")
+
+
+def load_note(folder: str | os.PathLike, name: str) -> Any:
+    """What `save_pretrained` was given as a note of this name; None if config.json has none."""
+    return _read_config(Path(folder)).get(name)
+
+
+def load_head(folder: str | os.PathLike) -> HeadConfig | None:
+    """Labels and kind of the classifier in a model folder; None if config.json says nothing of one."""
+    values = _read_config(Path(folder))
+    if values.get("head"):
+        head = values["head"]
+        columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
+        return HeadConfig(**head | {"labels": tuple(head["labels"]), "columns": columns})
+    pooling = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
+    labels = HeadConfig.labels  # transformers leaves out default ones
+    if values.get("id2label"):
+        labels = tuple(label for _, label in sorted(values["id2label"].items(), key=lambda item: int(item[0])))
+    elif pooling == "pooler" and not values.get("problem_type"):
+        return None
+    problems = {theirs: ours for ours, theirs in _PROBLEMS.items()}
+    problem = problems.get(values.get("problem_type"), "single_label")
+    if len(labels) == 1 and problem == "single_label":
+        problem = "score"
+    return HeadConfig(labels, problem, pooling=pooling)
+
+
+def _read_config(folder: Path) -> dict:
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / 'config.json'}: {error}; expected a model folder, as cloze export makes") from None
+
+
+def _read_weights(folder: Path) -> StateDict:
+    path = folder / "model.safetensors"
+    old = folder / "pytorch_model.bin"
+    if not path.is_file() and not old.is_file():
+        raise ModelError(f"{folder}: found neither model.safetensors nor pytorch_model.bin")
+    try:
+        return load_file(path) if path.is_file() else _read_old_weights(old)
+    except (OSError, RuntimeError, SafetensorError, EOFError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{folder}: the weights cannot be read ({reason}); fetch or export them again") from None
+
+
+def _read_old_weights(path: Path) -> StateDict:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # whatever a file that is no archive of tensors makes of the reader
+        raise ModelError(
+            f"{path}: refused, it is damaged or holds more than weights ({type(error).__name__}); convert it to "
+            "safetensors"
+        ) from None
+
+
+class InFolders:
+    """What makes a model class loadable from a folder, and its objects savable to one."""
+
+    takes_head = False
+    """Whether the constructor takes a `head`."""
+    new_parameters: tuple[str, ...] = ()
+    """After from_folder: the parameters of a head that the folder did not hold and that were drawn."""
+
+    @classmethod
+    def from_folder(
+        cls, folder: str | os.PathLike, *, head: HeadConfig | None = None, new_head_seed: int | None = None, **options
+    ):
+        """The model in `folder`, in evaluation mode; heads of the folder that this class lacks are left out.
+
+        `head`: labels of a new classifier; None takes the folder's. `new_head_seed`: draws a head that the
+        folder lacks (or that has other labels); without a seed that raises ModelError, but a BertModel that was saved
+        without its pooler has none. `options`: of the constructor.
+        """
+        config, weights = load_pretrained(folder)
+        pooled = any(name.startswith("bert.pooler.") for name in weights)
+        if new_head_seed is None and not pooled and load_note(folder, "architectures") == ["BertModel"]:
+            config = dataclasses.replace(config, pooler=False)  # which config.json of transformers does not say
+        if cls.takes_head:
+            options["head"] = head or load_head(folder)
+        return cls.from_weights(config, weights, str(folder), new_head_seed=new_head_seed, **options)
+
+    @classmethod
+    def from_weights(
+        cls, config: BertConfig, weights: StateDict, source: str, *, new_head_seed: int | None = None, **options
+    ):
+        """The same from weights under our names; `source` names them in errors."""
+        if config.classifier_transform and config.mlm_head == "bert":
+            # One head of these names in ModernBERT: a classifier goes on with that of masked language modelling.
+            learned = {name.replace("masked_lm.", "transform."): tensor for name, tensor in weights.items()
+                       if name.startswith(("masked_lm.dense.", "masked_lm.norm."))}
+            weights = learned | weights
+        model = cls(config, **options)
+        prefix = "" if hasattr(model, "bert") else "bert."
+        wanted = {prefix + name: tensor.shape for name, tensor in model.state_dict().items()}
+        fitting = {name: weights[name] for name in wanted if name in weights and weights[name].shape == wanted[name]}
+        lacking = tuple(name for name in wanted if name not in fitting)
+        broken = [name for name in lacking if name.startswith("bert.") and ".pooler." not in name]
+        if broken:
+            raise ModelError(f"{source}: {broken[0]} is missing or misshapen, expected the whole encoder")
+        if lacking and new_head_seed is None:
+            raise ModelError(
+                f"{source}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
+            )
+        if lacking:
+            init_weights(model, new_head_seed)
+        found = {name.removeprefix(prefix): tensor for name, tensor in fitting.items()}
+        model.load_state_dict(found, strict=False)  # every name was accounted for above
+        model.new_parameters = tuple(name.removeprefix(prefix) for name in lacking)
+        return model.eval()
+
+    def save(self, folder: str | os.PathLike, tokenizer_folder: str | os.PathLike | None = None) -> None:
+        """Write the model as `save_pretrained` does."""
+        head, name = getattr(self, "head", None), type(self).__name__
+        save_pretrained(folder, self.config, self.state_dict(), tokenizer_folder, architecture=name, head=head)

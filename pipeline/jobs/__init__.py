@@ -1,0 +1,1 @@
+"""Offline jobs: prepare and vocabulary with their stages, inspect, verify."""

@@ -1,0 +1,234 @@
+"""Stage 2 of preparing: a range of hashes to a shard. Collect its documents, build samples, draw masks, write."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from cloze.pipeline import ragged
+from cloze.pipeline.jobs.tokenize_stage import load_tokenizer
+from cloze.pipeline.samples.masking import MaskingRules, draw_sets
+from cloze.pipeline.samples.samples import Documents, SampleBuilder
+from cloze.pipeline.shards.manifest import ShardInfo
+from cloze.pipeline.shards.shards import write_shard
+from cloze.pipeline.storage import publish_text, publishing, readable_errors
+
+_COPIES = 0  # purposes of draws
+_SAMPLES = 1
+_MASKS = 2
+_BEGINS = 1  # a mark, not an id
+
+
+@dataclass(frozen=True)
+class BuildTask:
+    """One shard of one split at one length: documents with low <= hash < high, for every pair set and mask set."""
+
+    split: str
+    number: int
+    low: int
+    high: int
+    parts: list[str]
+    weights: list[float]
+    preparation: dict
+    tokenizer: str
+    fingerprint: str
+    folder: str
+    output: str
+    estimated_tokens: int
+
+    @property
+    def max_length(self) -> int:
+        return self.preparation["max_length"]
+
+    @property
+    def report_path(self) -> Path:
+        return Path(self.folder) / f"{self.max_length}-{self.split}-{self.number:05d}.json"
+
+
+@dataclass
+class ShardReport:
+    """What a task wrote and counted. unigrams (vocab_size,): occurrences in the samples of the first pair set."""
+
+    shards: list[ShardInfo]
+    counts: dict[str, int]
+    length_histogram: list[int]
+    unigrams: np.ndarray
+
+    def save(self, path: Path) -> None:
+        with publishing(path.with_suffix(".npy"), durable=False) as aside, open(aside, "wb") as file:
+            np.save(file, self.unigrams)
+        content = asdict(self)
+        del content["unigrams"]
+        publish_text(path, json.dumps(content), durable=False)
+
+    @classmethod
+    def load(cls, path: Path) -> "ShardReport | None":
+        """The report of a complete task; None if there is none that can be read."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content["shards"] = [ShardInfo(**shard) for shard in content["shards"]]
+            return cls(**content, unigrams=np.load(path.with_suffix(".npy")))
+        except (FileNotFoundError, ValueError, KeyError, TypeError, EOFError):
+            return None
+
+
+def build(task: BuildTask) -> ShardReport:
+    """Run one task, or find that it is complete."""
+    if (complete := ShardReport.load(task.report_path)) is not None:
+        return complete
+    tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
+    documents, counts = collect(task, tokenizer.dtype)
+    preparation = task.preparation
+    builder = SampleBuilder(preparation["samples"], task.max_length, tokenizer.special_tokens)
+    rules = MaskingRules(
+        config=preparation["masking"],
+        max_length=task.max_length,
+        vocab_size=tokenizer.vocab_size,
+        special_tokens=tokenizer.special_tokens,
+        continues_word=tokenizer.continues_word,
+    )
+    report = ShardReport([], counts, [0] * (task.max_length + 1), np.zeros(tokenizer.vocab_size, np.int64))
+    pair_sets = preparation["samples"]["pair_sets"] if task.split == "train" else 1
+    for pair_set in range(pair_sets if len(documents) else 0):
+        draws = (preparation["seed"], _SAMPLES, task.split, task.number, pair_set)
+        samples, flow = builder.build(documents, draws)
+        key = _number((preparation["seed"], _MASKS, task.split, task.number, pair_set))
+        begins = None
+        if tokenizer.space_begins_word and preparation["mask_sets"] and preparation["masking"]["strategy"] != "token":
+            begins = builder.build(_marks(documents), draws)[0].input_ids == _BEGINS
+        masks = draw_sets(rules, samples, key, preparation["mask_sets"], begins)
+        name = f"shard-{task.number:05d}" + (f"-pairs-{pair_set}" if pair_sets > 1 else "")
+        report.shards.append(
+            write_shard(
+                Path(task.output) / task.split / f"{name}.arrow",
+                samples, masks, tokenizer.vocab_size, pair_set, preparation["shards"]["compression"],
+            )
+        )
+        _count(report, samples, masks, flow, tokenizer.special_tokens.mask)
+        histogram = np.bincount(samples.lengths, minlength=task.max_length + 1)
+        report.length_histogram = (np.array(report.length_histogram) + histogram).tolist()
+        if pair_set == 0:
+            report.unigrams += np.bincount(samples.input_ids, minlength=tokenizer.vocab_size)
+    report.unigrams[tokenizer.special_tokens.ids] = 0
+    report.save(task.report_path)
+    return report
+
+
+def _marks(documents: Documents) -> Documents:
+    """The same documents with _BEGINS for the first token of each sentence and 0 for others: what is built of them has
+    its marks where the samples have those tokens. Where the space before a word is a part of it, tokens don't say that
+    the first word of a line begins."""
+    marks = np.zeros_like(documents.tokens)
+    starts = documents.sentence_offsets[:-1]
+    marks[starts[starts < len(marks)]] = _BEGINS
+    return replace(documents, tokens=marks)
+
+
+def _number(key: tuple) -> tuple[int, ...]:
+    """A key of numbers and names as numbers, for numpy's seeding."""
+    return tuple(int.from_bytes(part.encode(), "big") if isinstance(part, str) else part for part in key)
+
+
+def _count(report: ShardReport, samples, masks, flow: dict[str, int], mask_id: int) -> None:
+    labels = samples.next_sentence_label
+    found = {
+        **flow,
+        "samples": len(samples),
+        "tokens": len(samples.input_ids),
+        "pairs": int((labels >= 0).sum()),
+        "pairs_random": int((labels == 1).sum()),
+    }
+    if masks:
+        first = masks[0]  # stands for all: they are drawn alike
+        counts = np.diff(first.offsets)
+        originals = samples.input_ids[np.repeat(samples.offsets[:-1], counts) + first.positions]
+        found["masked"] = len(first.ids)
+        found["masked_by_mask"] = int((first.ids == mask_id).sum())
+        found["masked_kept"] = int((first.ids == originals).sum())
+        found["masked_by_random"] = found["masked"] - found["masked_by_mask"] - found["masked_kept"]
+    for name, count in found.items():
+        report.counts[name] = report.counts.get(name, 0) + count
+
+
+def collect(task: BuildTask, dtype) -> tuple[Documents, dict[str, int]]:
+    """The documents of a task in the order of their hash, duplicates and short ones left out; then, in the same
+    order, the further copies that weights ask for."""
+    columns = {name: [] for name in ("hash", "hash_rest", "document", "order", "source", "num_sentences", "num_tokens")}
+    sentences, tokens = [np.empty(0, np.int64)], [np.empty(0, dtype)]
+    for name in task.parts:
+        part = _read_part(Path(task.folder) / name, task.low, task.high)
+        if part is None:
+            continue
+        for key, values in part.items():
+            {"sentences": sentences, "tokens": tokens}.get(key, columns.get(key)).append(values)
+    if not columns["hash"]:
+        columns = {name: [np.empty(0, np.uint64)] for name in columns}
+    table = {name: np.concatenate(values) for name, values in columns.items()}
+    sentences, tokens = np.concatenate(sentences), np.concatenate(tokens)
+    num_sentences, num_tokens = table["num_sentences"].astype(np.int64), table["num_tokens"].astype(np.int64)
+    order = np.lexsort((table["order"], table["hash_rest"], table["hash"]))
+    same = np.zeros(len(order), bool)
+    same[1:] = (np.diff(table["hash"][order]) == 0) & (np.diff(table["hash_rest"][order]) == 0)
+    short = num_tokens[order] < task.preparation["samples"]["min_document_tokens"]
+    kept = order[~same & ~short]
+    counts = {
+        "documents": len(kept),
+        "documents_duplicate": int(same.sum()),
+        "documents_short": int((short & ~same).sum()),
+        "tokens_duplicate": int(num_tokens[order][same].sum()),
+        "tokens_short": int(num_tokens[order][short & ~same].sum()),
+        "tokens_kept": int(num_tokens[kept].sum()),
+    }
+    copies = _copies(task, table["source"][kept], table["hash_rest"][kept])
+    counts["documents_with_copies"] = int(copies.sum())
+    # All first copies, then all second ones: a sample that crosses documents must not show two copies of one.
+    kept = np.concatenate([kept[:0], *(kept[copies > copy] for copy in range(copies.max(initial=0)))])
+    sentence_starts = ragged.to_offsets(num_sentences)[:-1]
+    token_starts = ragged.to_offsets(num_tokens)[:-1]
+    lengths = ragged.gather(sentences, sentence_starts[kept], num_sentences[kept]).astype(np.int64)
+    sentences_kept = num_sentences[kept]
+    if task.preparation["samples"]["objective"] != "given_pairs" and not lengths.all():
+        # Lines of pairs may have an empty segment, which is no sentence to other objectives.
+        owner = np.repeat(np.arange(len(kept)), sentences_kept)[lengths > 0]
+        sentences_kept = np.bincount(owner, minlength=len(kept))
+        lengths = lengths[lengths > 0]
+    documents = Documents(
+        tokens=ragged.gather(tokens, token_starts[kept], num_tokens[kept]),
+        sentence_offsets=ragged.to_offsets(lengths),
+        document_offsets=ragged.to_offsets(sentences_kept),
+        ids=table["document"][kept],
+        keys=table["hash"][kept],
+    )
+    return documents, counts
+
+
+def _copies(task: BuildTask, source: np.ndarray, hash_rest: np.ndarray) -> np.ndarray:
+    """Copies of each document: the whole part of its source's weight, and one more for a share given by its hash."""
+    weight = np.array(task.weights)[source.astype(np.int64)]
+    seed = hashlib.sha256(f"{task.preparation['seed']}/{_COPIES}".encode()).digest()
+    mixed = hash_rest ^ np.uint64(int.from_bytes(seed[:8], "big"))
+    return np.floor(weight).astype(np.int64) + (mixed.astype(np.float64) / 2**64 < weight % 1)
+
+
+def _read_part(path: Path, low: int, high: int) -> dict[str, np.ndarray] | None:
+    with readable_errors(path):
+        with pa.memory_map(str(path)) as source:
+            batch = pa.ipc.open_file(source).get_batch(0)
+            hashes = ragged.from_arrow(batch.column("hash"))
+            start = int(np.searchsorted(hashes, np.uint64(low)))
+            stop = len(hashes) if high > 2**64 - 1 else int(np.searchsorted(hashes, np.uint64(high)))
+            if start == stop:
+                return None
+            found = {
+                name: ragged.from_arrow(batch.column(name))[start:stop].copy()
+                for name in ("hash", "hash_rest", "document", "order", "source")
+            }
+            for name in ("sentences", "tokens"):
+                column = batch.column(name)
+                offsets = ragged.from_arrow(column.offsets)[start : stop + 1]
+                found[f"num_{name}"] = np.diff(offsets)
+                found[name] = ragged.from_arrow(column.values)[offsets[0] : offsets[-1]].copy()
+    return found

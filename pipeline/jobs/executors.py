@@ -1,0 +1,189 @@
+"""Where tasks run: in this process, in spawned processes, or on a Dask cluster; one concurrent.futures interface."""
+
+import importlib
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+
+import pyarrow as pa
+
+from cloze.pipeline.allocator import keep_freed_pages
+from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.errors import UserError
+
+_CONNECT_SECONDS = 20  # a scheduler that is there answers in one; a cluster that has just started in some more
+_DIED = (
+    "a worker process died (killed, or out of memory); run the same command again, it continues where it was, "
+    "with fewer --workers if memory was short"
+)
+
+_NO_MEMORY = (
+    "a task found too little memory; a worker needs up to 1.5 GB: run the same command again, it continues where it "
+    "was, with fewer --workers or a lower --shards.target_tokens"
+)
+
+
+class LocalExecutor(Executor):
+    """`workers` processes: this one, which works while it waits (see `help`), and spawned ones.
+
+    A task goes to a process when that is free, so that none waits behind another; while the others start, this one
+    has begun.
+    """
+
+    def __init__(self, workers: int):
+        self._waiting: deque[tuple[Future, Callable]] = deque()
+        self._free = workers - 1  # spawned processes without a task
+        self._lock = threading.Lock()
+        self._pool = None
+        keep_freed_pages()
+        if workers > 1:
+            context = multiprocessing.get_context("spawn")  # a forked `tokenizers` deadlocks (datasets#620, #5094)
+            self._pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=start_worker)
+            self._pool.submit(int)  # the first task, even an empty one, starts all processes
+
+    def submit(self, function: Callable, /, *args, **kwargs) -> Future:
+        future: Future = Future()
+        self._waiting.append((future, partial(function, *args, **kwargs)))
+        self._feed()
+        return future
+
+    def help(self) -> bool:
+        """Run a task that waits, if there is one, in this process."""
+        with self._lock:
+            task = self._next()
+        if task is not None:
+            future, call = task
+            try:
+                future.set_result(call())
+            except Exception as error:
+                future.set_exception(error)
+        return task is not None
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
+
+    def _next(self) -> tuple[Future, Callable] | None:
+        while self._waiting:
+            task = self._waiting.popleft()
+            if task[0].set_running_or_notify_cancel():
+                return task
+        return None
+
+    def _feed(self) -> None:
+        """Give waiting tasks to free processes; the pool's own thread does so when a task has ended."""
+        while True:
+            with self._lock:
+                task = self._next() if self._free else None
+                if task is None:
+                    return
+                self._free -= 1
+            future, call = task
+            try:
+                self._pool.submit(call).add_done_callback(partial(self._ended, future))
+            except RuntimeError as error:  # the pool is broken
+                future.set_exception(error)
+
+    def _ended(self, future: Future, done: Future) -> None:
+        with self._lock:
+            self._free += 1
+        if (error := done.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(done.result())
+        self._feed()
+
+
+def start_worker() -> None:
+    """Make a worker process use one core: workers are counted in cores."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    keep_freed_pages()
+    with suppress(OSError):  # where memory runs out, Linux shall end a worker and not the parent, which can tell of it
+        Path("/proc/self/oom_score_adj").write_text("500")
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    # What tasks need is imported now, while the parent process still plans, and not with the first task.
+    importlib.import_module("cloze.pipeline.jobs.tokenize_stage")
+    importlib.import_module("cloze.pipeline.jobs.build_stage")
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has gone: killed, that can't say so, and the queue of tasks would never end."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+@contextmanager
+def open_executor(config: PrepareConfig) -> Iterator[Executor]:
+    """The executor that the configuration asks for. Raises UserError if a cluster can't be reached, or is lost."""
+    if config.executor == "dask":
+        yield from _dask(config.scheduler)
+    else:
+        executor = LocalExecutor(config.workers)
+        try:
+            yield executor
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _dask(address: str) -> Iterator[Executor]:
+    try:
+        from distributed import Client
+        from distributed.comm import CommClosedError
+    except ImportError as error:
+        raise UserError("executor dask: the library is missing; pip install 'cloze[dask]'") from error
+    try:
+        client = Client(address, timeout=_CONNECT_SECONDS)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UserError(f"scheduler: no Dask scheduler answers at {address}; check the address") from error
+    try:
+        with client:
+            if not client.scheduler_info()["workers"]:
+                raise UserError(f"scheduler: {address} has no workers; start some with `dask worker {address}`")
+            yield client.get_executor(pure=False)
+    except (CancelledError, CommClosedError) as error:  # a client that has lost its scheduler cancels all tasks
+        raise UserError(
+            f"scheduler: lost the one at {address}, expected it to stay; start one and run the same command again, it "
+            "continues where it was"
+        ) from error
+
+
+def run_tasks(
+    executor: Executor, function: Callable, tasks: list, weights: list[int], on_result: Callable[[int, object], None]
+) -> None:
+    """Run all tasks, the heaviest first, so that no long one is left at the end.
+
+    `on_result(place, result)` is called in this process as they end, in any order. The first failure cancels what
+    hasn't begun and is raised: a worker's failure is the job's failure.
+    """
+    places: dict[Future, int] = {}
+    ended: SimpleQueue[Future] = SimpleQueue()
+    try:
+        for place in sorted(range(len(tasks)), key=lambda place: -weights[place]):
+            future = executor.submit(function, tasks[place])
+            places[future] = place
+            future.add_done_callback(ended.put)
+        while places:
+            if ended.empty() and isinstance(executor, LocalExecutor) and executor.help():
+                continue
+            future = ended.get()
+            on_result(places.pop(future), future.result())
+    except BrokenProcessPool as error:
+        raise UserError(_DIED) from error
+    except MemoryError as error:
+        raise UserError(_NO_MEMORY) from error
+    except Exception as error:
+        if type(error).__name__ == "KilledWorker":  # Dask: a task whose worker died four times
+            raise UserError(_DIED) from error
+        raise
+    finally:
+        for future in places:
+            future.cancel()

@@ -1,0 +1,107 @@
+"""`cloze verify`: hash everything again and name what is damaged."""
+
+from pathlib import Path
+
+from cloze.pipeline.config import VerifyConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.inspecting import tokens_lost
+from cloze.pipeline.progress import Progress, Silent
+from cloze.pipeline.shards.manifest import FILE_NAME, Manifest, ShardInfo
+from cloze.pipeline.storage import readable_errors, sha256_of
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int, list[str]]:
+    """Check a prepared folder, its further lengths included: (parts checked, a line for each that is damaged)."""
+    progress = progress or Silent()
+    manifests, damaged = [Manifest.load(config.data)], []
+    further = _further_folders(manifests[0])
+    for folder in further:
+        try:
+            manifests.append(Manifest.load(folder))
+        except UserError as error:
+            damaged.append(str(error))
+    shards = [(m, shard) for m in manifests for split in m.splits.values() for shard in split.shards]
+    progress.stage("verify", sum(shard.bytes for _, shard in shards), "bytes")
+    for manifest, shard in shards:
+        damaged += check_shard(manifest.folder / shard.file, shard)
+        progress.advance(shard.bytes, 0, shard.tokens)
+    for manifest in manifests:
+        if _is_old(manifest):
+            progress.note(
+                f"{manifest.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "
+                "tokenizer's files; not all changes of these can be seen"
+            )
+        damaged += [*_check_manifest(manifest), *_check_tokenizer(manifest)]
+    return len(shards) + 2 * (1 + len(further)), damaged
+
+
+def _is_old(manifest: Manifest) -> bool:
+    return manifest.sha256 is None and manifest.tokenizer_files is None
+
+
+def _further_folders(manifest: Manifest) -> list[Path]:
+    if manifest.more_lengths is None:
+        return sorted(path for path in manifest.folder.glob("length-*") if path.is_dir())
+    return [manifest.folder / f"length-{length}" for length in manifest.more_lengths]
+
+
+def check_shard(path: Path, shard: ShardInfo) -> list[str]:
+    """A line that says what is wrong with a shard, or none. Raises UserError if it can't be read."""
+    if not path.is_file():
+        return [f"{path}: missing"]
+    if path.stat().st_size != shard.bytes:
+        return [f"{path}: found {path.stat().st_size} bytes, expected {shard.bytes}"]
+    return _check_hash(path, shard.sha256)
+
+
+def _check_hash(path: Path, expected: str) -> list[str]:
+    with readable_errors(path):
+        digest = sha256_of(path)
+    return [f"{path}: found SHA-256 {digest[:12]}…, expected {expected[:12]}…"] * (digest != expected)
+
+
+def _check_manifest(manifest: Manifest) -> list[str]:
+    """Against its hash; and it says most things twice."""
+    path = manifest.folder / FILE_NAME
+    if not _is_old(manifest) and manifest.sha256 != manifest.own_hash:
+        return [f"{path}: found SHA-256 {manifest.own_hash[:12]}…, expected {str(manifest.sha256)[:12]}…"]
+    damaged = []
+    if lost := tokens_lost(manifest):
+        damaged.append(f"{path}: found {lost:,} tokens lost, expected none")
+    for name, split in manifest.splits.items():
+        lengths = split.length_histogram
+        for count, by_length, by_shard in (
+            ("samples", sum(lengths), sum(shard.samples for shard in split.shards)),
+            ("tokens", sum(n * times for n, times in enumerate(lengths)), sum(shard.tokens for shard in split.shards)),
+        ):
+            if not split.counts.get(count, 0) == by_length == by_shard:
+                damaged.append(
+                    f"{path}: {name}: found {split.counts.get(count, 0)} {count}, "
+                    f"{by_length} by length and {by_shard} in the shards, expected the same"
+                )
+    return damaged
+
+
+def _check_tokenizer(manifest: Manifest) -> list[str]:
+    """Its files against their hashes, and whether they agree with each other and with the manifest."""
+    folder = manifest.folder / "tokenizer"
+    try:
+        hashes = (manifest.tokenizer_files or {}).items()
+        if damaged := [line for name, expected in hashes for line in _check_hash(folder / name, expected)]:
+            return damaged
+        tokenizer = Tokenizer.from_folder(folder)
+        if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
+            return [
+                f"{folder}: found fingerprint {tokenizer.fingerprint[:12]}…, expected "
+                f"{manifest.tokenizer_fingerprint[:12]}…"
+            ]
+        if tokenizer.special_tokens != manifest.special_tokens:
+            return [f"{folder}: found {tokenizer.special_tokens}, expected {manifest.special_tokens}"]
+        with readable_errors(folder / "vocab.txt"):
+            listed = (folder / "vocab.txt").read_bytes()
+        if listed != tokenizer.vocab_txt().encode():
+            return [f"{folder / 'vocab.txt'}: found other tokens than tokenizer.json has"]
+    except UserError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,311 @@
+"""`cloze vocab`: train a vocabulary.
+
+Words are counted with the same array operations as in tokenizing, in parallel; the `tokenizers` library learns the
+pieces from the counts, which takes a time that hardly depends on the size of the corpus.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from cloze.pipeline.config import PrepareConfig, VocabularyConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.executors import open_executor, run_tasks
+from cloze.pipeline.progress import Progress, Silent
+from cloze.pipeline.readers import plan, read
+from cloze.pipeline.readers.files import Segment
+from cloze.pipeline.storage import alone, publishing, readable_errors
+from cloze.pipeline.tokenization.backends import add_special_tokens, wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer
+from cloze.pipeline.tokenization.words import WordSplitter, word_of
+
+_CHUNK_BYTES = 2 << 20
+_HELD_WORDS = 2 << 20  # distinct words a worker holds; beyond, those seen least are forgotten (some 300 MB)
+# The same of the counts of all tasks: the trainer of wordpiece takes some 1.2 KB for each. Of English prose what is
+# forgotten was seen a few times in gigabytes.
+_COUNTED_WORDS = 1 << 22
+_FED_WORDS = 1 << 27  # occurrences that the trainer is fed; counts of larger corpora are scaled down
+_FED_BYTES = 1 << 14  # of one string for the trainer
+_LOCK = ".lock"
+MAX_WORD_BYTES = 1024  # longer "words" are noise, and the trainer's time grows with their square
+
+
+@dataclass(frozen=True)
+class CountTask:
+    """Count the words of some segments."""
+
+    number: int
+    segments: list[Segment]
+    config: VocabularyConfig
+    folder: str
+
+
+def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) -> Tokenizer:
+    """Train what `config.vocabulary` asks for and write a tokenizer's folder to `config.output`.
+
+    Deterministic: the same input gives the same vocabulary for any number of workers. Raises UserError if the
+    folder holds something else, or the text has too few words.
+    """
+    progress = progress or Silent()
+    output = _open_output(config)
+    _, tasks = plan(config)
+    with alone(output, output / _LOCK):
+        try:
+            counts = _count_all(config, tasks, progress)
+        finally:
+            (output / _LOCK).unlink()
+    if not counts:
+        raise UserError("input: found no word in it, expected text; look at --source.format and text_field")
+    names = config.vocabulary.special_tokens
+    progress.stage("train", 1, "vocabulary")
+    backend = _TRAINERS[config.vocabulary.model](config, counts, names)
+    tokenizer = Tokenizer(backend, {role: names[role] for role in sorted(names)}, output)
+    with readable_errors(output):
+        tokenizer.save(output)
+    progress.advance(1, 0, 0)
+    if tokenizer.vocab_size > config.vocab_size:
+        progress.note(
+            f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: the special tokens and the "
+            "characters alone are so many (vocabulary.alphabet lowers their number for wordpiece)"
+        )
+    if tokenizer.vocab_size < config.vocab_size:
+        progress.note(
+            f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: the text gives no more "
+            f"(min_frequency {config.vocabulary.min_frequency})"
+        )
+    return Tokenizer.from_folder(output)
+
+
+def _open_output(config: PrepareConfig) -> Path:
+    if not config.output:
+        raise UserError("output: found none, expected a folder to write; name one with --output")
+    output = Path(config.output)
+    ours = {*FILES, _LOCK}
+    with readable_errors(output):
+        output.mkdir(parents=True, exist_ok=True)
+        foreign = sorted({path.name for path in output.iterdir() if not path.name.startswith(".tmp-")} - ours)
+    if foreign:
+        raise UserError(f"output: {output} holds {foreign[0]!r}, expected a new or empty folder; choose another")
+    return output
+
+
+def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Progress) -> dict[str, int]:
+    """Occurrences of every normalised word; in order of code points."""
+    weights = [sum(segment.weight for segment in task) for task in tasks]
+    progress.stage("count words", sum(weights), "bytes")
+    with tempfile.TemporaryDirectory(prefix=".tmp-count-", dir=config.output) as folder:
+        jobs = [CountTask(n, task, config.vocabulary, str(Path(folder).resolve())) for n, task in enumerate(tasks)]
+        results: list[tuple[Path, int] | None] = [None] * len(jobs)
+
+        def on_result(place: int, result: tuple[Path, int]) -> None:
+            results[place] = result
+            progress.advance(weights[place], result[1], 0)
+
+        with open_executor(config) as executor:
+            run_tasks(executor, count_words, jobs, weights, on_result)
+        counts: Counter = Counter()
+        for path, _ in results:
+            with pa.OSFile(str(path)) as source:
+                table = pa.ipc.open_file(source).read_all()
+            counts.update(dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True)))
+            if len(counts) > _COUNTED_WORDS:  # task after task in their order, so that it depends on the input alone
+                counts = _most_frequent(counts, _COUNTED_WORDS // 2)
+    return dict(sorted(counts.items()))
+
+
+def count_words(task: CountTask) -> tuple[Path, int]:
+    """Count normalised words into a file; returns it and the number of documents."""
+    backend = tokenizers.Tokenizer(models.WordLevel({}, unk_token="[UNK]"))
+    _set_rules(backend, task.config)
+    splitter = WordSplitter(backend)
+    raw: Counter = Counter()
+    chunk: list[bytes] = []
+    size = documents = 0
+    for document in read(task.segments):
+        chunk.append(document.text)
+        size += len(document.text)
+        documents += 1
+        if size >= _CHUNK_BYTES:
+            _count_chunk(chunk, splitter, raw)
+            chunk, size = [], 0
+            if len(raw) > _HELD_WORDS:
+                raw = _most_frequent(raw, _HELD_WORDS // 2)
+    _count_chunk(chunk, splitter, raw)
+    counts: Counter = Counter()
+    for word, count in raw.items():
+        # Byte-level words are in their final form already.
+        for part in [word] if splitter.reason else splitter.parts(word_of(word)):
+            if len(part.encode()) <= MAX_WORD_BYTES:
+                counts[part] += count
+    words = sorted(counts)
+    path = Path(task.folder) / f"words-{task.number:06d}.arrow"
+    table = pa.table({"word": pa.array(words, pa.string()), "count": pa.array([counts[w] for w in words], pa.int64())})
+    with publishing(path) as aside, pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return path, documents
+
+
+def _most_frequent(raw: Counter, kept: int) -> Counter:
+    ordered = sorted(raw.items(), key=lambda item: (-item[1], word_of(item[0])))
+    return Counter(dict(ordered[:kept]))
+
+
+def _count_chunk(chunk: list[bytes], splitter: WordSplitter, counts: Counter) -> None:
+    if not chunk:
+        return
+    text = b"\n".join(chunk)
+    if splitter.reason:  # byte-level: its words carry the space before them
+        parts = (part for piece in text.decode().split("\n") for part in splitter.parts(piece))
+        counts.update(part for part in parts if len(part.encode()) <= MAX_WORD_BYTES)
+        return
+    keys, word, _ = splitter.distinct(text)
+    times = np.bincount(word, minlength=len(keys)).tolist()
+    counts.update({key: count for key, count in zip(keys, times, strict=True) if count and _has_word(key, splitter)})
+
+
+def _has_word(key: int | str, splitter: WordSplitter) -> bool:
+    """Whether normalising leaves anything that isn't too long; asked here already, since noise would fill memory."""
+    if isinstance(key, int) or len(key) * 4 <= MAX_WORD_BYTES or len(key.encode()) <= MAX_WORD_BYTES:
+        return True
+    return any(len(part.encode()) <= MAX_WORD_BYTES for part in splitter.parts(key))
+
+
+def _set_rules(backend: tokenizers.Tokenizer, config: VocabularyConfig) -> None:
+    """Normaliser and pre-tokenizer of a kind of vocabulary."""
+    if config.model == "bytes":
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    elif config.model == "wordpiece":
+        backend.normalizer = normalizers.BertNormalizer(lowercase=config.lowercase, strip_accents=config.strip_accents)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    else:
+        accents = config.lowercase if config.strip_accents is None else config.strip_accents
+        parts = [normalizers.NFD(), normalizers.StripAccents()] if accents else []
+        parts += [normalizers.Lowercase()] if config.lowercase else []
+        if parts:
+            backend.normalizer = normalizers.Sequence(parts)
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+
+
+def _fed(counts: dict[str, int]) -> Iterator[str]:
+    """Strings in which each word stands as often as it was counted, separated by spaces."""
+    scale = min(1.0, _FED_WORDS / sum(counts.values()))
+    held: list[str] = []
+    size = 0
+    for word, count in counts.items():
+        left = max(1, round(count * scale))
+        at_once = max(1, _FED_BYTES // (len(word) + 1))
+        while left:
+            times = min(left, at_once)
+            held.append((word + " ") * times)
+            size += len(held[-1])
+            left -= times
+            if size >= _FED_BYTES:
+                yield "".join(held)
+                held, size = [], 0
+    yield "".join(held)
+
+
+# The library's trainer numbers continuing characters in the order of a hash map, and breaks ties by those numbers: its
+# WordPiece differs from run to run. Written in private-use characters, one for a character at the beginning of a word
+# and one for the same inside, words make a plain BPE problem, which it solves in one way only.
+_BEGINNING, _INSIDE = 0xF0000, 0x100000
+
+
+def _train_wordpiece(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
+    vocabulary = config.vocabulary
+    characters = _alphabet(counts, vocabulary.alphabet)
+    beginning = {character: chr(_BEGINNING + number) for number, character in enumerate(characters)}
+    inside = {character: chr(_INSIDE + number) for number, character in enumerate(characters)}
+    coded = {
+        beginning[word[0]] + "".join([inside[character] for character in word[1:]]): count
+        for word, count in counts.items()
+        if beginning.keys() >= set(word)
+    }
+    learner = tokenizers.Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(1, config.vocab_size - len(names)),
+        min_frequency=vocabulary.min_frequency,
+        initial_alphabet=list(beginning.values()),
+        show_progress=False,
+    )
+    learner.train_from_iterator(_fed(coded), trainer)
+    learned = sorted(learner.get_vocab().items(), key=lambda item: item[1])
+    tokens = [*names.values()]
+    for token, _ in learned:
+        plain = "".join(characters[ord(code) & 0xFFFF] for code in token)
+        tokens.append(plain if ord(token[0]) < _INSIDE else f"##{plain}")
+    listed = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    return wordpiece_backend(listed, names, vocabulary.lowercase, vocabulary.strip_accents)
+
+
+def _alphabet(counts: dict[str, int], most: int) -> list[str]:
+    """The most frequent characters, in order of code points."""
+    characters: Counter = Counter()
+    for word, count in counts.items():
+        for character in word:
+            characters[character] += count
+    return sorted(sorted(characters, key=lambda character: (-characters[character], character))[:most])
+
+
+def _train_bytes(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # the counted words are byte-level already
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.vocabulary.min_frequency,
+        special_tokens=list(names.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(_fed(counts), trainer)
+    backend.decoder = decoders.ByteLevel()
+    _set_rules(backend, config.vocabulary)
+    add_special_tokens(backend, names)
+    return backend
+
+
+def _from_list(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> dict[str, int]:
+    """Special tokens, then entries by frequency and, at equal frequency, by code point."""
+    kept = [word for word, count in counts.items() if count >= config.vocabulary.min_frequency and word not in
+            names.values()]
+    kept.sort(key=lambda word: (-counts[word], word))
+    return {token: number for number, token in enumerate([*names.values(), *kept][: config.vocab_size])}
+
+
+def _train_words(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.WordLevel(_from_list(config, counts, names), unk_token=names["unknown"]))
+    _set_rules(backend, config.vocabulary)
+    add_special_tokens(backend, names)
+    return backend
+
+
+def _train_characters(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
+    characters: Counter = Counter()
+    for word, count in counts.items():
+        for character in word:
+            characters[character] += count
+    listed = _from_list(config, dict(sorted(characters.items())), names)
+    backend = tokenizers.Tokenizer(models.WordLevel(listed, unk_token=names["unknown"]))
+    _set_rules(backend, config.vocabulary)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(tokenizers.Regex("."), "isolated")]
+    )
+    backend.decoder = decoders.Fuse()
+    add_special_tokens(backend, names)
+    return backend
+
+
+_TRAINERS = {
+    "wordpiece": _train_wordpiece,
+    "words": _train_words,
+    "bytes": _train_bytes,
+    "characters": _train_characters,
+}

@@ -1,0 +1,1 @@
+"""Shards to batches: the order of samples, each rank's part, tensors."""

@@ -1,0 +1,82 @@
+"""Samples to tensors: the sequences of a micro-batch one after another, without padding.
+
+The keys of the dict are parameters of `BertForPreTraining.forward`.
+"""
+
+import numpy as np
+import torch
+
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import NO_LABEL, Masks, Samples
+
+
+def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) -> dict:
+    """Make one micro-batch of B samples, T tokens, M masked tokens. segments: the model's types of segments A and B.
+
+    Returns
+    -------
+    input_ids, token_type_ids, position_ids: int64 (T,); the ids have the masks applied
+    sequence_offsets: int32 (B+1,), cumulative lengths
+    max_sequence_length: int, the longest sequence, known on the host
+    masked_positions: int64 (M,), indices into T
+    labels: int64 (M,), the original ids there
+    next_sentence_label: int64 (B,), 0 follows / 1 random, -100 none
+    """
+    lengths = samples.lengths
+    position_ids = ragged.within(samples.offsets)
+    masked_positions = np.repeat(samples.offsets[:-1], np.diff(masks.offsets))
+    masked_positions += masks.positions
+    input_ids = samples.input_ids.astype(np.int64)
+    labels = input_ids[masked_positions]
+    input_ids[masked_positions] = masks.ids
+    in_second = position_ids >= np.repeat(samples.segment_b_start.astype(np.int64), lengths)
+    return {
+        "input_ids": torch.from_numpy(input_ids),
+        "token_type_ids": torch.from_numpy(np.array(segments)[in_second.astype(np.int64)]),
+        "position_ids": torch.from_numpy(position_ids),
+        "sequence_offsets": torch.from_numpy(samples.offsets.astype(np.int32)),
+        "max_sequence_length": int(lengths.max()),
+        "masked_positions": torch.from_numpy(masked_positions),
+        "labels": torch.from_numpy(labels),
+        "next_sentence_label": torch.from_numpy(samples.next_sentence_label.astype(np.int64)),
+    }
+
+
+def without_loss(batch: dict) -> dict:
+    """The same batch with nothing to predict: what a rank gets that has no sample left."""
+    return {
+        **batch,
+        "labels": torch.full_like(batch["labels"], NO_LABEL),
+        "next_sentence_label": torch.full_like(batch["next_sentence_label"], NO_LABEL),
+    }
+
+
+def pad(
+    batch: dict, length: int, *, pad_id: int = 0, ignore_index: int = NO_LABEL, segment_padding: int = 0
+) -> dict:
+    """The same micro-batch as rows of one length, for models that want (B, length) tensors.
+
+    Returns input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on
+    tokens), int64 (B, length), and next_sentence_label, int64 (B,).
+    Raises UserError if a sample is longer than `length`.
+    """
+    if batch["max_sequence_length"] > length:
+        raise UserError(f"length: found {length}, expected at least {batch['max_sequence_length']}, the longest sample")
+    rows = len(batch["sequence_offsets"]) - 1
+    row = torch.repeat_interleave(torch.arange(rows), torch.diff(batch["sequence_offsets"]).long())
+    place = row * length + batch["position_ids"]
+    masked = place[batch["masked_positions"]]
+
+    def filled(value: int, at: torch.Tensor, values: torch.Tensor | int) -> torch.Tensor:
+        flat = torch.full((rows * length,), value, dtype=torch.int64)
+        flat[at] = values
+        return flat.view(rows, length)
+
+    return {
+        "input_ids": filled(pad_id, place, batch["input_ids"]),
+        "token_type_ids": filled(segment_padding, place, batch["token_type_ids"]),
+        "labels": filled(ignore_index, masked, batch["labels"]),
+        "attention_mask": filled(0, place, 1),
+        "next_sentence_label": batch["next_sentence_label"],
+    }

@@ -1,0 +1,1 @@
+"""Samples of documents, and their masks."""

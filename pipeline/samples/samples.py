@@ -1,0 +1,248 @@
+"""Build samples from documents: on lengths of sentences, not on tokens.
+
+A segment is a range of the flat array of tokens, so building moves no token; all samples of a shard are then
+assembled in one gather. What a sample has no room for begins the next one: no objective loses a token.
+"""
+
+import random
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloze.pipeline import ragged
+from cloze.pipeline.records import NO_LABEL, Samples, SpecialTokens
+
+FOLLOWS, RANDOM = 0, 1
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of a shard as flat arrays: tokens (T,), sentences as offsets into them, documents as offsets into
+    the sentences (D+1,). ids (D,) uint64: for the column `document`. keys (D,): equal for copies of one document."""
+
+    tokens: np.ndarray
+    sentence_offsets: np.ndarray
+    document_offsets: np.ndarray
+    ids: np.ndarray
+    keys: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass
+class Segments:
+    """Samples as ranges: segment A [a, a_end), segment B [b, b_end) (empty: none), label, document."""
+
+    rows: list[tuple[int, int, int, int, int, int]]
+    borrowed: int = 0  # tokens of random segments B, which are also in a sample of their own document
+    left_out: int = 0  # tokens that the objective itself leaves out: given pairs only
+
+
+class SampleBuilder:
+    """Builds the samples of a shard. Python's `random` draws; only its `random()` is the same in every version."""
+
+    def __init__(self, config: dict, max_length: int, special_tokens: SpecialTokens):
+        self.config = config
+        self.max_length = max_length
+        self.special = special_tokens
+
+    def build(self, documents: Documents, key: tuple[int, ...]) -> tuple[Samples, dict[str, int]]:
+        """Samples, and counts of what went in and out. The draws depend on `key` alone.
+
+        tokens_in + tokens_borrowed - tokens_left_out = tokens_out, special tokens apart.
+        """
+        draw = random.Random("/".join(map(str, key))).random
+        source, segments = getattr(self, f"_{self.config['objective']}")(documents, draw)
+        samples = self._assemble(source, segments, documents)
+        separators = len(source) - len(documents.tokens)
+        counts = {
+            "tokens_in": len(documents.tokens),
+            "tokens_borrowed": segments.borrowed,
+            "tokens_left_out": segments.left_out,
+            "tokens_out": sum(row[1] - row[0] + row[3] - row[2] for row in segments.rows) - separators,
+        }
+        return samples, counts
+
+    # ---- objectives: each returns the tokens that ranges refer to, and the ranges ----
+
+    def _next_sentence(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+        """BERT's pairs (Devlin et al. 2019; google-research/bert), with what truncation cuts off carried forward."""
+        ends = documents.sentence_offsets[1:].tolist()
+        bounds = documents.document_offsets.tolist()
+        keys = documents.keys.tolist()
+        several = len(set(keys)) > 1
+        share = self.config["random_share"]
+        segments = Segments([])
+        for number in range(len(documents)):
+            first, after = bounds[number], bounds[number + 1]
+            place, document_end = int(documents.sentence_offsets[first]), ends[after - 1]
+            while place < document_end:
+                target = self._target(self.max_length - 3, draw)
+                sentence = bisect_right(ends, place, first, after)
+                last = min(bisect_left(ends, place + target, sentence, after), after - 1)
+                stop = min(ends[last], place + target)
+                if last > sentence:  # cut between two sentences
+                    cut = ends[sentence + int(draw() * (last - sentence))]
+                elif stop < document_end or stop - place == target:  # a sentence of the target's length: cut inside
+                    cut = place + 1 + int(draw() * (stop - place - 1))
+                else:  # the last sentence stands alone, and only a random one can follow, if any may
+                    cut = stop
+                if several and (share > 0 if cut == stop else draw() < share):
+                    low, high = self._random_range(keys, number, ends, bounds, target - (cut - place), draw)
+                    segments.rows.append((place, cut, low, high, RANDOM, number))
+                    segments.borrowed += high - low
+                    place = cut
+                else:
+                    segments.rows.append((place, cut, cut, stop, FOLLOWS if stop > cut else NO_LABEL, number))
+                    place = stop
+                first = sentence
+        return documents.tokens, segments
+
+    def _target(self, most: int, draw) -> int:
+        """Tokens that a pair aims at: the most, or now and then a random smaller number, at least 2."""
+        return 2 + int(draw() * (most - 1)) if draw() < self.config["short_share"] else most
+
+    @staticmethod
+    def _random_range(keys: list, number: int, ends: list, bounds: list, most: int, draw) -> tuple[int, int]:
+        """Tokens of another document, from the beginning of a random sentence of it."""
+        other = number
+        while keys[other] == keys[number]:  # ends: there is another document
+            other = int(draw() * len(keys))
+        first, after = bounds[other], bounds[other + 1]
+        sentence = first + int(draw() * (after - first))
+        low = ends[sentence - 1] if sentence else 0
+        return low, min(ends[after - 1], low + most)
+
+    def _sentence_order(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+        """ALBERT's pairs (Lan et al. 2020): two neighbouring segments, swapped or not."""
+        ends = documents.sentence_offsets[1:].tolist()
+        bounds = documents.document_offsets.tolist()
+        share = self.config["random_share"]
+        segments = Segments([])
+        for number in range(len(documents)):
+            first, after = bounds[number], bounds[number + 1]
+            place, document_end = int(documents.sentence_offsets[first]), ends[after - 1]
+            while place < document_end:
+                target = self._target(self.max_length - 3, draw)
+                sentence = bisect_right(ends, place, first, after)
+                last = min(bisect_left(ends, place + target, sentence, after), after - 1)
+                stop = min(ends[last], place + target)
+                if last > sentence:
+                    cut = ends[sentence + int(draw() * (last - sentence))]
+                else:  # one sentence: cut inside; a single token stays alone, without a label
+                    cut = place + max(1, 1 + int(draw() * (stop - place - 1)))
+                if cut == stop:
+                    segments.rows.append((place, stop, stop, stop, NO_LABEL, number))
+                elif draw() < share:
+                    segments.rows.append((cut, stop, place, cut, RANDOM, number))
+                else:
+                    segments.rows.append((place, cut, cut, stop, FOLLOWS, number))
+                place, first = stop, sentence
+        return documents.tokens, segments
+
+    def _full_sentences(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+        """RoBERTa's FULL-SENTENCES (Liu et al. 2019), or DOC-SENTENCES if samples may not cross documents, where some
+        documents may give single sentences.
+        """
+        most = self.max_length - 2
+        ends = documents.sentence_offsets[1:]
+        if not self.config["cross_documents"]:
+            owners = np.repeat(np.arange(len(documents)), np.diff(documents.document_offsets))
+            share = self.config["single_share"]
+            single = np.array([share > 0 and draw() < share for _ in range(len(documents))], bool)
+            stop = single[owners]  # sentences after which a sample ends
+            stop[documents.document_offsets[1:] - 1] = True
+            segments = self._pack(ends.tolist(), ends[stop].tolist(), most)
+            owners = owners[stop].tolist()
+            segments.rows = [(*row[:5], owners[row[5]]) for row in segments.rows]
+            return documents.tokens, segments
+        # One stream with a separator between documents; a separator belongs to the sentence before it.
+        last = documents.document_offsets[1:-1] - 1
+        source = np.insert(documents.tokens, ends[last], self.special.separator)
+        shift = np.searchsorted(last, np.arange(len(ends)), side="right")
+        ends = ends + shift
+        segments = self._pack(ends.tolist(), [int(ends[-1])], most)
+        starts = documents.sentence_offsets[documents.document_offsets[:-1]] + np.arange(len(documents))
+        owners = np.searchsorted(starts, [row[0] for row in segments.rows], side="right") - 1
+        segments.rows = [(*row[:5], int(owner)) for row, owner in zip(segments.rows, owners, strict=True)]
+        return source, segments
+
+    @staticmethod
+    def _pack(ends: list[int], stops: list[int], most: int) -> Segments:
+        """As many whole sentences as fit, one sample after another, up to each stop; a long sentence is cut."""
+        segments = Segments([])
+        place = first = 0
+        for number, stop in enumerate(stops):
+            while place < stop:
+                fitting = bisect_right(ends, place + most, first)
+                end = ends[fitting - 1] if fitting else 0
+                end = min(end if end > place else place + most, stop)
+                segments.rows.append((place, end, end, end, NO_LABEL, number))
+                place, first = end, max(first, fitting - 1)
+        return segments
+
+    def _single_sentences(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+        """A sentence a sample; a long one is cut."""
+        most = self.max_length - 2
+        owner = np.repeat(np.arange(len(documents)), np.diff(documents.document_offsets)).tolist()
+        offsets = documents.sentence_offsets.tolist()
+        segments = Segments([])
+        for number, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+            for low in range(start, stop, most):
+                high = min(low + most, stop)
+                segments.rows.append((low, high, high, high, NO_LABEL, owner[number]))
+        return documents.tokens, segments
+
+    def _given_pairs(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+        """The two segments of each line; B swapped for another line's with the configured probability.
+
+        A pair that is too long loses the end of its longer segment: there is no next sample to carry it to.
+        """
+        offsets = documents.sentence_offsets.tolist()
+        bounds = documents.document_offsets.tolist()
+        several = len(set(documents.keys.tolist())) > 1
+        most = self.max_length - 3
+        segments = Segments([])
+        for number in range(len(documents)):
+            a, b, end = offsets[bounds[number] : bounds[number] + 3]
+            a_end, label, own = b, FOLLOWS, end - a
+            if several and draw() < self.config["random_share"]:
+                other = number
+                while documents.keys[other] == documents.keys[number]:
+                    other = int(draw() * len(documents))
+                _, b, end = offsets[bounds[other] : bounds[other] + 3]
+                label, own = RANDOM, a_end - a
+                segments.left_out += offsets[bounds[number] + 2] - a_end  # its own B, which no sample shows now
+            a_size, b_size = a_end - a, end - b
+            if a_size + b_size > most:
+                shorter = min(a_size, b_size, most // 2)
+                a_size, b_size = (shorter, most - shorter) if a_size <= b_size else (most - shorter, shorter)
+                segments.left_out += max(0, own - (a_size if label == RANDOM else a_size + b_size))
+            segments.rows.append((a, a + a_size, b, b + b_size, label, number))
+            segments.borrowed += b_size if label == RANDOM else 0
+        return documents.tokens, segments
+
+    # ---- assembling ----
+
+    def _assemble(self, source: np.ndarray, segments: Segments, documents: Documents) -> Samples:
+        """[CLS] A [SEP] or [CLS] A [SEP] B [SEP] for every row, in one gather."""
+        rows = np.array(segments.rows, np.int64).reshape(-1, 6)
+        a, a_end, b, b_end, label, number = rows.T
+        has_b = (b_end > b) | (label != NO_LABEL)
+        classification, separator = len(source), len(source) + 1  # places of the two behind the tokens
+        extended = np.concatenate(
+            [source, np.array([self.special.classification, self.special.separator], source.dtype)]
+        )
+        starts = np.stack(
+            [np.full_like(a, classification), a, np.full_like(a, separator), b, np.full_like(a, separator)], axis=1
+        )
+        lengths = np.stack([np.ones_like(a), a_end - a, np.ones_like(a), b_end - b, has_b.astype(np.int64)], axis=1)
+        return Samples(
+            input_ids=ragged.gather(extended, starts.ravel(), lengths.ravel()),
+            offsets=ragged.to_offsets(lengths.sum(axis=1)),
+            segment_b_start=(2 + a_end - a).astype(np.uint16),
+            next_sentence_label=label.astype(np.int8),
+            document=documents.ids[number],
+        )

@@ -1,0 +1,1 @@
+"""Shards on disk, and the manifest of a prepared folder."""

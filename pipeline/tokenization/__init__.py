@@ -1,0 +1,1 @@
+"""Text to token ids: sentences, words, tokenizers."""

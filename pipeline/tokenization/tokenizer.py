@@ -1,0 +1,354 @@
+"""The tokenizer: `tokenizers` sees each distinct word once, everything else goes through Arrow and numpy.
+
+What a BERT tokenizer makes of a text depends only on its words, and a corpus has few distinct ones. So a chunk of
+text is cut into words with array operations over its bytes, Arrow dictionary-encodes them, words never seen before
+go to `tokenizers` (of printable ASCII, whose case alone a normaliser changes, to its model; whole words are looked up
+here), and the ids are gathered from a table. The cuts are made only where sentences end or the tokenizer itself cuts,
+whatever stands around: it is asked once for each character. All that is left in a word (control characters, accents,
+whatever the normaliser deletes or splits) is the tokenizer's own business, so that the ids are always its ids.
+"""
+
+import hashlib
+import itertools
+import json
+import shutil
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import SpecialTokens, token_type
+from cloze.pipeline.storage import publish_text, publishing
+from cloze.pipeline.tokenization.backends import (
+    HUGGING_FACE_NAMES,
+    from_tokenizer_json,
+    from_vocab_txt,
+    put_around_texts,
+    read_tokenizer_config,
+    space_begins_word,
+    special_names,
+    stand_around_texts,
+    unspoken_normalization,
+)
+from cloze.pipeline.tokenization.words import WordSplitter, word_of
+
+_TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB with their strings
+_TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
+_WORD_MODELS = {"WordPiece", "WordLevel"}
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # of a folder
+_TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers: that which takes tokenizer.json as it is
+# BERT tells segments apart: without this transformers leaves token_type_ids out.
+_MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
+
+
+class LocatedTokens(NamedTuple):
+    """The tokens of a text and where they stand in it; all lists are (n,), one entry a token."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    """First character and one past the last, without white space around them (byte-level tokens hold the space before a
+    word); of white space alone both are the end."""
+    continues: list[bool]
+    """Whether a token goes on with the word of the one before, as the tokenizer cuts words."""
+
+
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library with the roles of its special tokens, and a table of words.
+
+    No text ever becomes a special token: a literal [MASK] in a corpus is text.
+
+    vocab_size: one more than the highest id. fingerprint: SHA-256 of the content that decides the ids.
+    special_tokens: ids by role. folder: where it was read from. continues_word (vocab_size,) bool: ids of pieces
+    that go on with the word of the token before. word_table: whether the fast way applies; if not,
+    `word_table_reason` says why.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str], folder: Path | None = None):
+        self.backend = backend
+        self.backend.encode_special_tokens = True
+        self.backend.no_padding()
+        self.backend.no_truncation()
+        self.names = names
+        self.folder = folder
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        missing = [f"{role} {name!r}" for role, name in names.items() if name not in vocabulary]
+        if missing:
+            raise UserError(
+                f"{folder or 'tokenizer'}: found no token for {', '.join(missing)}, expected five special tokens; "
+                "name them in tokenizer_config.json (pad_token, unk_token, cls_token, sep_token, mask_token)"
+            )
+        self.special_tokens = SpecialTokens(**{role: vocabulary[name] for role, name in names.items()})
+        self.dtype = token_type(self.vocab_size).to_pandas_dtype()
+        forbidden = [i for i in self.special_tokens.ids if i != self.special_tokens.unknown]
+        self._as_text = np.arange(self.vocab_size, dtype=self.dtype)  # a model may know the specials as words
+        self._as_text[forbidden] = self.special_tokens.unknown
+        model = json.loads(backend.to_str())["model"]
+        self._whole_words = model["vocab"] if model["type"] == "WordLevel" else None
+        if model["type"] == "WordPiece" and model["unk_token"] not in model["vocab"]:
+            raise UserError(
+                f"{folder or 'tokenizer'}: found no token for the model's unk_token {model['unk_token']!r}, expected "
+                f"one of its vocabulary; write {names['unknown']!r} there in tokenizer.json"
+            )
+        self._splitter = WordSplitter(backend)
+        self.word_table_reason = self._why_no_word_table()
+        self._forget_words()
+
+    # ---- reading and writing ----
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> "Tokenizer":
+        """Read a tokenizer's folder, a tokenizer.json, or a vocab.txt (WordPiece). Raises UserError."""
+        path = Path(path)
+        folder = path if path.is_dir() else path.parent
+        if path.is_dir():
+            found = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
+        else:
+            found = [path] if path.is_file() else []
+        if not found:
+            raise UserError(
+                f"tokenizer: found no {path}, expected a folder with tokenizer.json or vocab.txt, or such a file; "
+                "`cloze vocab` makes one"
+            )
+        config = read_tokenizer_config(folder)
+        try:
+            if found[0].suffix == ".json":
+                backend = from_tokenizer_json(found[0], config)
+            else:
+                backend = from_vocab_txt(found[0], config)
+        except UserError:
+            raise
+        except Exception as error:  # the library raises bare exceptions
+            raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
+        return cls(backend, special_names(backend.get_vocab(), config), folder)
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
+        folder = Path(folder)
+        config = {
+            "tokenizer_class": _TOKENIZER_CLASS,
+            "do_lower_case": self.lowercase,
+            "model_max_length": 1_000_000,
+            "clean_up_tokenization_spaces": False,
+            "model_input_names": _MODEL_INPUT_NAMES,
+            **{HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
+        }
+        if not stand_around_texts(self.backend, self.names):
+            put_around_texts(self.backend, self.names)
+        self.backend.encode_special_tokens = False  # the file serves ordinary use
+        publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
+        self.backend.encode_special_tokens = True
+        publish_text(folder / "vocab.txt", self.vocab_txt())
+        publish_text(folder / "tokenizer_config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+
+    def vocab_txt(self) -> str:
+        """The tokens, one a line, by id."""
+        by_id = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+        return "".join(f"{token}\n" for token, _ in by_id)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what decides the ids: vocabulary, model, normaliser, pre-tokenizer, roles."""
+        content = json.loads(self.backend.to_str())
+        kept = {name: content[name] for name in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
+        kept["special_tokens"] = self.names
+        text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    # ---- facts ----
+
+    @property
+    def word_table(self) -> bool:
+        return not self.word_table_reason
+
+    @cached_property
+    def lowercase(self) -> bool:
+        """Whether it drops case."""
+        normalizer = self.backend.normalizer
+        return normalizer is not None and normalizer.normalize_str("A") == "a"
+
+    @cached_property
+    def space_begins_word(self) -> bool:
+        """Whether the space before a word is a part of it, as in byte-level BPE (`Ġyork`)."""
+        return space_begins_word(self.backend)
+
+    @cached_property
+    def continues_word(self) -> np.ndarray:
+        model, rules = json.loads(self.backend.to_str())["model"], self.backend.pre_tokenizer
+        byte_level = rules is not None and any(part.startswith("Ġ") for part, _ in rules.pre_tokenize_str("a a"))
+        text_of = tokenizers.decoders.ByteLevel() if byte_level else None
+        continues = np.zeros(self.vocab_size, bool)
+        for token, number in self.backend.get_vocab(with_added_tokens=True).items():
+            if model["type"] == "WordPiece":
+                continues[number] = token.startswith(model["continuing_subword_prefix"])
+            elif model["type"] == "BPE":
+                # A new word carries the white space before it.
+                begins = text_of.decode([token])[:1].isspace() if text_of else token.startswith(("Ġ", "▁"))
+                continues[number] = not begins
+        continues[self.special_tokens.ids] = False
+        return continues
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """Tokens by id; an id without a token is an empty string."""
+        tokens = [""] * self.vocab_size
+        for token, number in self.backend.get_vocab(with_added_tokens=True).items():
+            tokens[number] = token
+        return tokens
+
+    def decode(self, ids) -> str:
+        return self.backend.decode([int(number) for number in ids], skip_special_tokens=False)
+
+    # ---- encoding ----
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text, without special tokens around it."""
+        return self.encode_batch([text])[0].tolist()
+
+    def encode_with_offsets(self, texts: list[str]) -> list[LocatedTokens]:
+        """The same ids of each text, with their places in it."""
+        encoded = self.backend.encode_batch(texts, add_special_tokens=False)
+        return [
+            LocatedTokens(
+                self._as_text[np.array(each.ids, np.int64)].tolist(), _trimmed(text, each.offsets),
+                [word == before for before, word in itertools.pairwise([None, *each.word_ids])],
+            )
+            for text, each in zip(texts, encoded, strict=True)
+        ]
+
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of texts, flat (T,), and offsets (N+1,) int64; the same ids as the plain tokenizer's."""
+        if not self.word_table:
+            return self.encode_plainly(texts)
+        pieces = [text.encode() for text in texts]
+        # The separator is white space to the tokenizer (word_table says so), so that no word crosses it.
+        bounds = ragged.to_offsets(np.array([len(piece) + 1 for piece in pieces], np.int64))
+        return self.encode_bytes(b"\n".join(pieces) + b"\n", bounds)
+
+    def encode_plainly(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The same through `tokenizers` alone: the reference, and the way of models without words."""
+        encoded = [item.ids for item in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        offsets = ragged.to_offsets(np.array([len(ids) for ids in encoded], np.int64))
+        flat = np.fromiter(itertools.chain.from_iterable(encoded), np.int64, count=int(offsets[-1]))
+        return self._as_text[flat], offsets
+
+    def encode_bytes(self, data: bytes, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of UTF-8 text cut at `bounds` (N+1,), byte positions between characters; flat ids and offsets.
+
+        A word ends at a bound: a sentence may begin behind a page break, which the tokenizer leaves in the word, or
+        behind a 。 that it doesn't isolate.
+        """
+        if not self.word_table:
+            return self.encode_plainly(_sentences(data, bounds.tolist()))
+        keys, word, starts = self._splitter.distinct(data, bounds[:-1])
+        rows = self._rows(keys)
+        lengths = self._lengths[rows]
+        offsets = ragged.to_offsets(lengths[word])
+        ids = np.empty(offsets[-1], self.dtype)
+        # First the first token of every word, then the second of those that have one, and so on: most have one.
+        longest = int(lengths.max(initial=0))
+        padded = np.append(self._flat, np.zeros(longest, self.dtype))
+        empty = lengths == 0
+        place = offsets[:-1]
+        if empty.any():
+            kept = np.flatnonzero(~empty[word])
+            word, place = word[kept], place[kept]
+        for number in range(longest):
+            ids[place + number] = padded[self._starts[rows] + number][word]
+            more = np.flatnonzero((lengths > number + 1)[word])
+            word, place = word[more], place[more]
+        return ids, offsets[np.searchsorted(starts, bounds)]
+
+    def _rows(self, keys: list[int | str]) -> np.ndarray:
+        """Rows of words in the table; new ones are encoded and entered."""
+        if len(self._words) + len(keys) > _TABLE_WORDS or self._letters > _TABLE_LETTERS:
+            self._forget_words()
+        known = self._words
+        rows = np.fromiter(map(known.get, keys, itertools.repeat(-1)), np.int64, count=len(keys))
+        missing = np.flatnonzero(rows < 0)
+        if len(missing):
+            new = [keys[place] for place in missing.tolist()]
+            rows[missing] = np.arange(len(known), len(known) + len(new))
+            known.update(zip(new, rows[missing].tolist(), strict=True))
+            flat, offsets = self._encode_words([word_of(key) for key in new])
+            self._letters += sum(len(key) for key in new if isinstance(key, str))
+            self._starts = np.concatenate([self._starts, offsets[:-1] + len(self._flat)])
+            self._lengths = np.concatenate([self._lengths, np.diff(offsets)])
+            self._flat = np.concatenate([self._flat, flat])
+        return rows
+
+    def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of words, flat, and offsets."""
+        model = self.backend.model
+        ids, ends = [], [0]  # flat: a list kept for each word would have Python's collector look at all of them
+        for word in words:
+            ids += self._word_ids(word, model)
+            ends.append(len(ids))
+        return self._as_text[np.array(ids, np.int64)], np.array(ends, np.int64)
+
+    def _word_ids(self, word: str, model: tokenizers.models.Model) -> list[int]:
+        """Ids of one word. Normalising printable ASCII changes its case at most, so that a word of it goes straight to
+        the model: a fifth of the time of asking for the ids of a text."""
+        if not (word.isascii() and word.isprintable()):
+            return self.backend.encode(word, add_special_tokens=False).ids
+        if self.lowercase:
+            word = word.lower()
+        if self._whole_words is not None:  # such a model may lack a token for what it doesn't know
+            return [self._whole_words.get(word, self.special_tokens.unknown)]
+        return [piece.id for piece in model.tokenize(word)]
+
+    def _forget_words(self) -> None:
+        self._words: dict[int | str, int] = {}
+        self._letters = 0
+        self._starts, self._lengths = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._flat = np.empty(0, self.dtype)
+
+    def _why_no_word_table(self) -> str:
+        content = json.loads(self.backend.to_str())
+        if content["model"]["type"] not in _WORD_MODELS:
+            return f"model {content['model']['type']}"
+        if any(not token["special"] for token in content["added_tokens"]):
+            return "added tokens that aren't special"
+        return self._splitter.reason
+
+
+def _trimmed(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    trimmed = []
+    for low, high in offsets:
+        piece = text[low:high]
+        start = high - len(piece.lstrip())
+        trimmed.append((start, start + len(piece.strip())))
+    return trimmed
+
+
+def _sentences(data: bytes, bounds: list[int]) -> list[str]:
+    """The pieces of a text without white space around; one before a sentence inside a paragraph stays: to byte-level
+    models a word at the beginning of a text and one after a space are different tokens."""
+    texts = []
+    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+        text = data[low:high].decode().strip()
+        texts.append(f" {text}" if text and low and data[low - 1] == 0x20 else text)
+    return texts
+
+
+def copy_tokenizer(source: Tokenizer, folder: Path) -> None:
+    """Put a tokenizer into a prepared folder, with the configuration that describes it as it is; but for the class if
+    texts come in another form there than samples do: it would make that form again."""
+    changed = {} if stand_around_texts(source.backend, source.names) else {
+        "tokenizer_class": _TOKENIZER_CLASS, "model_input_names": _MODEL_INPUT_NAMES
+    }
+    source.save(folder)
+    if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
+        config = json.loads(described.read_text(encoding="utf-8"))
+        found = special_names(source.backend.get_vocab(), config)
+        changed |= unspoken_normalization(source.backend, config)
+        # Names that stood in special_tokens_map.json, which isn't copied.
+        changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
+        with publishing(folder / "tokenizer_config.json") as aside:
+            shutil.copyfile(described, aside)
+            if changed:
+                aside.write_text(json.dumps(config | changed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,124 @@
+"""Cut text into words with array operations, exactly where a tokenizer's own rules cut, or less finely."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute  # noqa: F401  here, not when the first word is looked up: it takes a while
+import tokenizers
+
+from cloze.pipeline import ragged
+
+_SPACE, _LETTER, _ISOLATED, _ISOLATED_REST, _UNASKED = range(5)  # classes of a byte or character
+_CONTEXT_FREE_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFD", "StripAccents"}
+_WORD_PRE_TOKENIZERS = {"BertPreTokenizer", "WhitespaceSplit"}
+_NO_CUTS = np.empty(0, np.int64)
+_MASKS = np.array([(1 << 8 * length) - 1 for length in range(8)], np.uint64)
+
+
+def word_of(key: int | str) -> str:
+    """The word that a key of `WordSplitter.distinct` stands for."""
+    return key if isinstance(key, str) else key.to_bytes(8, "little")[: key >> 56].decode()
+
+
+class WordSplitter:
+    """Cuts UTF-8 text at white space, and around what the tokenizer isolates.
+
+    The tokenizer is asked once for each character how it treats it between two letters. What it neither drops as
+    white space nor isolates stays in the word, whatever the normaliser makes of it: cutting less is always safe.
+    reason: why this tokenizer's words can't be found so; empty if they can.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        self.backend = backend
+        self.reason = self._why_not()
+        self._classes = np.full(0x110000, _UNASKED, np.uint8)
+        self._byte_classes = np.full(256, _LETTER, np.uint8)  # those of 128 on are set from the character
+        if not self.reason:
+            self._byte_classes[:128] = [self._ask(chr(code)) for code in range(128)]
+
+    def split(self, data: bytes, cuts: np.ndarray = _NO_CUTS) -> tuple[np.ndarray, np.ndarray]:
+        """Byte positions and lengths of the words of a text; none goes on at the byte positions `cuts`."""
+        classes = self._classify(np.frombuffer(data, np.uint8))
+        letter = classes == _LETTER
+        starts = classes == _ISOLATED
+        starts[:1] |= letter[:1]
+        starts[1:] |= letter[1:] & ~letter[:-1]
+        starts[cuts] |= letter[cuts]
+        ends = classes != _SPACE
+        ends[:-1] &= starts[1:] | ~ends[1:]
+        positions = np.flatnonzero(starts)
+        return positions, np.flatnonzero(ends) - positions + 1
+
+    def distinct(self, data: bytes, cuts: np.ndarray = _NO_CUTS) -> tuple[list[int | str], np.ndarray, np.ndarray]:
+        """The distinct words as keys (see `word_of`), for each word of the text which of them it is, and its position.
+
+        Words of up to 7 bytes are numbers here: their bytes, and their length in the highest byte. Arrow encodes
+        numbers several times as fast as strings.
+        """
+        positions, lengths = self.split(data, cuts)
+        padded = data + bytes(8)
+        at_each_byte = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))
+        short = lengths <= 7
+        keys = at_each_byte[positions] & _MASKS[np.minimum(lengths, 7)]
+        keys |= lengths.astype(np.uint64) << np.uint64(56)
+        if short.all():
+            encoded = ragged.to_arrow(keys).dictionary_encode()
+            return encoded.dictionary.to_pylist(), ragged.from_arrow(encoded.indices), positions
+        long = np.flatnonzero(~short)
+        keys[long] = 0  # no key: a word has a length
+        encoded = ragged.to_arrow(keys).dictionary_encode()
+        found = ragged.from_arrow(encoded.indices).copy()
+        letters = ragged.gather(np.frombuffer(data, np.uint8), positions[long], lengths[long])
+        offsets = ragged.to_offsets(lengths[long]).astype(np.int32)
+        strings = pa.StringArray.from_buffers(
+            len(long), pa.py_buffer(offsets), pa.py_buffer(letters)
+        ).dictionary_encode()
+        found[long] = ragged.from_arrow(strings.indices) + len(encoded.dictionary)
+        return encoded.dictionary.to_pylist() + strings.dictionary.to_pylist(), found, positions
+
+    def _classify(self, values: np.ndarray) -> np.ndarray:
+        """The class of each byte: that of its character, which stands on the first byte only if it is isolated."""
+        classes = self._byte_classes.take(values)
+        leads = np.flatnonzero(values >= 0xC0)
+        if not len(leads):
+            return classes
+        lead = values[leads].astype(np.uint32)
+        sizes = 2 + (lead >= 0xE0) + (lead >= 0xF0)
+        codes = lead & np.array([0, 0, 0x1F, 0x0F, 0x07], np.uint32)[sizes]
+        for place in (1, 2, 3):
+            more = sizes > place
+            codes[more] = codes[more] << 6 | values[leads[more] + place] & 0x3F
+        found = self._classes[codes]
+        if (found == _UNASKED).any():
+            for code in np.unique(codes[found == _UNASKED]).tolist():
+                self._classes[code] = self._ask(chr(code))
+            found = self._classes[codes]
+        classes[leads] = found
+        rest = np.where(found == _ISOLATED, _ISOLATED_REST, found)
+        for place in (1, 2, 3):
+            more = sizes > place
+            classes[leads[more] + place] = rest[more]
+        return classes
+
+    def _ask(self, character: str) -> int:
+        parts = self.parts(f"a{character}b")
+        if len(parts) >= 2 and parts[0] == "a" and parts[-1] == "b":
+            return _SPACE if len(parts) == 2 else _ISOLATED
+        return _LETTER
+
+    def parts(self, text: str) -> list[str]:
+        """What the tokenizer's own normaliser and pre-tokenizer make of a text."""
+        if self.backend.normalizer is not None:
+            text = self.backend.normalizer.normalize_str(text)
+        return [part for part, _ in self.backend.pre_tokenizer.pre_tokenize_str(text)]
+
+    def _why_not(self) -> str:
+        content = json.loads(self.backend.to_str())
+        kind = (content["pre_tokenizer"] or {}).get("type")
+        if kind not in _WORD_PRE_TOKENIZERS:
+            return f"pre-tokenizer {kind}"
+        normalizer = content["normalizer"] or {"type": "Sequence", "normalizers": []}
+        parts = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
+        foreign = [part["type"] for part in parts if part["type"] not in _CONTEXT_FREE_NORMALIZERS]
+        return f"normalizer {', '.join(foreign)}" if foreign else ""
