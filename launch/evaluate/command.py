@@ -6,19 +6,22 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Literal
 
 from torch.utils.tensorboard import SummaryWriter
 
 from cloze.launch.evaluate.config import EvaluateConfig
+from cloze.launch.evaluate.glue import find_tasks, fine_tune
 from cloze.launch.evaluate.lines import read_lines, score_lines
 from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
-from cloze.launch.evaluate.report import draw, print_result, scalars, write_json
+from cloze.launch.evaluate.report import draw, print_result, print_tasks, scalars, write_json
 from cloze.launch.predict.blanks import Score
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.hub import model_path
 from cloze.launch.pretrained.loading import run_steps
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console, clock
+from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 
 _CHECKPOINT = re.compile(r"step-(\d+)")
@@ -29,6 +32,8 @@ def evaluate(config: EvaluateConfig) -> int:
     """Measure, print and write what was asked for; returns the exit status."""
     console = Console()
     folder, step = _model(config)
+    if config.suite == "glue":
+        return _fine_tune(config, folder, step, console)
     texts = _texts(config)
     if config.every_checkpoint:
         return _every_checkpoint(config, folder, texts, console)
@@ -40,10 +45,24 @@ def evaluate(config: EvaluateConfig) -> int:
         write_json(Path(config.json), result)
     if config.picture:
         draw(Path(config.picture), config.model, result)
-    return 0
+    return EXIT_COMPLETE
 
 
-def _model(config: EvaluateConfig) -> tuple[Path, object]:
+def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"] | None, console: Console) -> int:
+    if step == "best":
+        raise UserError("step: found best with suite glue, expected a number or null")
+    options = ["--config", config.finetune_config, *(["--model_step", str(step)] if step is not None else [])]
+    result = fine_tune(str(folder), find_tasks(Path(config.data)), Path(config.output), options, config.seeds, console)
+    if result is None:
+        console.say("stopped; the same command goes on")
+        return EXIT_REQUEUE
+    print_tasks(console, f"{config.suite}: {config.model}", result)
+    if config.json:
+        write_json(Path(config.json), result)
+    return EXIT_COMPLETE
+
+
+def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
     """The model's folder and the step; the folder of a checkpoint, RUN/checkpoints/step-00001000, says both."""
     folder = model_path(config)
     found = _CHECKPOINT.fullmatch(folder.resolve().name)
@@ -109,7 +128,7 @@ def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: C
             f"{name.split('/')[1]} {value:.4f}" for name, value in scalars(config.suite, result).items()
             if name.startswith(f"{config.suite}/")))
     _write_curves(config.suite, folder)
-    return 0
+    return EXIT_COMPLETE
 
 
 def _write_curves(suite: str, folder: Path) -> None:

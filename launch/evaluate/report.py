@@ -25,6 +25,14 @@ def print_result(console: Console, title: str, result: dict) -> None:
     ])
 
 
+def print_tasks(console: Console, title: str, result: dict) -> None:
+    """A table of fine-tuned tasks: the median over the seeds, and their spread."""
+    console.table(title, ("task", "metric", "median", "mean ± deviation", "seeds"), [
+        (task, each["metric"], f"{each['median']:.4f}",
+         f"{each['mean']:.4f}" + ("" if each["deviation"] is None else f" ± {each['deviation']:.4f}"),
+         str(len(each["seeds"]))) for task, each in result["tasks"].items()])
+
+
 def write_json(path: Path, result: dict) -> None:
     """The result as it is."""
     with readable_errors(path):

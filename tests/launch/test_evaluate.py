@@ -181,6 +181,32 @@ def test_a_masking_rate_needs_masks_that_are_not_drawn_yet(run, tmp_path, capsys
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_fine_tuning_with_seeds(tmp_path, capsys):
+    model = save_model(tmp_path / "hf")
+    rows = [(text, number % 2) for number, text in enumerate([*GOOD, *BAD])]
+    for name in ("train", "dev"):
+        (tmp_path / "tasks" / "SST-2").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tasks" / "SST-2" / f"{name}.tsv").write_text(
+            "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    short = tmp_path / "short.yaml"
+    short.write_text("epochs: 1\nevaluate_every_epochs: null\nmax_length: 32\n"
+                     "train: {global_batch_size: 8, micro_batch_size: 8, precision: fp32}\n")
+    arguments = ["evaluate", str(model), "--suite", "glue", "--data", str(tmp_path / "tasks"), "--seeds", "2",
+                 "--output", str(tmp_path / "runs"), "--finetune_config", str(short), "--json",
+                 str(tmp_path / "found.json")]
+    assert main(arguments) == 0, capsys.readouterr().out
+    result = json.loads((tmp_path / "found.json").read_text())["tasks"]["sst2"]
+    own = {seed: json.loads((tmp_path / "runs" / "sst2" / f"seed-{seed}" / "results.json").read_text())
+           for seed in ("1", "2")}
+    assert result["seeds"] == {seed: each["validation"]["accuracy"] for seed, each in own.items()}
+    assert result["metric"] == "accuracy" and result["mean"] == pytest.approx(sum(result["seeds"].values()) / 2)
+    capsys.readouterr()
+    assert main(arguments) == 0 and "2 of 2 runs are complete already" in capsys.readouterr().out
+    (tmp_path / "tasks" / "SST-2" / "dev.tsv").unlink()
+    assert main(arguments) == 2 and "found no task of GLUE" in capsys.readouterr().err
+
+
 def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
