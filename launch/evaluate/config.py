@@ -18,8 +18,8 @@ class EvaluateConfig(ModelConfig):
     """blimp: files of minimal pairs, of which the good sentence should be the more probable one; lines: held-out text,
     each of whose lines stands alone; glue: fine-tuning on tasks of GLUE, with several seeds."""
     data: str = ""
-    """blimp: a folder of *.jsonl files, with sentence_good and sentence_bad in each line; lines: files, folders or
-    a glob of text, *.jsonl with the field text among them, compressed or not; glue: a folder of tasks' folders, such
+    """blimp: a folder of *.jsonl files, with sentence_good and sentence_bad in each line; lines: a file, a folder
+    or a glob of text, *.jsonl with the field text among them, compressed or not; glue: a folder of tasks' folders, such
     as SST-2 or cola, with train.tsv and dev.tsv."""
     step: int | Literal["best"] | None = None
     """Checkpoint of a run; best: that of its best evaluation; null: the newest good one."""
