@@ -75,7 +75,7 @@ _DECODERS = {  # family -> names of the vocabulary projection's weight and bias
 }
 # Theirs that repeat another parameter or hold no weight.
 _REPEATED = (_UNTIED_BIAS, "bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-_SEGMENTS = "bert.embeddings.token_type_embeddings.weight"  # BERT there is never without
+_SEGMENT_WEIGHTS = "bert.embeddings.token_type_embeddings.weight"  # BERT there is never without
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
 
 _BERT_DEFAULTS = (  # fields that must be as published
@@ -145,7 +145,7 @@ def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
     if not config.tie_word_embeddings and _TIED_BIAS in result:
         result[_UNTIED_BIAS] = result[_TIED_BIAS]
     if not config.type_vocab_size and family_of(config) == "bert":
-        result[_SEGMENTS] = next(iter(result.values())).new_zeros(1, config.hidden_size)
+        result[_SEGMENT_WEIGHTS] = next(iter(result.values())).new_zeros(1, config.hidden_size)
     return result
 
 
@@ -166,7 +166,7 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}
     if bert and not config.type_vocab_size:
-        theirs.pop(_SEGMENTS, None)
+        theirs.pop(_SEGMENT_WEIGHTS, None)
     result: StateDict = {}
     head = "masked_lm"
     if "classifier.weight" in theirs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ def read_sources() -> Sources:
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(paths)}
 
 
+@functools.cache
 def imports(tree: ast.AST) -> set[str]:
     """Full names of all modules that a file imports, wherever in it, also where a string names one of ours."""
     names = set()
@@ -81,13 +83,19 @@ def offenders(sources: Sources, floor: str, modules: tuple[str, ...], but: tuple
     ]
 
 
+@functools.cache
 def attributes(tree: ast.AST) -> set[str]:
     """Dotted expressions such as os.environ and torch.distributed."""
     return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 
+@functools.cache
+def calls_in(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
 def calls(sources: Sources) -> Iterator[tuple[str, ast.Call]]:
-    return ((path, node) for path, tree in sources.items() for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return ((path, call) for path, tree in sources.items() for call in calls_in(tree))
 
 
 def floors_by_their_own_name(sources: Sources) -> list[str]:

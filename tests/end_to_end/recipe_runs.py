@@ -51,24 +51,24 @@ def facts_of(engine) -> dict:
 
 def main() -> None:
     protect_process()
-    prepare_deepspeed(read_environment())
-    from cloze.launch.engine import building as engine_module
+    environment = read_environment()
+    prepare_deepspeed(environment)
     from cloze.launch.pretrain import command as pretrain_module
     from cloze.launch.system import distributed
 
     # DeepSpeed keeps the process group that it saw first: all runs share one.
-    device = distributed.initialize(read_environment())
+    device = distributed.initialize(environment)
     distributed.initialize, distributed.shutdown = (lambda environment: device), (lambda: None)
     output, pairs, single = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     engines = []
-    build = engine_module.build_engine
-    engine_module.build_engine = lambda *arguments: engines.append(build(*arguments)) or engines[-1]
+    build = pretrain_module.build_engine
+    pretrain_module.build_engine = lambda *arguments: engines.append(build(*arguments)) or engines[-1]
     for path in sys.argv[4:]:
         whole = parse("pretrain", ["--config", path, "--data", "d", "--output", str(output / Path(path).stem)])
         data = single if not whole.model.pooler else pairs
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            status = pretrain_module.pretrain(reduced(whole, data, output))
+            status = pretrain_module.pretrain(reduced(whole, data, output), environment)
         print(json.dumps({
             "recipe": path, "status": status, "printed": printed.getvalue(), **facts_of(engines[-1]),
             "config": yaml.safe_load((output / Path(path).stem / "config.yaml").read_text()),

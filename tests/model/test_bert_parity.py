@@ -323,7 +323,7 @@ def test_any_tokens_can_be_read_in_any_order(kernel, fields, monkeypatch):
     offsets = flat["sequence_offsets"].tolist()
     assert not any(offsets[1] <= token < offsets[2] for token in tokens.tolist())
     for cost in (0, 1 << 18):
-        monkeypatch.setattr("model.attention._GROUP_COST", cost)
+        monkeypatch.setattr("cloze.model.attention._GROUP_COST", cost)
         results = []
         for read in (None, tokens):
             model = pretraining_model(config, attention_kernel=kernel).bert
