@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import select
@@ -10,6 +11,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloze import __version__
@@ -17,6 +19,7 @@ from cloze.launch.system.environment import end_with_parent, prepare_process, pr
 from cloze.launch.system.ranks import run_ranks
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import describe
 
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
     import jsonargparse
@@ -25,6 +28,8 @@ EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
+# Refusals of the file system, wherever they are met: no command can go on without what it was given.
+_MENDABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ COMMANDS = {
     "deepspeed-config": Command("print what DeepSpeed would be given",
                                 "cloze.launch.pretrain.command:print_deepspeed_config",
                                 "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True),
+    "plan": Command("estimate whether a run fits, how long it takes, what it costs", "cloze.launch.tools.plan:plan",
+                    "cloze.launch.tools.planning.config:PlanConfig", configs="pretrain", prepares=True),
     "export": Command("write a Hugging Face folder", "cloze.launch.tools.export:export",
                       "cloze.launch.config:ExportConfig"),
     "finetune": Command("train a model for a task", "cloze.launch.finetune.command:finetune",
@@ -80,6 +87,8 @@ COMMANDS = {
     "predict embed": _prediction("one vector for each text", "EmbedConfig"),
     "predict features": _prediction("vectors of tokens or of a word, a picture of attention", "FeaturesConfig"),
     "predict score": _prediction("rank texts by their probability", "ScoreConfig"),
+    "evaluate": Command("measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
+                        "cloze.launch.evaluate.config:EvaluateConfig"),
     "serve": Command("answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
                      "cloze.launch.serve.config:ServeConfig"),
     "tokenize": Command("show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",
@@ -194,6 +203,15 @@ def _starts_ranks(processes: int | str) -> bool:
     return False
 
 
+def _is_utf8(word: str) -> bool:
+    """Words of a command line may be any bytes: those that aren't UTF-8 stand in them as surrogates."""
+    try:
+        word.encode()
+        return True
+    except UnicodeEncodeError:
+        return False
+
+
 def _run(arguments: list[str]) -> int:
     group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
     if arguments[bool(group) :] in ([], ["-h"], ["--help"]):
@@ -202,6 +220,10 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"cloze {__version__}")
         return 0
+    for word in arguments:
+        if not _is_utf8(word):
+            raise UserError(f"cloze: found the word '{os.fsencode(word).decode(errors='backslashreplace')}', expected "
+                            "UTF-8, as configurations and manifests are written; rename the file or the folder")
     name, rest = split_command(arguments)
     config = parse(name, rest)  # before the command's module, which may import for seconds
     if COMMANDS[name].trains and config.processes != 1 and _starts_ranks(config.processes):
@@ -229,7 +251,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
         return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
-    except (UserError, ModelError) as error:
+    except (UserError, ModelError, OSError) as error:
+        if isinstance(error, OSError):
+            if error.errno not in _MENDABLE or error.filename is None:
+                raise
+            error = describe(error, Path(os.fsdecode(error.filename)))
         if _waits(said=False):
             time.sleep(SAID_SECONDS)
         # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.

@@ -83,5 +83,5 @@ def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:
 def read_state(folder: Path) -> dict:
     """state.json of a checkpoint: the fields of TrainState, `world_size`, `zero_stage`, `config_hash`, `files_hash` and
     `shaping` (what shapes the result, by dotted name: fields, and hashes of what was read); of a pretraining
-    `manifest_hash` and `tokenizer_fingerprint` as well."""
+    `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as well."""
     return json.loads((folder / STATE).read_text(encoding="utf-8"))

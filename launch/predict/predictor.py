@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -57,13 +57,14 @@ class Predictor:
         self.model, self.tokenizer, self.config = loaded.model, loaded.tokenizer, loaded.config
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Predictor:
-        """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: its newest good checkpoint).
+    def from_folder(cls, folder: str | Path, step: int | Literal["best"] | None = None) -> Predictor:
+        """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`, that of the best
+        evaluation, or None: the newest good one).
 
         Raises:
-            UserError, ModelError: the folder holds neither, or something in it is damaged.
+            UserError, ModelError: the folder holds neither, or something in it is damaged, or it has no such step.
         """
-        return cls(load_model(folder))
+        return cls(load_model(folder, step))
 
     @classmethod
     def from_hub(cls, name: str, **options: Any) -> Predictor:
@@ -214,7 +215,12 @@ class Predictor:
         return torch.tensor(values, dtype=dtype, device=self.loaded.device)
 
     def _one(self, operation: Operation, text: str, pair: str | None = None) -> Any:
+        encoder = self.loaded.encoder
+        before = encoder.longer_texts
         (result,) = self.map(operation, [Row(text, pair)])
+        if encoder.longer_texts > before:
+            warnings.warn(f"the text has more than the {encoder.truncation.max_length} tokens that the model has "
+                          "learned from; expect less of it there, or divide it", stacklevel=3)
         return result
 
     def _warn(self, cut_tokens: int) -> None:
