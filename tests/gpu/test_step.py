@@ -106,6 +106,16 @@ def test_a_micro_batch_goes_to_the_device_in_one_copy(step):
     assert step(Case()).copies == {"cpu to cuda": MICRO_STEPS + 2, "cuda to cpu": 2}
 
 
+# What torch refuses under use_deterministic_algorithms, as its documentation says, as far as a step could want it.
+REFUSED = {"bincount", "cumsum", "histc", "median", "nll_loss2d_forward", "put_", "scatter_reduce"}
+
+
+@pytest.mark.parametrize("case", [Case(), Case(loss_reduction="samples"), Case(optimizer="muon"),
+                                  Case(position_embedding="alibi"), Case(1)], ids=name)
+def test_no_operator_of_a_step_is_refused_by_train_deterministic(step, case):
+    assert not REFUSED & step(case).launches.keys()
+
+
 # ---- what the ranks send each other ----------------------------------------------------------------------------------
 
 COUNTS = ["allreduce", "float64", 6 * 8]  # masked tokens, pairs, tokens, stops, written, seconds
