@@ -121,6 +121,7 @@ def _build(config: PrepareConfig, tokenizer: Tokenizer, encoded: dict[str, np.nd
         document_offsets=ragged.to_offsets(encoded["num_sentences"]),
         ids=encoded["document"],
         keys=encoded["hash"],
+        sources=encoded["source"],
     )
     builder = SampleBuilder(asdict(config.samples), config.max_length, tokenizer.special_tokens)
     samples, _ = builder.build(documents, (config.seed,))

@@ -34,7 +34,7 @@ from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
-from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, SplitInfo, entropy
+from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
 from cloze.pipeline.storage import alone, publish_text, readable_errors, sha256_of
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
 
@@ -117,7 +117,7 @@ class _Built:
 
     @property
     def info(self) -> SplitInfo:
-        shards = [shard for made in self.shards for shard in made]
+        shards = ShardTable.of(shard for made in self.shards for shard in made)
         return SplitInfo(counts=self.counts, length_histogram=self.length_histogram.tolist(), shards=shards)
 
 
