@@ -96,14 +96,16 @@ def test_the_trace_counts_what_the_mathematics_needs():
 
 
 def test_casts_and_checkpointing_are_seen():
+    """A CPU casts each weight where it is used, a GPU all at once; at stage 1 there is nothing to cast."""
     batch = Batch((128,) * 8, 8 * 19)
-    autocast, halved, again = (trace_micro_step(run, batch) for run in (
-        ModelRun(SMALL), ModelRun(SMALL, weights=torch.bfloat16, autocast=None),
+    cpu, gpu, halved, again = (trace_micro_step(run, batch) for run in (
+        ModelRun(SMALL, on_gpu=False), ModelRun(SMALL), ModelRun(SMALL, weights=torch.bfloat16, autocast=None),
         ModelRun(SMALL, gradient_checkpointing="all")))
-    casts = [sum(each.name == "_to_copy" for each in trace.kernels) for trace in (autocast, halved)]
-    assert casts[0] > casts[1] + 20 * SMALL.num_hidden_layers
-    assert again.peak_bytes < autocast.peak_bytes
-    assert sum(each.flops for each in again.kernels) > 1.2 * sum(each.flops for each in autocast.kernels)
+    casts = [sum(each.name == "_to_copy" for each in trace.kernels) for trace in (cpu, gpu, halved)]
+    assert casts[0] > casts[1] + 20 * SMALL.num_hidden_layers and casts[1] < casts[2] + SMALL.num_hidden_layers
+    assert max(each.tensors for each in gpu.kernels if each.name == "_foreach_copy_") > 4 * SMALL.num_hidden_layers
+    assert again.peak_bytes < gpu.peak_bytes
+    assert sum(each.flops for each in again.kernels) > 1.2 * sum(each.flops for each in gpu.kernels)
 
 
 def test_stages_partition_what_they_say():
