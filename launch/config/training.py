@@ -25,7 +25,7 @@ class TrainConfig:
     batch_increment: int | None = None
     """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
     batch_warmup_tokens: int = 0
-    """Real tokens after which the global batch has its full size, 0 or more."""
+    """Tokens after which the global batch has its full size, 0 or more, counted by the mean of the data's samples."""
     micro_batch_size: int | Literal["auto"] | None = None
     """Samples in one forward and backward pass of one process, at most: the largest number that divides its share of a
     batch is taken, which changes no gradient; auto: the most that fit, tried at the first start; null: auto on a GPU,

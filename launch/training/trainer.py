@@ -161,10 +161,10 @@ class Trainer:
 
         self.heartbeat.beat(self.state.step, "collective")
         seconds = time.monotonic() - self._began if self.environment.is_main else 0.0
-        counts = [*self.objective.counts(batch), stop.wanted, self.checkpoints.written(), seconds]
+        counts = [*self.objective.counts(batch), batch.num_tokens, stop.wanted, self.checkpoints.written(), seconds]
         totals = distributed.reduce_sum(numbers_on(self.device, *counts))
         # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
-        told = distributed.HostCopy(totals[-3:])
+        told = distributed.HostCopy(totals[-4:])
 
         self._set_rate()
         every = self.config.monitor.inspect_every_steps
@@ -176,7 +176,7 @@ class Trainer:
                 # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
                 self.engine.set_gradient_accumulation_boundary(last)
                 with self.inspector.watch() if inspect and last else contextlib.nullcontext():
-                    sums += self._accumulate(micro_step, micro_batch, totals[:-3])
+                    sums += self._accumulate(micro_step, micro_batch, totals[:-4])
 
         skipped = step_skipped(self.engine)
         share = 1 / self.environment.world_size
@@ -186,11 +186,13 @@ class Trainer:
             numbers_on(self.device, batch.num_tokens, batch.num_padding),
         ])
         self.throughput.add(batch.num_tokens)
+        outcome = distributed.HostCopy(skipped)
+        tokens, *heard = told.take()
         self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
                              samples_consumed=batch.position + batch.num_samples,
-                             tokens=self.state.tokens + batch.global_tokens)
-        self._pending.append(_Step(distributed.HostCopy(skipped), self.state, self._window.clone(), batch.position))
-        self._hear(*told.take())
+                             tokens=self.state.tokens + int(tokens))
+        self._pending.append(_Step(outcome, self.state, self._window.clone(), batch.position))
+        self._hear(*heard)
         self._settle(but=1)
         if inspect:
             self._settle()
