@@ -53,6 +53,22 @@ def test_every_data_sheet_can_be_planned_with_and_says_its_source():
         find_machine("h1000")
 
 
+def test_this_machine_is_what_doctor_has_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="plan.device: found no measurement of CPU, expected one; run `cloze doctor`"):
+        find_machine("cpu")
+    cpu, threads = torch.device("cpu"), torch.get_num_threads()
+    devices.keep_measured(cpu, {torch.bfloat16: 4e11, torch.float32: 1e11})
+    devices.keep_measured_memory(cpu, (3e10, 2e9))
+    devices.keep_measured_memory(cpu, (1e10, 1e9))  # a busy machine's: the best ones stay
+    found = find_machine("cpu")
+    assert (found.flops, found.bandwidth, found.elements) == (4e11, 3e10, 2e9) and found.memory_bytes > 1e9
+    assert find_machine("cpu", torch.float32).flops == 1e11
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    with pytest.raises(UserError, match="found no measurement"):
+        find_machine("cpu")  # of so many threads
+
+
 def test_a_slice_has_its_share_of_the_peak(monkeypatch):
     """Seven slices of a H100 have 16 of its 132 processors each."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
