@@ -83,6 +83,8 @@ COMMANDS = {
     "predict embed": _prediction("one vector for each text", "EmbedConfig"),
     "predict features": _prediction("vectors of tokens or of a word, a picture of attention", "FeaturesConfig"),
     "predict score": _prediction("rank texts by their probability", "ScoreConfig"),
+    "evaluate": Command("measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
+                        "cloze.launch.evaluate.config:EvaluateConfig"),
     "serve": Command("answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
                      "cloze.launch.serve.config:ServeConfig"),
     "tokenize": Command("show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",

@@ -117,6 +117,29 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class MaskingConfig:
+    """How much is masked in the course of a run, of shards whose masks are drawn at load time."""
+
+    rate: float | None = None
+    """Share of a sample's tokens that is predicted at first, above 0, up to 1; null: the rate in the shards' manifest,
+    by which validation is masked in any case."""
+    final_rate: float | None = None
+    """The share that the run ends with; null: rate."""
+    change_begins: float = 0.0
+    """Share of the run's samples after which the rate begins to change, linearly; from 0, below 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "final_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise UserError(f"masking.{name}: found {value}, expected a share above 0, up to 1")
+        if self.final_rate is not None and self.rate is None:
+            raise UserError(f"masking.final_rate: found {self.final_rate} without masking.rate, expected both")
+        if not 0 <= self.change_begins < 1:
+            raise UserError(f"masking.change_begins: found {self.change_begins}, expected a share from 0, below 1")
+
+
+@dataclass(frozen=True)
 class BatchArithmetic:
     """How a global batch divides: global = micro x accumulation x processes."""
 

@@ -85,3 +85,16 @@ def test_peers_of_preparing_and_loading_are_named(benchmark, monkeypatch, capsys
                   max_length=128)))
     printed = capsys.readouterr().out
     assert "benchmarks/loading.py --quick\n" in printed and "datasets " in printed.splitlines()[1]
+
+
+def test_curves_are_compared_at_equal_tokens_and_at_equal_loss(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from pretraining_curves import compare
+
+    def curve(seconds, *losses):
+        return [{"seconds": seconds * number, "tokens": number, "loss": loss} for number, loss in enumerate(losses, 1)]
+
+    found = compare({"cloze pretrain": curve(10, 5.0, 3.0, 2.0), "slow": curve(40, 5.0, 4.0, 2.5),
+                     "fast": curve(20, 6.0, 5.0, 4.0)})
+    assert found == {"loss_difference_at_equal_tokens": -0.5, "time_ratio_at_equal_tokens": 2.0,
+                     "time_ratio_to_their_last_loss": pytest.approx(120 / 25)}

@@ -118,3 +118,11 @@ def test_pair_sets_that_would_be_the_same_are_refused(samples):
     SamplesConfig(**samples)
     with pytest.raises(UserError, match="pair_sets: found 2, expected 1: .* draws no cuts"):
         SamplesConfig(**samples, pair_sets=2)
+
+
+def test_single_sentences_of_some_documents_need_documents_of_their_own():
+    within = {"objective": "full_sentences", "cross_documents": False}
+    assert SamplesConfig(**within, single_share=0.3, pair_sets=2).pair_sets == 2
+    for samples in ({"objective": "full_sentences"}, {"objective": "next_sentence", "cross_documents": False}):
+        with pytest.raises(UserError, match="single_share: found 0.3, expected 0, unless"):
+            SamplesConfig(**samples, single_share=0.3)
