@@ -74,7 +74,7 @@ class BertConfig:
     hidden_dropout_prob: float = 0.1
     """Dropout after the embeddings and after every sub-layer, 0 <= p < 1."""
     attention_probs_dropout_prob: float = 0.1
-    """Dropout of the attention probabilities, 0 <= p < 1; must be 0 for the varlen kernel."""
+    """Dropout of the attention probabilities, 0 <= p < 1."""
     classifier_dropout: float | None = None
     """Dropout before a fine-tuning classifier; null: hidden_dropout_prob."""
     classifier_transform: bool = False

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -120,20 +121,8 @@ class CheckpointManager:
             **asdict(state), "world_size": self.environment.world_size, **facts,
         })
 
-    @contextlib.contextmanager
-    def _together(self, what: str) -> Iterator[None]:
-        """What fails on one rank fails on all: none is left waiting in a collective for one that is gone."""
-        error = None
-        try:
-            yield
-        except UserError as caught:
-            error = caught
-        failed = distributed.reduce_sum(torch.tensor([float(error is not None)], device=self.device)).item()
-        if error is not None:
-            raise error
-        if failed:
-            raise UserError(f"{self.folder}: found a process that could not {what}, expected all to; its own message "
-                            "says why")
+    def _together(self, what: str) -> AbstractContextManager[None]:
+        return distributed.together(what, self.folder, self.device)
 
     def written(self) -> bool:
         """Whether this rank has written all of a checkpoint that is not published yet, or has failed to."""
@@ -320,3 +309,28 @@ def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Cal
         raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}"
                         + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else ""))
     return step, whole_weights(manager._path(step))
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Steps of a run's published checkpoints, ascending, damaged ones included."""
+    return CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
+
+
+def read_average(run: Path, count: int, step: int | Literal["best"] | None = None,
+                 warn: Callable[[str], None] = print) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """The mean of the fp32 weights of the checkpoint that `step` names, as in `read_weights`, and of the `count` - 1
+    before it; and their steps, ascending. Buffers and parameters alike; sums are made in fp64.
+
+    Raises:
+        UserError: as `read_weights`, or the run has fewer checkpoints up to there.
+    """
+    last, weights = read_weights(run, step, warn)
+    steps = [each for each in checkpoint_steps(run) if each <= last][-count:]
+    if len(steps) < count:
+        raise UserError(f"{run}: found {len(steps)} checkpoints up to step {last}, expected the {count} that are to be "
+                        "averaged; train with a larger --checkpoint.keep_last, or average fewer")
+    sums = {name: tensor.double() for name, tensor in weights.items()}
+    for each in steps[:-1]:
+        for name, tensor in read_weights(run, each, warn)[1].items():
+            sums[name] += tensor
+    return steps, {name: (total / count).to(weights[name].dtype) for name, total in sums.items()}

@@ -9,7 +9,7 @@ from cloze.launch.config.checks import at_least, check_sections, check_warmup
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import TrainConfig
+from cloze.launch.config.training import MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 
@@ -24,6 +24,9 @@ class PretrainConfig(RunConfig):
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
     seed: int = 42
     """Seed of initial weights, order of samples and dropout, 0 or more."""
+    data_streams: int | None = None
+    """Streams that the order of samples is divided into, of which each process reads its own: at least 1, a divisor of
+    every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the processes."""
     init_from: str | None = None
     """Folder of a run, or of a Hugging Face BERT, whose weights this run starts from; null: drawn ones."""
     init_optimizer: bool = False
@@ -36,6 +39,8 @@ class PretrainConfig(RunConfig):
     """Shape of the model; a file of configs/model/ or single fields."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """How much is trained, in which portions and with which numbers."""
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    """How much is masked, where the shards leave that to the run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its constants."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -61,6 +66,15 @@ class PretrainConfig(RunConfig):
                             "which has word embeddings of its own, expected one of the two; leave the other out")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        if self.data_streams is not None:
+            for name, size in self.train.batch_sizes.items():
+                if self.data_streams < 1 or size % self.data_streams:
+                    raise UserError(f"data_streams: found {self.data_streams}, expected a divisor of train.{name} = "
+                                    f"{size}; leave it at null to have one chosen")
+        changes = self.masking.final_rate not in (None, self.masking.rate)
+        if changes and (self.train.time_budget_hours is not None or self.train.growth):
+            raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
+                            "growing batch, expected null: how many samples it has is not known beforehand")
         check_sections(self)
         check_warmup(self)
 

@@ -20,6 +20,7 @@ from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
@@ -31,6 +32,8 @@ from cloze.model.flops import num_parameters, training_flops
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, evaluation_batches
+from cloze.pipeline.loading.order import choose_streams
+from cloze.pipeline.samples.masking import RateSchedule
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.storage import readable_errors
@@ -42,8 +45,10 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    manifest, model = check_data(Path(config.data), config.model)
+    manifest, model = check_data(Path(config.data), config.model, config.train.sequence_length)
+    check_masking(config, manifest)
     config = replace(config, model=model, train=config.train.on(environment.world_size))
+    config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
     console = Console(environment.is_main)
     if manifest.remark:
         console.warn(manifest.remark)
@@ -55,8 +60,11 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     return running.carry_out(config, runs.data_facts(manifest), environment, console, work)
 
 
-def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
+def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
     """The manifest, and the model with what the data decides filled in.
+
+    Args:
+        longest: tokens of the longest sequence that the run is meant for; None: any.
 
     Raises:
         UserError: vocabulary, length or tokenizer of shards and model do not match.
@@ -73,10 +81,36 @@ def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
     if tokenizer.special_tokens != manifest.special_tokens:
         raise UserError(f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
                         f"{manifest.special_tokens}, those of the manifest; prepare the data again")
+    if longest is not None and manifest.max_length > longest:
+        raise UserError(f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "
+                        f"max_length of the shards in {data}; give the shards that the run is meant for, or set it to "
+                        "null")
     if manifest.max_length > model.max_position_embeddings:
         raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
                         f"{manifest.max_length}, the max_length of the shards in {data}")
     return manifest, replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
+
+
+def choose_data_streams(config: PretrainConfig, world_size: int) -> int:
+    """The run's number of streams: as given, as in its earlier parts, or as the batch sizes allow.
+
+    Raises:
+        UserError: its earlier parts had none.
+    """
+    sizes = list(config.train.batch_sizes.values())
+    saved = runs.saved_data_streams(Path(config.output), config.checkpoint.accept_changes)
+    fits = saved is not None and not any(size % saved for size in sizes)  # else it is the batch that has changed
+    return config.data_streams or (saved if fits else choose_streams(sizes, world_size))
+
+
+def open_split(config: PretrainConfig, split: str, environment: Environment, device: torch.device) -> ShardReader:
+    """Reader of a split. Rank 0 alone asks for the sizes of all shards, and the others hear what it found. Collective.
+
+    Raises:
+        UserError: a shard is missing or has another size.
+    """
+    with distributed.together("find the shards", config.data, device):
+        return ShardReader(config.data, split, check_sizes=environment.is_main)
 
 
 def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) -> None:
@@ -121,9 +155,10 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process
     engine = build_engine(model, config, made, process.device)
     _print_facts(config, manifest, process, engine, parameters)
     objective = PretrainingObjective(config.train.loss_reduction)
-    batches = validation(config, manifest, environment, console)
+    batches = validation(config, manifest, process)
     trainer = running.make_trainer(
-        config, process, engine, checkpoints, facts=runs.data_facts(manifest), objective=objective,
+        config, process, engine, checkpoints,
+        facts={**runs.data_facts(manifest), "data_streams": config.data_streams}, objective=objective,
         evaluate=None if batches is None else partial(evaluate, engine, objective, batches, process.device),
         flops=partial(_micro_batch_flops, config.model),
     )
@@ -141,7 +176,8 @@ def _print_facts(config: PretrainConfig, manifest: Manifest, process: Process, e
     tokens, samples = counts["tokens"], counts["samples"] // manifest.pair_sets  # an epoch goes over one set of pairs
     histogram = manifest.splits["train"].length_histogram
     squares = sum(length * length * number for length, number in enumerate(histogram))
-    per_token = training_flops(config.model, (tokens, squares), manifest.masked_share * tokens, summed=True) / tokens
+    masked = manifest.masked_share if config.masking.rate is None else config.masking.rate
+    per_token = training_flops(config.model, (tokens, squares), masked * tokens, summed=True) / tokens
     steps_per_epoch = samples / config.train.global_batch_size
     epochs = (f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
               f"({samples:,} samples, {tokens:,} tokens)")
@@ -153,8 +189,8 @@ def _print_facts(config: PretrainConfig, manifest: Manifest, process: Process, e
     ])
 
 
-def validation(config: PretrainConfig, manifest: Manifest, environment: Environment, console: Console):
-    """What makes the validation batches of this rank, or None if no document was held out.
+def validation(config: PretrainConfig, manifest: Manifest, process: Process):
+    """What makes the validation batches of this rank, or None if no document was held out. Collective.
 
     Raises:
         UserError: something is to be decided by a validation that cannot be.
@@ -164,25 +200,26 @@ def validation(config: PretrainConfig, manifest: Manifest, environment: Environm
             if getattr(config.evaluation, name):
                 raise UserError(f"evaluation.{name}: found {getattr(config.evaluation, name)}, expected none: the "
                                 f"validation split of {config.data} is empty; prepare the data with one")
-        console.warn(f"{config.data}: the validation split is empty; nothing is evaluated")
+        process.console.warn(f"{config.data}: the validation split is empty; nothing is evaluated")
         return None
     return partial(
-        evaluation_batches, ShardReader(config.data, "validation"), micro_batch_size=config.train.micro_batch_size,
-        rank=environment.rank, world_size=environment.world_size, max_samples=config.evaluation.samples,
+        evaluation_batches, open_split(config, "validation", process.environment, process.device),
+        micro_batch_size=config.train.micro_batch_size, rank=process.environment.rank,
+        world_size=process.environment.world_size, max_samples=config.evaluation.samples,
         segments=config.model.segments,
     )
 
 
 def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
-    growing = config.train.initial_global_batch_size
     environment = trainer.environment
+    reader = open_split(config, "train", environment, trainer.device)
     stream = BatchStream(
-        ShardReader(config.data, "train"), global_batch_size=config.train.global_batch_size,
-        micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
-        seed=config.seed, samples_consumed=trainer.state.samples_consumed, tokens_consumed=trainer.state.tokens,
-        warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
+        reader, global_batch_size=config.train.global_batch_size, micro_batch_size=config.train.micro_batch_size,
+        rank=environment.rank, world_size=environment.world_size, streams=config.data_streams, seed=config.seed,
+        samples_consumed=trainer.state.samples_consumed, warmup=batch_warmup(config, reader.manifest),
         segments=config.model.segments,
+        masking_rate=masking_rate(config),
     )
     try:
         shown = partial(showing, config, trainer) if trainer.evaluate else None
@@ -191,9 +228,35 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         stream.close()
 
 
+def batch_warmup(config: PretrainConfig, manifest: Manifest) -> BatchWarmup | None:
+    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
+    every batch without asking."""
+    train, counts = config.train, manifest.splits["train"].counts
+    if train.initial_global_batch_size is None:
+        return None
+    samples = -(-train.batch_warmup_tokens * counts["samples"] // counts["tokens"])
+    return BatchWarmup(train.initial_global_batch_size, train.increment, samples)
+
+
+def check_masking(config: PretrainConfig, manifest: Manifest) -> None:
+    """Raise UserError for a masking rate where the shards hold their masks."""
+    if config.masking.rate is not None and manifest.mask_sets:
+        raise UserError(f"masking.rate: found {config.masking.rate} with shards in {config.data} that hold their "
+                        "masks, expected null; or prepare them with --masking.mode dynamic")
+
+
+def masking_rate(config: PretrainConfig) -> RateSchedule | None:
+    """The masking rate over the samples of the run; None: the manifest's."""
+    chosen = config.masking
+    if chosen.rate is None:
+        return None
+    end = config.train.max_steps * config.train.global_batch_size
+    return RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
+
+
 def showing(config: PretrainConfig, trainer, metrics):
     """What each evaluation shows beside its numbers: blanks and guesses, word embeddings."""
-    reader = ShardReader(config.data, "validation")
+    reader = ShardReader(config.data, "validation", check_sizes=False)
     tokenizer = Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)
     guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, config.model.segments,

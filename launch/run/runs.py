@@ -32,9 +32,9 @@ TRAINED_LENGTH = "max_length"  # in data.json
 # other units, as another number of processes does.)
 FREE_FIELDS = {
     "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
-    "train.micro_batch_size", "train.log_every_steps", "train.max_skipped_steps", "train.stop_before_seconds",
-    "train.gradient_checkpointing", "train.attention_kernel",
-    "train.compile", "train.memory_limit_gib", "seeds", "grid",
+    "train.micro_batch_size", "train.sequence_length", "train.log_every_steps", "train.max_skipped_steps",
+    "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel", "train.compile",
+    "train.deterministic", "train.memory_limit_gib", "seeds", "grid",
 }
 # What the optimizer's groups and their states are made by.
 GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")
@@ -151,6 +151,23 @@ def tokenizer_folder(folder: Path) -> Path:
 def saved_micro_batch_size(folder: Path) -> int | None:
     """What an earlier part of this run trained with; None if there is none."""
     return _read(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
+
+
+def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
+    """The number of streams by which an earlier part of this run read its data; None if there is none.
+
+    Raises:
+        UserError: an earlier version began the run, in an order of samples that this one does not have, and no change
+            is accepted.
+    """
+    if not (folder / CONFIG).is_file():
+        return None
+    streams = _read(folder / CONFIG).get("data_streams")
+    if streams is None and not accept_changes:
+        raise UserError(f"output: found {folder}, a run that an earlier version of Cloze began, which took its samples "
+                        "in another order, expected one with data_streams; finish it with that version, choose "
+                        "another --output, or go on in the new order with --checkpoint.accept_changes true")
+    return streams
 
 
 def check_folder(config, facts: dict[str, str]) -> None:

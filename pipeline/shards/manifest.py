@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
 
 FILE_NAME = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)  # docs/data-format.md says how 1 differs
 SPLITS = ("train", "validation", "test")
 
 
@@ -30,12 +32,37 @@ class ShardInfo:
 
 
 @dataclass(frozen=True)
+class ShardTable(Sequence):
+    """A sequence of ShardInfo, held by columns: there may be 100,000, which as objects would take long to make."""
+
+    file: list[str]
+    pair_set: list[int]
+    samples: list[int]
+    tokens: list[int]
+    bytes: list[int]
+    sha256: list[str]
+
+    @classmethod
+    def of(cls, shards: Iterable[ShardInfo]) -> "ShardTable":
+        rows = [astuple(shard) for shard in shards]
+        return cls(*map(list, zip(*rows, strict=True))) if rows else cls(*([] for _ in fields(cls)))
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def __getitem__(self, number: int | slice) -> "ShardInfo | list[ShardInfo]":
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        return ShardInfo(*(getattr(self, field.name)[number] for field in fields(ShardInfo)))
+
+
+@dataclass(frozen=True)
 class SplitInfo:
     """One split: counts over its shards, and the histogram of lengths (index: tokens, value: samples)."""
 
     counts: dict[str, int]
     length_histogram: list[int]
-    shards: list[ShardInfo]
+    shards: ShardTable
 
 
 @dataclass(frozen=True)
@@ -69,6 +96,9 @@ class Manifest:
 
     def to_json(self) -> str:
         content = {name: value for name, value in asdict(self).items() if name != "folder" and value is not None}
+        if self.format_version == 1:
+            for name, split in self.splits.items():
+                content["splits"][name]["shards"] = list(map(asdict, split.shards))
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def save(self, folder: str | Path) -> None:
@@ -140,22 +170,22 @@ class Manifest:
                 raw = path.read_bytes()
             content = json.loads(raw)
             version = content["format_version"]
-            if version != FORMAT_VERSION:
-                raise UserError(
-                    f"{path}: found format_version {version}, expected {FORMAT_VERSION}; prepare the data again"
-                )
+            if version not in READABLE_VERSIONS:
+                readable = " or ".join(map(str, READABLE_VERSIONS))
+                raise UserError(f"{path}: found format_version {version}, expected {readable}; prepare the data again")
             content["special_tokens"] = SpecialTokens(**content["special_tokens"])
-            content["splits"] = {
-                name: SplitInfo(
-                    counts=split["counts"],
-                    length_histogram=split["length_histogram"],
-                    shards=[ShardInfo(**shard) for shard in split["shards"]],
+            for split in content["splits"].values():
+                found = split["shards"]
+                split["shards"] = (
+                    ShardTable.of(ShardInfo(**row) for row in found) if version == 1 else ShardTable(**found)
                 )
-                for name, split in content["splits"].items()
-            }
+            content["splits"] = {name: SplitInfo(**split) for name, split in content["splits"].items()}
             manifest = cls(**content, folder=folder)
+            # Of the bytes as they are: to write them again takes long where there are many shards.
             blank = raw.replace(f'"sha256": "{manifest.sha256}"'.encode(), b'"sha256": ""')
-            manifest.__dict__["own_hash"] = hashlib.sha256(blank).hexdigest()
+            manifest.__dict__.update(
+                own_hash=hashlib.sha256(blank).hexdigest(), hash=hashlib.sha256(raw).hexdigest()
+            )
             return manifest
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error

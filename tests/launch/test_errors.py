@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +19,12 @@ import yaml
 from deepspeed.runtime.config import DeepSpeedConfigError
 
 from cloze.launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
-from cloze.launch.cli import main
+from cloze.launch.cli import main, parse
 from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.repairs import kept_hyper_parameters
+from cloze.launch.pretrain.command import choose_data_streams
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment, child_variables
 from cloze.pipeline.errors import UserError
@@ -209,6 +211,42 @@ def test_a_run_of_before_a_field_was_known_goes_on(data, finished, tmp_path):
     assert "complete at step 4" in train(data, run, *fixed)
     line = train(data, run, *fixed, "--model.first_attention_norm", "false", "--model.norm_position", "pre", status=2)
     assert "model.first_attention_norm is True, expected False" in line
+
+
+def test_a_run_whose_samples_came_in_another_order_is_refused_or_told_to_go_on(data, finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    told = yaml.safe_load((run / "config.yaml").read_text())
+    assert told["data_streams"] == 16
+    del told["data_streams"]  # as runs of earlier versions have none
+    (run / "config.yaml").write_text(yaml.safe_dump(told))
+    arguments = ("pretrain", *TINY, "--data", data, "--output", run, "--checkpoint.every_steps", "2")
+    line = error_of(capsys, *arguments, "--train.max_steps", "4")
+    assert "earlier version" in line and "another order" in line and "--checkpoint.accept_changes true" in line
+    output = train(data, run, "--train.max_steps", "6", "--checkpoint.accept_changes", "true")
+    assert "resumed from step 4" in output and "complete at step 6" in output
+    assert yaml.safe_load((run / "config.yaml").read_text())["data_streams"] == 16
+    line = error_of(capsys, *arguments, "--train.max_steps", "6", "--data_streams", "8")
+    assert "data_streams is 16, expected 8" in line
+    line = error_of(capsys, *arguments, "--data_streams", "5")
+    assert "data_streams: found 5, expected a divisor of train.global_batch_size = 16" in line
+
+
+def test_the_streams_of_a_run_are_kept_by_any_number_of_processes(tmp_path, monkeypatch):
+    """Where they are fewer than a batch has samples, the first start's processes decide."""
+    monkeypatch.setattr("cloze.pipeline.loading.order.MOST_STREAMS", 4)
+    config = parse("pretrain", ["--data", "d", "--output", str(tmp_path), "--train.global_batch_size", "48"])
+    assert [choose_data_streams(config, world_size) for world_size in (1, 3, 4, 6)] == [4, 3, 4, 6]
+    (tmp_path / "config.yaml").write_text("data_streams: 3\n")
+    assert [choose_data_streams(config, world_size) for world_size in (1, 3, 4, 6)] == [3, 3, 3, 3]
+    assert choose_data_streams(replace(config, data_streams=8), 6) == 8
+
+
+def test_a_missing_shard_is_found_by_one_process_and_told_to_the_others(data, tmp_path):
+    broken = shutil.copytree(data, tmp_path / "broken")
+    (broken / "train" / "shard-00001.arrow").unlink()
+    output = train(broken, tmp_path / "run", processes=2, status=2)
+    assert output.count("shard-00001.arrow: found no such shard") == 1, output
+    assert "found a process that could not find the shards" in output and "Traceback" not in output
 
 
 def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):

@@ -7,7 +7,7 @@ from cloze.pipeline import ragged
 from cloze.pipeline.config import MaskingConfig, SamplesConfig, SentencesConfig, SourceConfig, SplitConfig
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.records import Samples
-from cloze.pipeline.samples.masking import KeyedDraws, Masker, MaskingRules, StreamDraws
+from cloze.pipeline.samples.masking import KeyedDraws, Masker, MaskingRules, RateSchedule, StreamDraws
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
@@ -30,7 +30,7 @@ def make(lengths, seed=0) -> Samples:
     middle = offsets[:-1] + lengths // 2
     ids[offsets[:-1]], ids[offsets[1:] - 1], ids[middle] = SPECIAL.classification, SPECIAL.separator, SPECIAL.separator
     return Samples(ids, offsets, (lengths // 2 + 1).astype(np.uint16), np.zeros(len(lengths), np.int8),
-                   np.zeros(len(lengths), np.uint64))
+                   np.zeros(len(lengths), np.uint64), np.zeros(len(lengths), np.uint16))
 
 
 def draw(samples, key=1, max_length=128, **changes):
@@ -52,6 +52,22 @@ def test_count_is_the_release_formula(rate):
     wanted = np.maximum(1, np.rint(rate * LENGTHS))
     cap = round(rate * 128)
     assert np.array_equal(np.diff(masks.offsets), np.minimum(np.minimum(wanted, cap), LENGTHS - 3))
+
+
+@pytest.mark.parametrize("selection", ["count", "independent"])
+def test_each_sample_may_have_a_rate_of_its_own(selection):
+    samples = make(np.full(4000, 103))
+    rates = RateSchedule(0.4, 0.2, begin=1000, end=3000).at(np.arange(4000))
+    rules = MaskingRules({**CONFIG, "selection": selection}, 128, VOCAB, SPECIAL, CONTINUES)
+    counts = np.diff(Masker(rules, samples, rates=rates).draw(KeyedDraws(3, 0, np.arange(4000))).offsets)
+    if selection == "count":  # the default cap follows the rate: 0.15's would be 19
+        assert counts[:1000].tolist() == [41] * 1000 and counts[2000] == 31 and counts[3000:].tolist() == [21] * 1000
+    else:
+        shares = [counts[low : low + 500].mean() / 100 for low in (0, 500, 1750, 3000, 3500)]
+        np.testing.assert_allclose(shares, [0.4, 0.4, 0.3, 0.2, 0.2], atol=0.01)
+    same = Masker(rules, samples).draw(KeyedDraws(3, 0, np.arange(4000)))
+    constant = Masker(rules, samples, rates=np.full(4000, 0.15)).draw(KeyedDraws(3, 0, np.arange(4000)))
+    assert np.array_equal(same.positions, constant.positions) and np.array_equal(same.ids, constant.ids)
 
 
 def test_the_cap_caps():
@@ -173,10 +189,7 @@ def test_dynamic_draws_do_not_depend_on_the_batch(strategy):
     indices = np.arange(1000, 1200)
     whole = Masker(rules, samples).draw(KeyedDraws(1, 2, indices))
     for number in (0, 7, 199):
-        low, high = samples.offsets[number], samples.offsets[number + 1]
-        alone = Samples(samples.input_ids[low:high], np.array([0, high - low]), samples.segment_b_start[[number]],
-                        samples.next_sentence_label[[number]], samples.document[[number]])
-        masks = Masker(rules, alone).draw(KeyedDraws(1, 2, indices[[number]]))
+        masks = Masker(rules, samples.part(number, number + 1)).draw(KeyedDraws(1, 2, indices[[number]]))
         low, high = whole.offsets[number], whole.offsets[number + 1]
         assert np.array_equal(masks.positions, whole.positions[low:high])
         assert np.array_equal(masks.ids, whole.ids[low:high])
