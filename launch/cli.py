@@ -223,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, OSError):
             if error.errno not in _MENDABLE or error.filename is None:
                 raise
-            error = describe(error, Path(os.fsdecode(error.filename)))
+            error = describe(error, Path(str(error.filename)))
         if _waits(said=False):
             time.sleep(SAID_SECONDS)
         # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.
