@@ -24,6 +24,9 @@ class PretrainConfig(RunConfig):
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
     seed: int = 42
     """Seed of initial weights, order of samples and dropout, 0 or more."""
+    data_streams: int | None = None
+    """Streams that the order of samples is divided into, of which each process reads its own: at least 1, a divisor of
+    every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the processes."""
     init_from: str | None = None
     """Folder of a run, or of a Hugging Face BERT, whose weights this run starts from; null: drawn ones."""
     init_optimizer: bool = False
@@ -67,6 +70,11 @@ class PretrainConfig(RunConfig):
         if changes and (self.train.time_budget_hours is not None or self.train.growth):
             raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
                             "growing batch, expected null: how many samples it has is not known beforehand")
+        if self.data_streams is not None:
+            for name, size in self.train.batch_sizes.items():
+                if self.data_streams < 1 or size % self.data_streams:
+                    raise UserError(f"data_streams: found {self.data_streams}, expected a divisor of train.{name} = "
+                                    f"{size}; leave it at null to have one chosen")
         check_sections(self)
         check_warmup(self)
 

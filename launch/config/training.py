@@ -25,10 +25,13 @@ class TrainConfig:
     batch_increment: int | None = None
     """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
     batch_warmup_tokens: int = 0
-    """Real tokens after which the global batch has its full size, 0 or more."""
-    micro_batch_size: int | Literal["auto"] = 32
+    """Tokens after which the global batch has its full size, 0 or more, counted by the mean of the data's samples."""
+    micro_batch_size: int | Literal["auto"] | None = None
     """Samples in one forward and backward pass of one process, at most: the largest number that divides its share of a
-    batch is taken, which changes no gradient; auto: the most that fit, tried at the first start."""
+    batch is taken, which changes no gradient; auto: the most that fit, tried at the first start; null: auto on a GPU,
+    32 on a CPU."""
+    sequence_length: int | None = None
+    """Tokens of the longest sequence that the run is meant for; shards with longer ones are refused; null: any."""
     memory_limit_gib: float | None = None
     """GiB that a process may use, for micro_batch_size: auto; null: what the GPU, or its share of this machine, has."""
     learning_rate: float = 1e-4
@@ -36,6 +39,10 @@ class TrainConfig:
     precision: Literal["bf16", "fp16", "fp32", "autocast"] = "bf16"
     """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU; autocast:
     bf16 products over fp32 weights, at any zero.stage."""
+    tf32: bool = False
+    """Whether fp32 products on a GPU round what they multiply to TF32, 10 bits: several times as fast; for fp32."""
+    deterministic: bool = False
+    """Whether a GPU adds up in the same order each time, so that a resumed run is the same bit for bit; slower."""
     gradient_clipping: float = 1.0
     """Largest global gradient norm; 0: none."""
     gradient_checkpointing: str = "none"
@@ -57,9 +64,12 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.micro_batch_size != "auto":
             at_least("train", self, micro_batch_size=1)
-        at_least("train", self, max_steps=1, global_batch_size=1, memory_limit_gib=0, gradient_clipping=0,
-                 log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0, initial_global_batch_size=1,
-                 batch_increment=1, batch_warmup_tokens=0)
+        if self.tf32 and self.precision != "fp32":
+            raise UserError(f"train.tf32: found true with train.precision {self.precision}, expected false: its "
+                            "products have 16 bits; use --train.precision fp32 with it")
+        at_least("train", self, max_steps=1, sequence_length=1, global_batch_size=1, memory_limit_gib=0,
+                 gradient_clipping=0, log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0,
+                 initial_global_batch_size=1, batch_increment=1, batch_warmup_tokens=0)
         if self.learning_rate <= 0:
             raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
         if self.time_budget_hours is not None and self.time_budget_hours <= 0:
@@ -95,8 +105,8 @@ class TrainConfig:
         return sizes
 
     def on(self, world_size: int) -> TrainConfig:
-        """With the micro-batch that so many processes take; auto stays."""
-        if self.micro_batch_size == "auto":
+        """With the micro-batch that so many processes take; auto and null, which the device decides, stay."""
+        if self.micro_batch_size in ("auto", None):
             return self
         return replace(self, micro_batch_size=BatchArithmetic.of(self, world_size).micro_batch_size)
 
@@ -141,7 +151,7 @@ class BatchArithmetic:
 
     @classmethod
     def of(cls, train: TrainConfig, world_size: int) -> BatchArithmetic:
-        """Divide. What is not tried yet (auto) counts as 1. Raises UserError if the processes leave a rest."""
+        """Divide. What the device decides (auto, null) counts as 1. Raises UserError if the processes leave a rest."""
         for name, size in train.batch_sizes.items():
             if size % world_size:
                 less = size - size % world_size
@@ -149,7 +159,7 @@ class BatchArithmetic:
                 raise UserError(f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
                                 f"it to {near}")
         share = math.gcd(*train.batch_sizes.values()) // world_size
-        wished = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
+        wished = 1 if train.micro_batch_size in ("auto", None) else train.micro_batch_size
         micro_batch_size = next(size for size in range(min(wished, share), 0, -1) if share % size == 0)
         grows = train.initial_global_batch_size is not None
         growth = (f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "

@@ -94,11 +94,18 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """What JSON holds. Raises ValueError, for half of a character ("\\ud83d"), too."""
-    value = json.loads(text)
+    """What JSON holds. Raises ValueError, for half of a character ("\\ud83d") and a field that comes twice, too."""
+    value = json.loads(text, object_pairs_hook=_object)
     if "\\u" in text and (half := half_character(json.dumps(value, ensure_ascii=False))):
         raise ValueError(f"found {half}")
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError(f"found the fields {', '.join(name for name, _ in pairs)}, of which one comes twice")
+    return made
 
 
 def _read_separated(path: Path, quoted: bool, header: tuple[str, ...], mark: str, skip_malformed: bool) -> Table:
@@ -155,9 +162,12 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Table:
     from pyarrow import parquet
 
     try:
+        names = parquet.read_schema(path).names
+        if len(set(names)) < len(names):
+            raise UserError(f"{path}: found the columns {', '.join(names)}, expected names that differ; rename one")
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: can't be read as Parquet: {error}") from error
+        raise UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
     return _table(path, table.schema, table.to_pylist(), labels)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from cloze.launch.predict.operation import Row
 from cloze.launch.predict.output import (
     as_json,
     draw_attention,
+    encoded,
     plain,
     print_table,
     table_rows,
@@ -41,7 +41,15 @@ def predict(config: Input) -> int:
     if cut:
         longest = predictor.loaded.encoder.truncation.max_length
         Console().warn(f"{cut:,} tokens of texts beyond the {longest} that the model reads were cut")
+    _warn_of_longer_texts(predictor)
     return 0
+
+
+def _warn_of_longer_texts(predictor: Predictor) -> None:
+    encoder = predictor.loaded.encoder
+    if encoder.longer_texts:
+        Console().warn(f"found {encoder.longer_texts:,} texts of more than the {encoder.truncation.max_length} tokens "
+                       "that the model has learned from; expect less of it there, or divide them")
 
 
 def _noting(rows: Iterable[Row], seen: list[Row]) -> Iterator[Row]:
@@ -55,7 +63,7 @@ def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> int:
     cut = 0
     if not wants_table(config):
         for row, result in results:
-            print(json.dumps(as_json(config, row, result), ensure_ascii=False), flush=True)
+            print(encoded(as_json(config, row, result)), flush=True)
             cut += getattr(result, "cut_tokens", 0)
         return cut
     found = list(results)
@@ -65,7 +73,7 @@ def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> int:
     return sum(getattr(result, "cut_tokens", 0) for _, result in found)
 
 
-def _look_inside(predictor: Any, config: FeaturesConfig) -> int:
+def _look_inside(predictor: Predictor, config: FeaturesConfig) -> int:
     rows = list(read_rows(config))
     if config.attention:
         if len(rows) != 1:
@@ -75,13 +83,14 @@ def _look_inside(predictor: Any, config: FeaturesConfig) -> int:
         Console().say(f"drew {layers} layers of {heads} heads to {config.attention}")
     if config.word:
         _print_words(config, predictor.word(config.word, rows, config.layer))
+    _warn_of_longer_texts(predictor)
     return 0
 
 
 def _print_words(config: FeaturesConfig, words: list[WordInContext]) -> None:
     if not wants_table(config):
         for word in words:
-            print(json.dumps(plain(word), ensure_ascii=False), flush=True)
+            print(encoded(plain(word)), flush=True)
         return
     print_table(
         {"text": word.text, "characters": f"{word.start}-{word.end}", "to static": f"{word.cosine_to_static:.3f}"}

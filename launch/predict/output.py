@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from cloze.launch.system.console import Output
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publishing
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _SHOWN_NUMBERS = 4  # of a vector in a table
 _LARGEST_PICTURE_INCHES = 100  # a side; 10,000 pixels, beyond which viewers give up
 
@@ -34,6 +36,15 @@ def as_json(operation: Operation, row: Row, result: Any) -> dict[str, Any]:
     texts = {name: text for name, text in zip(operation.fields, given, strict=True) if text is not None}
     content = plain(result)
     return texts | (content if isinstance(content, dict) else {operation.key: content})
+
+
+def encoded(value: Any) -> str:
+    """JSON. Raises UserError for a NaN or an infinity, for which it has no word."""
+    try:
+        return _ENCODER.encode(value)
+    except ValueError as error:
+        raise UserError(f"the model's result: found a number that is not finite ({error}), expected numbers; its "
+                        "weights or its precision do not bear this text") from error
 
 
 def plain(value: Any) -> Any:

@@ -215,7 +215,12 @@ class Predictor:
         return torch.tensor(values, dtype=dtype, device=self.loaded.device)
 
     def _one(self, operation: Operation, text: str, pair: str | None = None) -> Any:
+        encoder = self.loaded.encoder
+        before = encoder.longer_texts
         (result,) = self.map(operation, [Row(text, pair)])
+        if encoder.longer_texts > before:
+            warnings.warn(f"the text has more than the {encoder.truncation.max_length} tokens that the model has "
+                          "learned from; expect less of it there, or divide it", stacklevel=3)
         return result
 
     def _warn(self, cut_tokens: int) -> None:

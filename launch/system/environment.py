@@ -100,12 +100,19 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
 
 
+_ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+
+
 def protect_process() -> None:
     """Set what every command wants, before torch, DeepSpeed or tokenizers are imported.
 
     - TOKENIZERS_PARALLELISM: threads of `tokenizers` deadlock in forked children (datasets#620).
     - KINETO_LOG_LEVEL: torch.profiler prints when it starts and stops; above 5 it does not.
+    - PYTORCH_ALLOC_CONF: batches of ever other lengths leave the CUDA allocator's segments full of holes, which
+      expandable ones close. Read when CUDA starts; a user's own setting, under the older names too, wins.
     """
+    if not _ALLOCATOR_SETTINGS & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -195,6 +202,11 @@ def bound_primitive_caches() -> None:
     """Keep few compiled matrix products on a CPU; to be called before the first of them. A user's own setting wins."""
     for name, capacity in KEPT_PRIMITIVES.items():
         os.environ.setdefault(name, capacity)
+
+
+def keep_products_deterministic() -> None:
+    """Have cuBLAS work in buffers of a fixed size, with which alone it sums in one order; before CUDA starts."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # its documentation's
 
 
 def prepare_process() -> Environment:
