@@ -13,6 +13,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
 from cloze.launch.system.environment import prepare_deepspeed, read_environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
+from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining
 from cloze.model.huggingface import load_note
 from cloze.model.tasks import saved_class
@@ -35,7 +36,8 @@ def load_model(folder: str | Path) -> LoadedModel:
     folder = runs.model_folder(folder)
     truncation, answering = load_note(folder, TRUNCATION), load_note(folder, ANSWERING)
     return LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
-                       truncation and Truncation(**truncation), answering and Answering(**answering))
+                       truncation and Truncation(**truncation), answering and Answering(**answering),
+                       columns_of(load_note(folder, COLUMNS)))
 
 
 def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print

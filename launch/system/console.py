@@ -21,14 +21,19 @@ _COLUMNS = (
     ("speed/mfu", "MFU", "{:.1%}"),
     ("validation/loss", "validation loss", "{:.4f}"),
     ("validation/mlm_loss", "mlm", "{:.4f}"),
-    ("validation/mlm_accuracy", "mlm accuracy", "{:.3f}"),
+    ("validation/mlm_accuracy", "mlm accuracy", "{:.4f}"),
     ("validation/next_sentence_loss", "nsp", "{:.4f}"),
-    ("validation/next_sentence_accuracy", "nsp accuracy", "{:.3f}"),
+    ("validation/next_sentence_accuracy", "nsp accuracy", "{:.4f}"),
     *((f"validation/{name}", name.replace("_", " "), "{:.4f}") for name in (
         "accuracy", "accuracy_mean", "f1", "f1_micro", "f1_macro", "exact_match", "matthews_correlation", "pearson",
         "spearman", "precision", "recall",
     )),
 )
+
+
+def figure(value: float) -> str:
+    """A result as it is shown, whatever it measures; files hold all digits."""
+    return f"{value:.4f}"
 
 
 def clock(seconds: float) -> str:
