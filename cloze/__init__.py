@@ -27,8 +27,8 @@ def load(model: str | Path, **options: Any) -> Predictor:
     >>> cloze.load("runs/sst2").classify("a good film")
 
     Args:
-        model: the folder of a Cloze run (of pretraining: its newest good checkpoint), a Hugging Face folder, or the name
-            of a hub model.
+        model: the folder of a Cloze run (of pretraining: its newest good checkpoint), a Hugging Face folder, or the
+            name of a hub model.
         options: of a hub model: revision, cache_dir, offline, pickled_weights, as of `ModelConfig`.
 
     Raises:

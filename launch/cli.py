@@ -126,8 +126,9 @@ def usage(first_word: str = "") -> str:
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {command.help}" for name, command in shown.items()]
     return "\n".join([
-        "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]", "       cloze predict MODEL TEXT ...: what the "
-        "model's head is for", "       cloze --version", "", "commands:", *lines, "",
+        "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]",
+        "       cloze predict MODEL TEXT ...   (the operation that the model's head is for)",
+        "       cloze --version", "", "commands:", *lines, "",
         "`cloze COMMAND --help` explains every field; `--print_config` prints the resolved configuration.",
     ])
 

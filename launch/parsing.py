@@ -173,7 +173,8 @@ def _one_line(message: str, parser: jsonargparse.ArgumentParser) -> str:
         return f"found {name!r}, which is no field" + _nearest(name, parser)
     if missing := re.search(r"arguments are required: (.*)$", message):
         flags = {action.dest for action in parser._actions if action.option_strings}
-        return f"expected {', '.join(f'--{name}' if name in flags else name for name in missing[1].split(', '))}, found none"
+        names = (f"--{name}" if name in flags else name for name in missing[1].split(", "))
+        return f"expected {', '.join(names)}, found none"
     if file := re.search(r"(?:Unable to load config|File does not exist:) ['\"]([^'\"]*)['\"]", message):
         found = "no fields in" if Path(file[1]).is_file() else "no file"
         return f"{field}: found {found} {file[1]}, expected a YAML file of NAME: VALUE lines"
