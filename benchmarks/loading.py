@@ -1,12 +1,18 @@
-"""How fast are batches loaded, in the epoch's shuffled order?
+"""What does loading cost: on one process, and on a rank of many?
 
     python benchmarks/loading.py --quick
+    python benchmarks/loading.py --world-size 1024 --quick --json figures.json
+    python benchmarks/loading.py --world-size 1024            # all strategies, 128 and 512 tokens, 10^5 shards: minutes
     python benchmarks/loading.py --data runs/shards --json figures.json
 
-One core: tokens a second of ours (reader, gather, collate to tensors), of `datasets` (the same shards, shuffled, with a
-collator that concatenates), and of mosaicml's `streaming` if it is installed; and the time to a first batch, with the
-files in the page cache and, where the system allows to drop them, cold; also with samples of 512 tokens, and with
-thousands of shards.
+Without --world-size, in tokens a CPU second (of one process, with all its threads): ours (reader, gather, collate to
+tensors), `datasets` (the same shards, shuffled, with a collator that concatenates), and mosaicml's `streaming` if it is
+installed; and the time to a first batch, with the files in the page cache and, where the system allows to drop them,
+cold; also with samples of 512 tokens, and with thousands of shards.
+
+With --world-size N: ranks of N, simulated one after another, against one process that reads everything: CPU seconds
+and bytes read for each of a rank's own tokens, with a global batch of 8,192 samples, masks stored and drawn at load
+time. Bytes are those asked of the file system; `cold_ratio` is what a cold disk gives over that.
 """
 
 import argparse
@@ -15,10 +21,11 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,66 +34,176 @@ from synthetic_batches import own_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cloze.pipeline.loading.batches import BatchStream, SampleStream
-from cloze.pipeline.loading.collate import collate
+from cloze.pipeline.config import MaskingConfig
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.loading.order import choose_streams
 from cloze.pipeline.ragged import to_offsets
-from cloze.pipeline.records import Masks, Samples, SpecialTokens
-from cloze.pipeline.shards.manifest import Manifest, SplitInfo
+from cloze.pipeline.records import ROLES, Masks, Samples, SpecialTokens
+from cloze.pipeline.shards.manifest import Manifest, ShardTable, SplitInfo
 from cloze.pipeline.shards.shards import ShardReader, write_shard
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 BATCH = 256
+GLOBAL_BATCH = 8192
 VOCAB = 30522
+NAMES = dict(zip(ROLES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=True))
+SPECIAL = SpecialTokens(0, 1, 2, 3, 4)
+# Of a stream and an epoch: those on the ends of its segment are read by its neighbours too: (b + 1) / b of the data.
+BLOCKS_A_STREAM = 8
 
 
-def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, copies: int = 1) -> Path:
+def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, copies: int = 1, strategy: str = "",
+                mask_sets: int = 2) -> Path:
     """Shards of random ids with the lengths and masks of prepared text: what they say doesn't matter to reading.
 
-    copies: names of each file, for a data set that is large and takes little disk.
+    copies: names of each file, for a data set that is large and takes little disk. strategy: that of masks drawn at
+    load time; none: `mask_sets` are stored.
     """
     rng = np.random.default_rng(0)
-    found = []
+    found, sets = [], 0 if strategy else mask_sets
     for number in range(shards):
         lengths = np.where(rng.random(samples) < 0.85, max_length, rng.integers(8, max_length, samples))
         offsets = to_offsets(lengths)
         # ids as skewed as words are
-        ids = (VOCAB * rng.random(offsets[-1]) ** 4).astype(np.uint16)
+        ids = (len(ROLES) + (VOCAB - len(ROLES)) * rng.random(offsets[-1]) ** 4).astype(np.uint16)
+        ids[offsets[:-1]], ids[offsets[1:] - 1] = SPECIAL.classification, SPECIAL.separator
         counts = np.rint(0.15 * lengths).astype(np.int64)
         positions = np.concatenate(
             [np.sort(rng.choice(n, c, replace=False)) for n, c in zip(lengths, counts, strict=True)]
         )
         masks = Masks(positions.astype(np.uint16), np.full(len(positions), 4, np.uint16), to_offsets(counts))
         made = Samples(ids, offsets, (lengths // 2).astype(np.uint16), np.zeros(samples, np.int8),
-                       np.zeros(samples, np.uint64))
-        first = write_shard(folder / "train" / f"shard-{number:05d}.arrow", made, [masks] * 2, VOCAB, 0, "zstd")
+                       np.zeros(samples, np.uint64), np.zeros(samples, np.uint16))
+        first = write_shard(folder / "train" / f"shard-{number:05d}.arrow", made, [masks] * sets, VOCAB, 0, "zstd")
         found.append(first)
         for copy in range(1, copies):
             found.append(replace(first, file=f"train/shard-{number:05d}-{copy}.arrow"))
             os.link(folder / first.file, folder / found[-1].file)
+    if strategy:  # two fifths of the ids go on with a word
+        tokens = [*NAMES.values(), *(f"w{n}" if n % 5 < 3 else f"##w{n}" for n in range(VOCAB - len(ROLES)))]
+        backend = wordpiece_backend({token: n for n, token in enumerate(tokens)}, NAMES, True, None)
+        Tokenizer(backend, NAMES).save(folder / "tokenizer")
     Manifest(
-        tokenizer_fingerprint="", vocab_size=VOCAB, special_tokens=SpecialTokens(0, 1, 2, 3, 4),
-        objective="next_sentence",
-        max_length=max_length, mask_sets=2, pair_sets=1, seed=0, preparation={"masking": {}}, sources=[], counts={},
-        unigram_entropy=0.0, splits={"train": SplitInfo({}, [], found)},
+        tokenizer_fingerprint="", vocab_size=VOCAB, special_tokens=SPECIAL, objective="next_sentence",
+        max_length=max_length, mask_sets=sets, pair_sets=1, seed=0,
+        preparation={"masking": asdict(MaskingConfig(strategy=strategy or "token"))}, sources=[], counts={},
+        unigram_entropy=0.0, splits={"train": SplitInfo({}, [], ShardTable.of(found))},
     ).save(folder)
     return folder
 
 
+def open_stream(data: Path, size: int, rank: int = 0, world_size: int = 1) -> BatchStream:
+    return BatchStream(
+        ShardReader(data, check_sizes=rank == 0), global_batch_size=size, micro_batch_size=min(32, size // world_size),
+        rank=rank, world_size=world_size, streams=choose_streams([size], world_size), seed=1,
+    )
+
+
+def rank_cost(data: Path, world_size: int, rank: int, tokens: int) -> tuple[float, float]:
+    """CPU seconds and bytes read, each for one of the rank's own tokens, over some `tokens` of them."""
+    stream = open_stream(data, GLOBAL_BATCH, rank, world_size)
+    next(stream)
+    began, before, done = time.process_time(), bytes_read(), 0
+    while done < tokens:  # as much is prefetched at the end as was at the beginning
+        done += next(stream).num_tokens
+    seconds, count = time.process_time() - began, bytes_read() - before
+    stream.close()
+    return seconds / done, count / done
+
+
+def bytes_read(counter: str = "rchar") -> int:
+    """By this process: with system calls (rchar; the reader maps no file), or from a disk (read_bytes)."""
+    counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
+    return int(counters[counter])
+
+
+def cold_ratio(data: Path) -> float:
+    """Bytes that a disk gives over those that the reader asks for, files out of the page cache."""
+    drop(data)
+    reader = ShardReader(data, check_sizes=False)
+    before, asked = bytes_read("read_bytes"), bytes_read()
+    reader.window(np.arange(0, 19, 2), 1)  # of one shard: names of the same file would be in the cache
+    return (bytes_read("read_bytes") - before) / (bytes_read() - asked)
+
+
+def columns_in_use(data: Path) -> float:
+    """Bytes a token of the columns that training with stored masks reads."""
+    reader = ShardReader(data, check_sizes=False)
+    before = bytes_read()
+    window = reader.window(np.arange(8), 1 if reader.manifest.mask_sets else None)
+    return (bytes_read() - before) / len(window.samples.input_ids)
+
+
+def compare_ranks(folder: Path, world_size: int, quick: bool) -> dict[str, float]:
+    """Print and return what a rank's own token costs, against one process that reads everything."""
+    figures: dict[str, float] = {}
+    kinds = ["", "token"] if quick else ["", "token", "span", "whole_word"]
+    print(f"a token of a rank of {world_size:,}, and of one process\n")
+    for length in (128,) if quick else (128, 512):
+        for strategy in kinds:
+            blocks = BLOCKS_A_STREAM * choose_streams([GLOBAL_BATCH], world_size)
+            samples = 20 * (1 << 17) // length  # some 20 blocks
+            copies = -(-blocks // (8 * 19))
+            data = make_shards(folder / f"{length}{strategy}", 8, samples, length, copies, strategy)
+            mean = ShardReader(data, check_sizes=False).mean_length
+            # One process: twice what its windows hold, so that all of them are read and read again.
+            alone = rank_cost(data, 1, 0, int(2 * (1 << 27)))
+            ranks = [rank_cost(data, world_size, rank, int(24 * (1 << 17)))
+                     for rank in np.linspace(0, world_size - 1, 4).astype(int).tolist()]
+            cpu, read = np.mean(ranks, axis=0)
+            name = f"{length}_{strategy or 'stored'}"
+            figures |= {f"cpu_ratio_{name}": cpu / alone[0], f"bytes_ratio_{name}": read / alone[1],
+                        f"tokens_per_cpu_second_{name}": 1 / alone[0],
+                        f"bytes_over_columns_{name}": read / columns_in_use(data)}
+            print(f"{length:4} tokens ({mean:.0f}), masks {strategy or 'stored':10}: {1e9 * cpu:6.1f} and "
+                  f"{1e9 * alone[0]:6.1f} ns of CPU ({cpu / alone[0]:.2f}), {read:.2f} and {alone[1]:.2f} bytes "
+                  f"({read / alone[1]:.2f}); columns in use {columns_in_use(data):.2f}")
+            if not strategy and length == 128 and hasattr(os, "posix_fadvise"):
+                figures["cold_ratio"] = cold_ratio(data)
+    figures["cpu_ratio"] = max(value for name, value in figures.items() if name.startswith("cpu_ratio"))
+    figures["bytes_ratio"] = max(value for name, value in figures.items() if name.startswith("bytes_ratio"))
+    print(f"\ncpu_ratio {figures['cpu_ratio']:.2f}, bytes_ratio {figures['bytes_ratio']:.2f}, bytes a cold disk gives "
+          f"over those asked for {figures.get('cold_ratio', float('nan')):.3f}")
+    if not quick:
+        figures |= first_batches(folder, world_size)
+    return figures
+
+
+def first_batches(folder: Path, world_size: int) -> dict[str, float]:
+    """Seconds and memory to a first batch of 10^9 samples in 10^5 shards, each in a fresh process."""
+    data = make_shards(folder / "many", 4, 10_000, copies=25_000, mask_sets=1)
+    figures = {}
+    for name, size, rank in (("rank", world_size, world_size // 2), ("alone", 1, 0)):
+        code = ("import sys, time, resource; sys.path.insert(0, sys.argv[1]); import loading\n"
+                "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; began = time.perf_counter()\n"
+                "data, numbers = loading.Path(sys.argv[2]), map(int, sys.argv[3:])\n"
+                "next(loading.open_stream(data, loading.GLOBAL_BATCH, *numbers))\n"
+                "print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)")
+        command = [sys.executable, "-c", code, str(Path(__file__).parent), str(data), str(rank), str(size)]
+        found = [subprocess.run(command, capture_output=True, check=True, text=True).stdout.split() for _ in range(3)]
+        seconds, memory = min(float(one) for one, _ in found), max(int(kib) for _, kib in found) / 2**20
+        figures |= {f"first_batch_{name}_seconds": seconds, f"first_batch_{name}_gib": memory}
+        print(f"first batch of 10^9 samples in 10^5 shards, {name} of {size:,}: {seconds:.2f} s, {memory:.2f} GiB")
+    return figures
+
+
 def timed(iterator, seconds: float) -> float:
-    """Tokens a second of an iterator of token counts."""
+    """Tokens a CPU second of an iterator of token counts."""
     next(iterator)
-    began, tokens = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - began) < seconds:
+    began, tokens = time.process_time(), 0
+    while (elapsed := time.process_time() - began) < seconds:
         tokens += next(iterator)
     return tokens / elapsed
 
 
 def ours(data: Path):
-    """On this thread, so that one core does everything; a stream of batches would use a second one to prefetch."""
-    stream, position = SampleStream(ShardReader(data), seed=1), 0
-    while True:
-        (_, _, samples, masks), *more = stream.read(position, BATCH)
-        position += BATCH
-        yield len(collate(samples, masks)["input_ids"]) + sum(len(part[2].input_ids) for part in more)
+    stream = open_stream(data, BATCH)
+    try:
+        for batch in stream:
+            yield batch.num_tokens
+    finally:
+        stream.close()
 
 
 def hugging_face(data: Path):
@@ -132,59 +249,69 @@ def streaming(data: Path):
                 yield len(ids)
 
 
+def drop(data: Path) -> None:
+    """Take the shards out of the page cache."""
+    for path in (data / "train").iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def first_batch(data: Path, cold: bool) -> float:
     """Seconds from opening the folder to the first batch."""
     if cold:
-        for path in (data / "train").iterdir():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop(data)
     began = time.perf_counter()
-    stream = BatchStream(
-        ShardReader(data), global_batch_size=BATCH, micro_batch_size=BATCH, rank=0, world_size=1, seed=1
-    )
+    stream = open_stream(data, BATCH)
     next(stream)
     seconds = time.perf_counter() - began
     stream.close()
     return seconds
 
 
+def compare_peers(folder: Path, data: Path | None, quick: bool) -> dict[str, float]:
+    """Print and return the time to a first batch, and the rates of one process."""
+    figures: dict[str, float] = {}
+    measured = {"first_batch": data or make_shards(folder / "128", *((4, 20_000) if quick else (8, 40_000)))}
+    if not data:
+        measured["first_batch_512"] = make_shards(folder / "512", 8, 5_000, max_length=512)
+        measured["first_batch_many"] = make_shards(folder / "many", 2, 20_000, copies=2_000)
+    for label, made in measured.items():
+        reader = ShardReader(made)
+        warm = min(first_batch(made, cold=False) for _ in range(3))
+        line = f"first batch of {reader.num_samples:,} samples of up to {reader.manifest.max_length} tokens"
+        figures[f"{label}_seconds"] = warm
+        line += f": {warm:.3f} s with the files in the page cache"
+        if hasattr(os, "posix_fadvise"):
+            figures[f"{label}_cold_seconds"] = cold = first_batch(made, cold=True)
+            line += f", {cold:.3f} s cold"
+        print(line)
+    for label, function in (("ours", ours), ("datasets", hugging_face), ("streaming", streaming)):
+        try:
+            rate = timed(function(measured["first_batch"]), 2.0 if quick else 5.0)
+        except ImportError as error:
+            print(f"{label:10} not installed ({error.name})")
+            continue
+        figures[f"{label}_tokens_per_second"] = round(rate)
+        print(f"{label:10} {rate / 1e6:7.2f} M tokens a CPU second")
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under 50 seconds, on shards that it makes")
     parser.add_argument("--data", help="a folder that `cloze prepare` wrote")
+    parser.add_argument("--world-size", type=int, help="compare ranks of so many with one process")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    seconds = 2.0 if options.quick else 5.0
     print(own_command("datasets", "mosaicml-streaming", "torch"))
     print(f"{platform.machine()}, {os.cpu_count()} cores\n")
-    figures = {}
     with tempfile.TemporaryDirectory() as name:
-        size = (4, 20_000) if options.quick else (8, 40_000)
-        data = Path(options.data) if options.data else make_shards(Path(name) / "128", *size)
-        measured = {"first_batch": data}
-        if not options.data:
-            measured["first_batch_512"] = make_shards(Path(name) / "512", 8, 5_000, max_length=512)
-            measured["first_batch_many"] = make_shards(Path(name) / "many", 2, 20_000, copies=2_000)
-        for label, folder in measured.items():
-            reader = ShardReader(folder)
-            warm = min(first_batch(folder, cold=False) for _ in range(3))
-            line = f"first batch of {reader.num_samples:,} samples of up to {reader.manifest.max_length} tokens"
-            figures[f"{label}_seconds"] = warm
-            line += f": {warm:.3f} s with the files in the page cache"
-            if hasattr(os, "posix_fadvise"):
-                figures[f"{label}_cold_seconds"] = cold = first_batch(folder, cold=True)
-                line += f", {cold:.3f} s cold"
-            print(line)
-        for label, function in (("ours", ours), ("datasets", hugging_face), ("streaming", streaming)):
-            try:
-                rate = timed(function(data), seconds)
-            except ImportError as error:
-                print(f"{label:10} not installed ({error.name})")
-                continue
-            figures[f"{label}_tokens_per_second"] = round(rate)
-            print(f"{label:10} {rate / 1e6:7.2f} M tokens/s")
+        if options.world_size:
+            figures = compare_ranks(Path(name), options.world_size, options.quick)
+        else:
+            figures = compare_peers(Path(name), options.data and Path(options.data), options.quick)
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

@@ -97,7 +97,8 @@ def worker(name: str, data: Path, output: Path, threads: int) -> None:
     config = replace(config, model=model)
     train = config.train
     stream = BatchStream(
-        ShardReader(str(data), "train"), global_batch_size=train.global_batch_size, seed=config.seed,
+        ShardReader(str(data), "train"), global_batch_size=train.global_batch_size, streams=config.data_streams,
+        seed=config.seed,
         micro_batch_size=train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
     )
     finish = torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import select
@@ -10,12 +11,14 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloze import __version__
 from cloze.launch.system.environment import prepare_process, protect_process, read_environment
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import describe
 
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
     import jsonargparse
@@ -23,6 +26,8 @@ if TYPE_CHECKING:  # imported where it is used: worker processes import this mod
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
+# Refusals of the file system, wherever they are met: no command can go on without what it was given.
+_MENDABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,15 @@ def _nobody_reads(output) -> bool:
     return bool(ends.poll(0))
 
 
+def _is_utf8(word: str) -> bool:
+    """Words of a command line may be any bytes: those that aren't UTF-8 stand in them as surrogates."""
+    try:
+        word.encode()
+        return True
+    except UnicodeEncodeError:
+        return False
+
+
 def _run(arguments: list[str]) -> int:
     group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
     if arguments[bool(group) :] in ([], ["-h"], ["--help"]):
@@ -186,6 +200,10 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"cloze {__version__}")
         return 0
+    for word in arguments:
+        if not _is_utf8(word):
+            raise UserError(f"cloze: found the word '{os.fsencode(word).decode(errors='backslashreplace')}', expected "
+                            "UTF-8, as configurations and manifests are written; rename the file or the folder")
     name, rest = split_command(_with_operation(arguments))
     config = parse(name, rest)  # before the command's module, which may import for seconds
     given = (config, prepare_process()) if COMMANDS[name].prepares else (config,)
@@ -210,7 +228,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
         return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
-    except (UserError, ModelError) as error:
+    except (UserError, ModelError, OSError) as error:
+        if isinstance(error, OSError):
+            if error.errno not in _MENDABLE or error.filename is None:
+                raise
+            error = describe(error, Path(os.fsdecode(error.filename)))
         if _waits(said=False):
             time.sleep(SAID_SECONDS)
         # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.dropout import dropout
+from cloze.model.flash import drawing_from, flash_attention
 
 
 class Layout(NamedTuple):
@@ -270,12 +271,7 @@ def sdpa_attention(
 
 
 def _seeded_sdpa(query, key, value, bias, probability: float, seed: int) -> Tensor:
-    """The kernel draws from torch's default generator, which is seeded for the call and then put back."""
-    with torch.random.fork_rng(devices=[query.device] if query.is_cuda else []):
-        if query.is_cuda:
-            torch.cuda.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
+    with drawing_from(seed, query.device):
         return nn.functional.scaled_dot_product_attention(query, key, value, bias, dropout_p=probability)
 
 
@@ -292,16 +288,11 @@ def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: None,
     probability: float, dropout_seed: int | None, local: bool = False,
 ) -> tuple[Tensor, None]:
-    """Flash attention over concatenated sequences, without any padding. CUDA, fp16 or bf16, no attention
-    dropout.
-    """
-    # Here, because it brings torch's compiler along: a third of the start of a process that only predicts on a CPU.
-    from torch.nn.attention.varlen import varlen_attn
-
+    """Flash attention over concatenated sequences, without any padding. CUDA, fp16 or bf16."""
     reach = layout.window // 2 if local else -1
-    result = varlen_attn(
-        query, key, value, layout.offsets, layout.offsets, layout.length, layout.length,
-        window_size=(reach, 0 if layout.causal else reach),
+    result = flash_attention(
+        query, key, value, layout.offsets, layout.length, (reach, 0 if layout.causal else reach), probability,
+        dropout_seed,
     )
     return result, None
 
@@ -317,11 +308,6 @@ def check_kernel(name: str, config: BertConfig) -> None:
         raise ModelError(f"attention_kernel: found {name!r}, expected auto, {', '.join(KERNELS)}")
     if name != "varlen":
         return
-    if config.attention_probs_dropout_prob:
-        raise ModelError(
-            f"attention_kernel: varlen has no dropout, found model.attention_probs_dropout_prob = "
-            f"{config.attention_probs_dropout_prob}; set it to 0 or use sdpa"
-        )
     if not _flash_has_heads_of(config.head_size):
         raise ModelError(
             f"attention_kernel: varlen needs heads of a multiple of 8 up to 256, found {config.head_size}; use sdpa"
@@ -339,7 +325,7 @@ def _has_flash(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def select_kernel(name: str, config: BertConfig, hidden: Tensor, training: bool, needs_probabilities: bool) -> str:
+def select_kernel(name: str, config: BertConfig, hidden: Tensor, needs_probabilities: bool) -> str:
     """The kernel for this forward; `hidden` is (T, hidden) or (B, S, hidden) in the dtype that kernels will
     see.
 
@@ -360,9 +346,8 @@ def select_kernel(name: str, config: BertConfig, hidden: Tensor, training: bool,
         return name
     if not hidden.is_cuda:
         return "eager"
-    drops = training and config.attention_probs_dropout_prob > 0
     biased = config.position_embedding == "alibi"
-    return "varlen" if flash and not drops and not biased and _flash_has_heads_of(config.head_size) else "sdpa"
+    return "varlen" if flash and not biased and _flash_has_heads_of(config.head_size) else "sdpa"
 
 
 def _flash_has_heads_of(size: int) -> bool:

@@ -101,11 +101,7 @@ class BertModel(InFolders, nn.Module):
         if head_mask is not None:
             head_mask = head_mask.expand(self.config.num_hidden_layers, self.config.num_attention_heads)
         kernel = select_kernel(
-            self.attention_kernel,
-            self.config,
-            hidden,
-            self.training,
-            output_attentions or head_mask is not None,
+            self.attention_kernel, self.config, hidden, output_attentions or head_mask is not None
         )
         if sequence_offsets is not None:
             layout = concatenated_layout(

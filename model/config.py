@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import cloze
 
@@ -18,12 +20,34 @@ class ModelError(ValueError):
 SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
 
 
-def _check_choices(section: str, config: object) -> None:
-    """Raise ModelError, naming the field, where one of `config` holds none of the names it is declared to."""
+_LARGEST = 1 << 24  # of any size: larger ones are mistakes, and would be found out by the memory that they take
+_MOST_POSITIONS = 1 << 20
+
+
+def check_kinds(section: str, config: object) -> None:
+    """Raise ModelError, naming the field, where one of a dataclass holds another kind of value than it is declared to,
+    or none of the names. What files hold may be anything.
+    """
     for name, kind in get_type_hints(type(config)).items():
-        if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
-            raise ModelError(f"{section}.{name}: found {getattr(config, name)!r}, expected one of "
-                             f"{', '.join(get_args(kind))}")
+        value = getattr(config, name)
+        kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        if not any(_is_of(value, each) for each in kinds):
+            expected = [f"one of {', '.join(get_args(each))}" if get_origin(each) is Literal
+                        else _KINDS[get_origin(each) or each] for each in kinds]
+            shown = repr(value) if isinstance(value, str) else str(value)
+            raise ModelError(f"{section}.{name}: found {shown[:40]}, expected {' or '.join(expected)}")
+
+
+def _is_of(value: object, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if kind is float:  # a whole number is one; infinities are none
+        return type(value) in (int, float) and value not in (math.inf, -math.inf) and value == value
+    return type(value) is (get_origin(kind) or kind)
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list",
+          NoneType: "null"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +77,7 @@ class BertConfig:
     hidden_dropout_prob: float = 0.1
     """Dropout after the embeddings and after every sub-layer, 0 <= p < 1."""
     attention_probs_dropout_prob: float = 0.1
-    """Dropout of the attention probabilities, 0 <= p < 1; must be 0 for the varlen kernel."""
+    """Dropout of the attention probabilities, 0 <= p < 1."""
     classifier_dropout: float | None = None
     """Dropout before a fine-tuning classifier; null: hidden_dropout_prob."""
     classifier_transform: bool = False
@@ -144,7 +168,7 @@ class BertConfig:
         return cls(**values | changes)
 
     def __post_init__(self) -> None:
-        _check_choices("model", self)
+        check_kinds("model", self)
         for name, least in (
             ("vocab_size", 0), ("hidden_size", 1), ("num_hidden_layers", 1), ("num_attention_heads", 1),
             ("intermediate_size", 1), ("max_position_embeddings", 1), ("type_vocab_size", 0),
@@ -154,6 +178,9 @@ class BertConfig:
         ):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ModelError(f"model.{name}: found {getattr(self, name)}, expected at least {least}")
+            most = _MOST_POSITIONS if name == "max_position_embeddings" else _LARGEST
+            if getattr(self, name) is not None and getattr(self, name) > most:
+                raise ModelError(f"model.{name}: found {str(getattr(self, name))[:20]}, expected at most {most}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             probability = getattr(self, name)
             if probability is not None and not 0 <= probability < 1:
@@ -250,7 +277,7 @@ class HeadConfig:
     """Tokens from the start of one piece to the next."""
 
     def __post_init__(self) -> None:
-        _check_choices("head", self)
+        check_kinds("head", self)
         if self.pieces != "none" and not 0 < self.piece_step <= self.piece_length - 2:
             raise ModelError(f"head.piece_step: found {self.piece_step} with head.piece_length = {self.piece_length}, "
                              "expected 1 to two less, lest tokens between two pieces be in none")

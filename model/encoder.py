@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cloze.model.attention import KERNELS, Layout, leave_graphs
 from cloze.model.config import BertConfig, ModelError
+from cloze.model.copies import Copied
 from cloze.model.dropout import DropoutKey, keep_mask, keep_scale
 from cloze.model.embeddings import encoder_norm, rotate_packed
 
@@ -144,7 +145,7 @@ class FeedForward(nn.Module):
         return self.down(self.activation(hidden))
 
 
-class EncoderLayer(nn.Module):
+class EncoderLayer(Copied):
     """Attention, cross-attention if the model is such a decoder, feed-forward; each with residual, norm and
     dropout.
     """

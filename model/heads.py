@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.model.config import BertConfig, ModelError
+from cloze.model.copies import Copied
 from cloze.model.embeddings import compute_dtype, encoder_norm
 from cloze.model.encoder import ACTIVATIONS
 
@@ -16,7 +17,7 @@ NO_LABEL = -100  # label without a loss, as everywhere in torch
 _CHUNK_ELEMENTS = {False: 1 << 20, True: 1 << 25}
 
 
-class Pooler(nn.Module):
+class Pooler(Copied):
     """Dense layer and activation on the first token of each sequence."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -115,7 +116,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return to_hidden.to(hidden.dtype), to_weight.to(weight.dtype), bias_gradient, None, None
 
 
-class MaskedLanguageModelHead(nn.Module):
+class MaskedLanguageModelHead(Copied):
     """Scores of the vocabulary at given tokens: dense, activation, norm, projection; or the projection
     alone.
     """
@@ -154,7 +155,7 @@ class ClassifierTransform(nn.Module):
         return self.norm(self.activation(self.dense(hidden)))
 
 
-class NextSentenceHead(nn.Module):
+class NextSentenceHead(Copied):
     """Whether segment B follows A: class 0 follows, class 1 is random."""
 
     def __init__(self, config: BertConfig) -> None:

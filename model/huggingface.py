@@ -10,7 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from cloze.model.config import BertConfig, HeadConfig, ModelError
 from cloze.model.initialization import init_weights
 
 StateDict = dict[str, Tensor]
+_LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")  # in names of weights, theirs and ours
 
 # Modules: ours -> theirs, or several of theirs that ours stacks along the rows. {} is the number of a layer.
 _BERT = {
@@ -75,7 +79,7 @@ _DECODERS = {  # family -> names of the vocabulary projection's weight and bias
 }
 # Theirs that repeat another parameter or hold no weight.
 _REPEATED = (_UNTIED_BIAS, "bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-_SEGMENTS = "bert.embeddings.token_type_embeddings.weight"  # BERT there is never without
+_SEGMENT_WEIGHTS = "bert.embeddings.token_type_embeddings.weight"  # BERT there is never without
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
 
 _BERT_DEFAULTS = (  # fields that must be as published
@@ -145,7 +149,7 @@ def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
     if not config.tie_word_embeddings and _TIED_BIAS in result:
         result[_UNTIED_BIAS] = result[_TIED_BIAS]
     if not config.type_vocab_size and family_of(config) == "bert":
-        result[_SEGMENTS] = next(iter(result.values())).new_zeros(1, config.hidden_size)
+        result[_SEGMENT_WEIGHTS] = next(iter(result.values())).new_zeros(1, config.hidden_size)
     return result
 
 
@@ -166,7 +170,7 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}
     if bert and not config.type_vocab_size:
-        theirs.pop(_SEGMENTS, None)
+        theirs.pop(_SEGMENT_WEIGHTS, None)
     result: StateDict = {}
     head = "masked_lm"
     if "classifier.weight" in theirs:
@@ -416,18 +420,53 @@ def save_pretrained(
     values = config_to_huggingface(config, architecture, dtype, head) | (notes or {})
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer_folder is not None:
-        _copy_tokenizer(Path(tokenizer_folder), folder, segments=config.type_vocab_size > 1)
-    aside = folder / "model.safetensors.tmp"
-    save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
-    os.replace(aside, folder / "model.safetensors")
+        _copy_tokenizer(Path(tokenizer_folder), folder, config)
+    _write_weights(weights, folder)
     aside = folder / "config.json.tmp"
     aside.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(aside, folder / "config.json")
 
 
-def _copy_tokenizer(source: Path, folder: Path, segments: bool) -> None:
-    """Copies of the tokenizer's files, which give the model `segments` if it has them; one that has none is not to be
-    given any, which transformers' classes before 5.0 refuse.
+def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
+    """Copy a model folder that `load_pretrained` reads into a new one: its configuration, weights and tokenizer, old
+    pickled weights as model.safetensors. Returns the names of what else lies there, which is left out: it may be
+    anything. Raises ModelError as `load_pretrained`, and for a link that leads out of the folder.
+    """
+    source, folder = Path(source), Path(folder)
+    config, _ = load_pretrained(source)
+    taken = [name for name in ("config.json", "model.safetensors", *TOKENIZER_FILES) if (source / name).is_file()]
+    place = source.resolve()
+    inside = [place]
+    if place.parent.name == "snapshots":  # of the hub library, which keeps the files beside its folders of links
+        inside.append(place.parent.parent / "blobs")
+    for name in taken:
+        if not any((place / name).resolve().is_relative_to(each) for each in inside):
+            raise ModelError(f"{source / name}: found a link out of the model's folder, to {(place / name).resolve()}, "
+                             "expected a file of the model; put the file in its place")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / "config.json", folder / "config.json")
+    if "model.safetensors" in taken:
+        shutil.copyfile(source / "model.safetensors", folder / "model.safetensors")
+    else:
+        weights = {name: tensor.contiguous().clone() for name, tensor in _read_weights(source).items()}
+        _write_weights(weights, folder)
+    _copy_tokenizer(source, folder, config)
+    return sorted(path.name for path in source.iterdir() if path.name not in taken)
+
+
+def _write_weights(weights: StateDict, folder: Path) -> None:
+    aside = folder / "model.safetensors.tmp"
+    aside.touch()
+    mode = aside.stat().st_mode
+    save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
+    aside.chmod(mode)  # as the umask says: the library's is 0600, whatever that is
+    os.replace(aside, folder / "model.safetensors")
+
+
+def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
+    """Copies of the tokenizer's files, which tell transformers what the model takes: no more tokens than it has
+    positions, and segments if it has them; one that has none is not to be given any, which transformers' classes
+    before 5.0 refuse.
     """
     found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not found:
@@ -438,7 +477,10 @@ def _copy_tokenizer(source: Path, folder: Path, segments: bool) -> None:
     path = folder / "tokenizer_config.json"
     if path.exists():
         values = json.loads(path.read_text(encoding="utf-8"))
-        values["model_input_names"] = ["input_ids", *["token_type_ids"] * segments, "attention_mask"]
+        segments = ["token_type_ids"] * (config.type_vocab_size > 1)
+        values["model_input_names"] = ["input_ids", *segments, "attention_mask"]
+        longest = values.get("model_max_length") or config.max_position_embeddings
+        values["model_max_length"] = min(longest, config.max_position_embeddings)
         path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -446,15 +488,18 @@ def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
     """Configuration and weights, under our names, of a folder in Hugging Face's or in our own format.
 
     Reads model.safetensors, or an old pytorch_model.bin with weights_only. Raises ModelError for what is
-    missing, damaged or of another architecture.
+    missing, damaged, not finite or of another architecture.
     """
     folder = Path(folder)
     values = _read_config(folder)
-    config = config_from_huggingface(values)
+    with _reading(folder):
+        config = config_from_huggingface(values)
     weights = _read_weights(folder)
+    _check_layers(weights, config, folder)
+    check_finite(weights, str(folder))
     if values["model_type"] == OWN_MODEL_TYPE:
         return config, with_padding(weights, config)
-    weights = from_huggingface(weights, config, (values.get("architectures") or [""])[0])
+    weights = from_huggingface(weights, config, _named_architecture(values) or "")
     segments = "bert.embeddings.segment.weight"
     # Training in transformers moves the zeros, and makes a segment of them as others are.
     if values.get(_SEGMENTS) is False and segments in weights and not weights[segments].any():
@@ -463,13 +508,35 @@ def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
     return config, weights
 
 
+def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
+    """Before anything is made for each layer that config.json claims, be they ten millions."""
+    found = {match[1] for match in map(_LAYER.search, weights) if match}
+    if config.num_hidden_layers > len(found):
+        raise ModelError(f"{folder / 'config.json'}: found num_hidden_layers {config.num_hidden_layers}, expected "
+                         f"{len(found)}, the layers among the weights; mend it, or fetch the model again")
+
+
+def check_finite(weights: StateDict, source: str) -> None:
+    """Raise ModelError for weights with a NaN or an infinity, of which a model computes nothing else."""
+    for name, tensor in weights.items():
+        # NaN is the least and the greatest of whatever has one, so that one pass without a copy tells.
+        if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.float().aminmax()).isfinite().all():
+            raise ModelError(f"{source}: found {name} with numbers that are not finite, expected a model whose "
+                             "training went well; take an earlier checkpoint, or fetch the model again")
+
+
 def load_architecture(folder: str | os.PathLike) -> str:
     """Name of our class that a model folder was saved from, as config.json says. Raises ModelError if it names none."""
-    values = _read_config(Path(folder))
-    if not values.get("architectures"):
+    name = _named_architecture(_read_config(Path(folder)))
+    if not name:
         raise ModelError(f"{folder}: found no architectures in config.json, expected the name of the model's class, "
                          "such as BertForMaskedLM; add it")
-    return values["architectures"][0].removeprefix("Modern")
+    return name.removeprefix("Modern")
+
+
+def _named_architecture(values: dict) -> str | None:
+    names = values.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
 def load_note(folder: str | os.PathLike, name: str) -> Any:
@@ -479,7 +546,11 @@ def load_note(folder: str | os.PathLike, name: str) -> Any:
 
 def load_head(folder: str | os.PathLike) -> HeadConfig | None:
     """Labels and kind of the classifier in a model folder; None if config.json says nothing of one."""
-    values = _read_config(Path(folder))
+    with _reading(Path(folder)):
+        return _head(_read_config(Path(folder)))
+
+
+def _head(values: dict) -> HeadConfig | None:
     if values.get("head"):
         head = values["head"]
         columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
@@ -498,10 +569,24 @@ def load_head(folder: str | os.PathLike) -> HeadConfig | None:
 
 
 def _read_config(folder: Path) -> dict:
+    path = folder / "config.json"
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder / 'config.json'}: {error}; expected a model folder, as cloze export makes") from None
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: {error}; expected a model folder, as cloze export makes") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{path}: found {type(values).__name__}, expected an object; fetch or export the model again")
+    return values
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Turn what a config.json with values of other kinds than their fields' makes of its readers into a ModelError."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError) as error:
+        raise ModelError(f"{folder / 'config.json'}: found a value of another kind than its field's ({error}); mend "
+                         "it, or fetch or export the model again") from error
 
 
 def _read_weights(folder: Path) -> StateDict:
@@ -564,9 +649,10 @@ class InFolders:
             learned = {name.replace("masked_lm.", "transform."): tensor for name, tensor in weights.items()
                        if name.startswith(("masked_lm.dense.", "masked_lm.norm."))}
             weights = learned | weights
-        model = cls(config, **options)
-        prefix = "" if hasattr(model, "bert") else "bert."
-        wanted = {prefix + name: tensor.shape for name, tensor in model.state_dict().items()}
+        with torch.device("meta"):  # shapes alone, before memory is taken for what config.json claims
+            shape = cls(config, **options)
+        prefix = "" if hasattr(shape, "bert") else "bert."
+        wanted = {prefix + name: tensor.shape for name, tensor in shape.state_dict().items()}
         fitting = {name: weights[name] for name in wanted if name in weights and weights[name].shape == wanted[name]}
         lacking = tuple(name for name in wanted if name not in fitting)
         broken = [name for name in lacking if name.startswith("bert.") and ".pooler." not in name]
@@ -576,6 +662,7 @@ class InFolders:
             raise ModelError(
                 f"{source}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
             )
+        model = cls(config, **options)
         if lacking:
             init_weights(model, new_head_seed)
         found = {name.removeprefix(prefix): tensor for name, tensor in fitting.items()}

@@ -1,5 +1,6 @@
 """Configuration of the data floor: one PrepareConfig for `cloze vocab` and `cloze prepare`."""
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -16,6 +17,14 @@ def _require(valid: bool, name: str, found: object, expected: str) -> None:
 
 def _require_share(name: str, found: float) -> None:
     _require(0 <= found <= 1, name, found, "a share from 0 to 1")
+
+
+_WORD = re.compile(r"[^\W_]+([-'’.]+[^\W_]+)*[-'’.]*|[\W_]*")  # letters and digits, or marks alone
+
+
+def is_word(name: str) -> bool:
+    """Whether a name is an ordinary word or a mark, as texts have them: no name for a special token."""
+    return _WORD.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -78,15 +87,15 @@ class VocabularyConfig:
     min_frequency: int = 2
     """Times that a word or pair must occur to enter the vocabulary; at least 1."""
     pad_token: str = "[PAD]"
-    """Name of the padding token; any unused string."""
+    """Name of the padding token; letters or digits with marks around them."""
     unknown_token: str = "[UNK]"
-    """Name of the token of unknown words; any unused string."""
+    """Name of the token of unknown words; letters or digits with marks around them."""
     classification_token: str = "[CLS]"
-    """Name of the token that starts a sample; any unused string."""
+    """Name of the token that starts a sample; letters or digits with marks around them."""
     separator_token: str = "[SEP]"
-    """Name of the token that ends a segment; any unused string."""
+    """Name of the token that ends a segment; letters or digits with marks around them."""
     mask_token: str = "[MASK]"
-    """Name of the mask token; any unused string."""
+    """Name of the mask token; letters or digits with marks around them."""
     special_order: list[Literal["pad", "unknown", "classification", "separator", "mask"]] = field(
         default_factory=lambda: ["pad", "unknown", "classification", "separator", "mask"]
     )
@@ -99,7 +108,11 @@ class VocabularyConfig:
         _require(sorted(self.special_order) == sorted(roles), "vocabulary.special_order", self.special_order,
                  f"each of {', '.join(roles)} once")
         names = list(self.special_tokens.values())
-        _require(len(set(names)) == 5 and all(names), "vocabulary: special tokens", names, "five different names")
+        _require(len(set(names)) == 5, "vocabulary: special tokens", names, "five different names")
+        for role, name in self.special_tokens.items():
+            special = not is_word(name) and name.isprintable() and " " not in name
+            _require(special, f"vocabulary.{role}_token", name, "a name that no text has as a word: letters or digits "
+                     "with marks around them, such as [MASK] or <mask>, without white space")
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -210,7 +223,7 @@ class PrepareConfig:
     """Text in, vocabulary (`cloze vocab`) or shards (`cloze prepare`) out."""
 
     input: list[str] = field(default_factory=list)
-    """Files, folders or globs; compressed ones (.gz, .zst, .xz) as they are."""
+    """Files, folders or globs; compressed ones (.gz, .bz2, .lz4, .xz, .zst) as they are."""
     output: str = ""
     """Folder that is written; a new one, or that of an interrupted run of the same command. vocab replaces a
     vocabulary that it holds."""

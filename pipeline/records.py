@@ -8,14 +8,14 @@ import pyarrow as pa
 
 from cloze.pipeline import ragged
 
-SAMPLES_PER_BLOCK = 4096  # rows of a record batch: the unit of reading and of shuffling
 NO_LABEL = -100  # "no next-sentence label" outside the shards, where it is null
 
 INPUT_IDS = "input_ids"
 SEGMENT_B_START = "segment_b_start"
 NEXT_SENTENCE_LABEL = "next_sentence_label"
 DOCUMENT = "document"
-BASE_COLUMNS = (INPUT_IDS, SEGMENT_B_START, NEXT_SENTENCE_LABEL, DOCUMENT)
+SOURCE = "source"
+BASE_COLUMNS = (INPUT_IDS, SEGMENT_B_START, NEXT_SENTENCE_LABEL, DOCUMENT, SOURCE)
 
 
 def mask_columns(mask_set: int) -> tuple[str, str]:
@@ -36,6 +36,7 @@ def shard_schema(vocab_size: int, mask_sets: int) -> pa.Schema:
         pa.field(SEGMENT_B_START, pa.uint16(), nullable=False),
         pa.field(NEXT_SENTENCE_LABEL, pa.int8()),
         pa.field(DOCUMENT, pa.uint64(), nullable=False),
+        pa.field(SOURCE, pa.uint16(), nullable=False),
     ]
     for mask_set in range(mask_sets):
         positions, ids = mask_columns(mask_set)
@@ -113,6 +114,7 @@ class Samples:
     input_ids (T,): unmasked ids, special tokens included. offsets (B+1,) int64: cumulative lengths.
     segment_b_start (B,): first position of segment B, or the length. document (B,) uint64.
     next_sentence_label (B,) int8: 0 follows, 1 random or swapped, -100 none.
+    source (B,) uint16: of the document, its place in the mixture that was prepared.
     """
 
     input_ids: np.ndarray
@@ -120,6 +122,7 @@ class Samples:
     segment_b_start: np.ndarray
     next_sentence_label: np.ndarray
     document: np.ndarray
+    source: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
@@ -137,6 +140,7 @@ class Samples:
             segment_b_start=self.segment_b_start[start:stop],
             next_sentence_label=self.next_sentence_label[start:stop],
             document=self.document[start:stop],
+            source=self.source[start:stop],
         )
 
     @classmethod
@@ -150,4 +154,5 @@ class Samples:
             segment_b_start=np.concatenate([part.segment_b_start for part in parts]),
             next_sentence_label=np.concatenate([part.next_sentence_label for part in parts]),
             document=np.concatenate([part.document for part in parts]),
+            source=np.concatenate([part.source for part in parts]),
         )

@@ -1,8 +1,12 @@
 """What all tests share."""
 
+import contextlib
 import os
+import tempfile
+from pathlib import Path
 
 import hypothesis
+import pytest
 
 # Read by DeepSpeed at import; the launch floor sets it in every process that it starts.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -13,3 +17,32 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("any machine", deadline=None,
                                      suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("any machine")
+
+_NOBODY = 65534
+
+
+@pytest.fixture
+def as_nobody():
+    """A context in which this process is a user's to whom modes apply: root reads everything."""
+
+    @contextlib.contextmanager
+    def change():
+        if os.geteuid() != 0:
+            yield
+            return
+        os.seteuid(_NOBODY)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+
+    return change
+
+
+@pytest.fixture
+def folder_of_nobody(as_nobody):
+    """A folder of such a user: those of pytest are root's alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        if os.geteuid() == 0:
+            os.chown(folder, _NOBODY, _NOBODY)
+        yield Path(folder).resolve()

@@ -9,7 +9,7 @@ import numpy as np
 
 from cloze.pipeline.config import MaskingConfig
 from cloze.pipeline.records import Masks, Samples, SpecialTokens
-from cloze.pipeline.shards.manifest import Manifest, SplitInfo
+from cloze.pipeline.shards.manifest import Manifest, ShardTable, SplitInfo
 from cloze.pipeline.shards.shards import write_shard
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -38,14 +38,15 @@ def make_shards(folder: Path, *, train: int = 200, validation: int = 24, vocab_s
         # Three shards, of different sizes, so that reading crosses their borders.
         cuts = [0, count // 5, count // 2, count] if count else []
         shards = [
-            write_shard(folder / name / f"shard-{number:05d}.arrow", _part(samples, low, high),
+            write_shard(folder / name / f"shard-{number:05d}.arrow", samples.part(low, high),
                         [_part_of_masks(m, low, high) for m in masks], vocab_size, 0, "zstd")
             for number, (low, high) in enumerate(zip(cuts, cuts[1:], strict=False))
         ]
         counts = {"samples": count, "tokens": len(samples.input_ids)}
         if masks:
             counts["masked"] = len(masks[0].ids)
-        splits[name] = SplitInfo(counts, np.bincount(samples.lengths, minlength=max_length + 1).tolist(), shards)
+        splits[name] = SplitInfo(counts, np.bincount(samples.lengths, minlength=max_length + 1).tolist(),
+                                 ShardTable.of(shards))
     Manifest(
         tokenizer_fingerprint=tokenizer.fingerprint, vocab_size=vocab_size, special_tokens=SPECIAL,
         objective="next_sentence", max_length=max_length, mask_sets=mask_sets, pair_sets=1, seed=seed,
@@ -72,7 +73,7 @@ def _samples(rng, count: int, vocab_size: int, max_length: int, pairs: bool) -> 
         labels.append(label)
     ids = np.concatenate(rows).astype(np.uint16) if rows else np.empty(0, np.uint16)
     return Samples(ids, np.cumsum([0, *map(len, rows)]), np.array(starts, np.uint16), np.array(labels, np.int8),
-                   np.arange(count, dtype=np.uint64))
+                   np.arange(count, dtype=np.uint64), np.zeros(count, np.uint16))
 
 
 def _masks(rng, samples: Samples, vocab_size: int) -> Masks:
@@ -86,12 +87,6 @@ def _masks(rng, samples: Samples, vocab_size: int) -> Masks:
     flat = np.concatenate(positions) if positions else np.empty(0)
     return Masks(flat.astype(np.uint16), (np.concatenate(ids) if ids else np.empty(0)).astype(np.uint16),
                  np.cumsum([0, *map(len, positions)]))
-
-
-def _part(samples: Samples, low: int, high: int) -> Samples:
-    start, stop = samples.offsets[low], samples.offsets[high]
-    return Samples(samples.input_ids[start:stop], samples.offsets[low : high + 1] - start,
-                   samples.segment_b_start[low:high], samples.next_sentence_label[low:high], samples.document[low:high])
 
 
 def _part_of_masks(masks: Masks, low: int, high: int) -> Masks:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -120,20 +121,8 @@ class CheckpointManager:
             **asdict(state), "world_size": self.environment.world_size, **facts,
         })
 
-    @contextlib.contextmanager
-    def _together(self, what: str) -> Iterator[None]:
-        """What fails on one rank fails on all: none is left waiting in a collective for one that is gone."""
-        error = None
-        try:
-            yield
-        except UserError as caught:
-            error = caught
-        failed = distributed.reduce_sum(torch.tensor([float(error is not None)], device=self.device)).item()
-        if error is not None:
-            raise error
-        if failed:
-            raise UserError(f"{self.folder}: found a process that could not {what}, expected all to; its own message "
-                            "says why")
+    def _together(self, what: str) -> AbstractContextManager[None]:
+        return distributed.together(what, self.folder, self.device)
 
     def written(self) -> bool:
         """Whether this rank has written all of a checkpoint that is not published yet, or has failed to."""

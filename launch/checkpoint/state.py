@@ -67,5 +67,5 @@ def damage(folder: Path) -> str | None:
 
 def read_state(folder: Path) -> dict:
     """state.json of a checkpoint: the fields of TrainState, and `world_size`, `zero_stage`, `config_hash`, and of a
-    pretraining `manifest_hash` and `tokenizer_fingerprint`."""
+    pretraining `manifest_hash`, `tokenizer_fingerprint` and `data_streams`."""
     return json.loads((folder / STATE).read_text(encoding="utf-8"))

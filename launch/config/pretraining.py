@@ -24,6 +24,9 @@ class PretrainConfig(RunConfig):
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
     seed: int = 42
     """Seed of initial weights, order of samples and dropout, 0 or more."""
+    data_streams: int | None = None
+    """Streams that the order of samples is divided into, of which each process reads its own: at least 1, a divisor of
+    every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the processes."""
     init_from: str | None = None
     """Folder of a run, or of a Hugging Face BERT, whose weights this run starts from; null: drawn ones."""
     init_optimizer: bool = False
@@ -61,6 +64,11 @@ class PretrainConfig(RunConfig):
                             "which has word embeddings of its own, expected one of the two; leave the other out")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        if self.data_streams is not None:
+            for name, size in self.train.batch_sizes.items():
+                if self.data_streams < 1 or size % self.data_streams:
+                    raise UserError(f"data_streams: found {self.data_streams}, expected a divisor of train.{name} = "
+                                    f"{size}; leave it at null to have one chosen")
         check_sections(self)
         check_warmup(self)
 

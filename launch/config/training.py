@@ -27,7 +27,7 @@ class TrainConfig:
     batch_increment: int | None = None
     """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
     batch_warmup_tokens: int = 0
-    """Real tokens after which the global batch has its full size, 0 or more."""
+    """Tokens after which the global batch has its full size, 0 or more, counted by the mean of the data's samples."""
     micro_batch_size: int | Literal["auto"] = 32
     """Samples in one forward and backward pass of one process, at most: the largest number that divides its share of a
     batch is taken, which changes no gradient; auto: the most that fit, tried at the first start."""
@@ -38,6 +38,10 @@ class TrainConfig:
     precision: Literal["bf16", "fp16", "fp32", "autocast"] = "bf16"
     """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU; autocast:
     bf16 products over fp32 weights, at any zero.stage."""
+    tf32: bool = False
+    """Whether fp32 products on a GPU round what they multiply to TF32, 10 bits: several times as fast; for fp32."""
+    deterministic: bool = False
+    """Whether a GPU adds up in the same order each time, so that a resumed run is the same bit for bit; slower."""
     gradient_clipping: float = 1.0
     """Largest global gradient norm; 0: none."""
     gradient_checkpointing: str = "none"
@@ -59,6 +63,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.micro_batch_size != AUTO:
             at_least("train", self, micro_batch_size=1)
+        if self.tf32 and self.precision != "fp32":
+            raise UserError(f"train.tf32: found true with train.precision {self.precision}, expected false: its "
+                            "products have 16 bits; use --train.precision fp32 with it")
         at_least("train", self, max_steps=1, global_batch_size=1, memory_limit_gib=0, gradient_clipping=0,
                  log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0, initial_global_batch_size=1,
                  batch_increment=1, batch_warmup_tokens=0)

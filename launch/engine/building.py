@@ -14,7 +14,12 @@ from torch import nn
 
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.optimizers import build_optimizer
-from cloze.launch.engine.repairs import grow_scale_after_step, import_muon_without_compiler, skip_infinite_steps
+from cloze.launch.engine.repairs import (
+    grow_scale_after_step,
+    import_muon_without_compiler,
+    skip_infinite_steps,
+    sum_gradients_at_once,
+)
 from cloze.launch.system import distributed
 from cloze.pipeline.errors import UserError
 
@@ -55,9 +60,7 @@ def build_engine(
         grow_scale_after_step(engine.optimizer)
     if not engine.zero_optimization():
         skip_infinite_steps(engine, device)
-        if engine.dp_world_size == 1:
-            # The sum over one process is there already; all gradients would be copied to a buffer and back for it.
-            engine.allreduce_and_copy = lambda *arguments, **options: None
+        sum_gradients_at_once(engine)
     return engine
 
 

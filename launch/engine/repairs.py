@@ -52,23 +52,40 @@ def grow_scale_after_step(optimizer) -> None:
 def skip_infinite_steps(engine: deepspeed.DeepSpeedEngine, device: torch.device) -> None:
     """Give stage 0 what DeepSpeed's partitioned optimizers do: keep the gradient norm, skip a step if it is not finite.
 
-    torch's fused optimizers skip on the device, by `found_inf`, so that the host need not wait; others ask the host.
+    On a GPU torch's fused optimizers and ours skip by `found_inf`, and no host waits. On a CPU there is nothing to wait
+    for: the host asks, as for DeepSpeed's kernels, which know nothing of it.
     """
     optimizer, parameters = engine.optimizer, list(engine.module.parameters())
-    optimizer.found_inf = torch.zeros((), device=device)
+    engine.found_inf = torch.zeros((), device=device)
     step = optimizer.step
 
     def clip() -> None:
         engine._global_grad_norm = nn.utils.clip_grad_norm_(parameters, engine.gradient_clipping())
-        optimizer.found_inf.copy_(~engine._global_grad_norm.isfinite())
+        engine.found_inf.copy_(~engine._global_grad_norm.isfinite())
 
     def step_if_finite(*arguments, **options):
-        if not optimizer.found_inf.item():
+        if not engine.found_inf.item():
             return step(*arguments, **options)
 
     engine.clip_fp32_gradients = clip
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+    if device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.found_inf = engine.found_inf
+    else:
         optimizer.step = step_if_finite
+
+
+def sum_gradients_at_once(engine: deepspeed.DeepSpeedEngine) -> None:
+    """Let stage 0 copy what was summed back into all gradients at once; DeepSpeed would launch a kernel for each.
+
+    The sum over one process is there already: nothing is copied.
+    """
+
+    def sum_and_copy(gradients: list[torch.Tensor], group, world_size: int | None = None) -> None:
+        if engine.dp_world_size > 1:
+            summed = engine.allreduce_bucket(gradients, group, world_size)
+            torch._foreach_copy_(gradients, engine.unflatten(summed, gradients))
+
+    engine.allreduce_and_copy = sum_and_copy
 
 
 # Of DynamicLossScaler, what the configuration says; the rest is where the scale stands.

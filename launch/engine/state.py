@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import deepspeed
 import torch
 from torch import nn
 
 from cloze.launch.engine.config import PRECISIONS
+from cloze.model.copies import WeightCopies
 
 
 def step_skipped(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
     """Whether the last step was skipped for an infinite or NaN gradient, alike on all ranks: float64 (1,), 0 or 1."""
     if engine.zero_optimization():
-        return torch.tensor([float(engine.optimizer.overflow)], dtype=torch.float64, device=engine.device)
-    return engine.optimizer.found_inf.double().reshape(1)
+        # full, and not tensor, which would be made on the host and wait for the device to take it
+        return torch.full((1,), float(engine.optimizer.overflow), dtype=torch.float64, device=engine.device)
+    return engine.found_inf.double().reshape(1)
+
+
+def weight_copies(engine: deepspeed.DeepSpeedEngine) -> AbstractContextManager[None]:
+    """Around all passes of one step: on a GPU, at stage 0 and under autocast, weights are cast once for all of them.
+
+    A CPU casts each weight where it is used, in its caches: a step with copies took 1.00 to 1.03 times as long there.
+    """
+    if engine.zero_optimization() or not engine.torch_autocast_enabled() or engine.device.type == "cpu":
+        return nullcontext()
+    if not hasattr(engine, "weight_copies"):
+        engine.weight_copies = WeightCopies(engine.module, engine.torch_autocast_dtype())
+    return engine.weight_copies
 
 
 def base_optimizer(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:

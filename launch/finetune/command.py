@@ -98,12 +98,17 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     job = read_job(config)
     deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
+    console = Console(environment.is_main)
+    known = job.source.trained_length
+    if known and known < min(job.config.max_length, job.train.lengths.max()):
+        console.warn(f"max_length: found {job.config.max_length}, more than the {known} tokens that {config.model} has "
+                     "learned from: what stands behind them it learns from these examples alone; pretrain a phase of "
+                     f"that length, or give --max_length {known}")
 
     def work(process: Process, stop: StopRequest) -> bool:
         trainer, learned = prepare_trainer(job, process)
         return train(learned, trainer, stop, partial(report, job, trainer))
 
-    console = Console(environment.is_main)
     status = running.carry_out(job.config, job.facts, environment, console, work)
     if status == running.EXIT_COMPLETE:
         for line in where(job.config, job.task):

@@ -25,7 +25,7 @@ from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import distributed
 from cloze.launch.system.console import figure
 from cloze.launch.system.environment import Environment
-from cloze.launch.texts.encoding import ANSWERING, TRUNCATION
+from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, described
 from cloze.launch.texts.tables import COLUMNS
 from cloze.model.huggingface import save_pretrained
 from cloze.pipeline.storage import publish_text, readable_errors
@@ -148,7 +148,7 @@ def save_model(job, model, output: Path) -> None:
     if truncation := truncation_of(job.config, job.task):
         if job.task.kind == "tagging" and job.train.by_character:
             truncation = replace(truncation, words="characters")
-        notes[TRUNCATION] = {name: value for name, value in asdict(truncation).items() if value is not None}
+        notes[TRUNCATION] = described(truncation)
     if columns := columns_of_task(job.config, job.task):
         notes[COLUMNS] = {name: value for name, value in asdict(columns).items() if value}
     if job.task.kind == "answering":

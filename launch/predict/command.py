@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from cloze.launch.predict.config import FeaturesConfig, Input, ScoreConfig
 from cloze.launch.predict.files import write_results
 from cloze.launch.predict.operation import Row, plain
-from cloze.launch.predict.output import as_json, draw_attention, print_table, table_rows, wants_table
+from cloze.launch.predict.output import as_json, draw_attention, encoded, print_table, table_rows, wants_table
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.predict.vectors import WordInContext
@@ -35,7 +34,15 @@ def predict(config: Input) -> int:
     if tokens := cut.total():
         longest = predictor.loaded.encoder.truncation.max_length
         console.warn(f"{tokens:,} tokens of texts beyond the {longest} that the model reads were cut")
+    _warn_of_longer_texts(predictor)
     return 0
+
+
+def _warn_of_longer_texts(predictor: Predictor) -> None:
+    encoder = predictor.loaded.encoder
+    if encoder.longer_texts:
+        Console().warn(f"found {encoder.longer_texts:,} texts of more than the {encoder.truncation.max_length} tokens "
+                       "that the model has learned from; expect less of it there, or divide them")
 
 
 def _answered(predictor: Predictor, config: Input, cut: Counter) -> Iterator[tuple[Row, Any]]:
@@ -56,7 +63,7 @@ def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> None:
     """Print results as they come, or as a table at the end."""
     if not wants_table(config):
         for row, result in results:
-            print(json.dumps(as_json(config, row, result), ensure_ascii=False), flush=True)
+            print(encoded(as_json(config, row, result)), flush=True)
         return
     found = list(results)
     if isinstance(config, ScoreConfig):
@@ -64,7 +71,7 @@ def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> None:
     print_table(line for row, result in found for line in table_rows(row, result))
 
 
-def _look_inside(predictor: Any, config: FeaturesConfig) -> int:
+def _look_inside(predictor: Predictor, config: FeaturesConfig) -> int:
     rows = list(read_rows(config, predictor.loaded.columns))
     if config.attention:
         if len(rows) != 1:
@@ -74,13 +81,14 @@ def _look_inside(predictor: Any, config: FeaturesConfig) -> int:
         Console().say(f"drew {layers} layers of {heads} heads to {config.attention}")
     if config.word:
         _print_words(config, predictor.word(config.word, rows, config.layer))
+    _warn_of_longer_texts(predictor)
     return 0
 
 
 def _print_words(config: FeaturesConfig, words: list[WordInContext]) -> None:
     if not wants_table(config):
         for word in words:
-            print(json.dumps(plain(word), ensure_ascii=False), flush=True)
+            print(encoded(plain(word)), flush=True)
         return
     print_table(
         {"text": word.text, "characters": f"{word.start}-{word.end}", "to static": figure(word.cosine_to_static)}

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from cloze.launch.predict.operation import Operation, Row
-from cloze.launch.predict.output import as_json, beside
+from cloze.launch.predict.output import as_json, beside, encoded
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publishing
@@ -39,7 +39,7 @@ def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, 
             return len(vectors)
         if path.suffix == ".jsonl":
             with open(aside, "w", encoding="utf-8") as file:
-                written = (file.write(json.dumps(as_json(operation, *pair), ensure_ascii=False) + "\n")
+                written = (file.write(encoded(as_json(operation, *pair)) + "\n")
                            for pair in results)
                 return sum(1 for _ in written)
         rows = (beside(operation, row, operation.columns(loaded, result)) for row, result in results)

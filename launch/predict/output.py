@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from cloze.launch.system.console import Output, figure
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publishing
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _SHOWN_NUMBERS = 4  # of a vector in a table
 _LARGEST_PICTURE_INCHES = 100  # a side; 10,000 pixels, beyond which viewers give up
 
@@ -54,6 +56,15 @@ def _given(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def encoded(value: Any) -> str:
+    """JSON. Raises UserError for a NaN or an infinity, for which it has no word."""
+    try:
+        return _ENCODER.encode(value)
+    except ValueError as error:
+        raise UserError(f"the model's result: found a number that is not finite ({error}), expected numbers; its "
+                        "weights or its precision do not bear this text") from error
 
 
 def table_rows(row: Row, result: Any) -> Iterator[dict[str, str]]:

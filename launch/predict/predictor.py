@@ -236,7 +236,12 @@ class Predictor:
         return list(self.map(operation, [replace(row, place=f"text {n}") for n, row in enumerate(rows, 1)]))
 
     def _one(self, operation: Operation, text: str, pair: str | None = None) -> Any:
+        encoder = self.loaded.encoder
+        before = encoder.longer_texts
         (result,) = self.map(operation, [Row(text, pair)])
+        if encoder.longer_texts > before:
+            warnings.warn(f"the text has more than the {encoder.truncation.max_length} tokens that the model has "
+                          "learned from; expect less of it there, or divide it", stacklevel=3)
         return result
 
     def _warn(self, cut_tokens: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cloze.launch.predict.config import TokenizeConfig
 from cloze.launch.predict.files import write_results
-from cloze.launch.predict.output import as_json, print_table, wants_table
+from cloze.launch.predict.output import as_json, encoded, print_table, wants_table
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.predict.tokens import encode_whole, tokens_of
 from cloze.launch.pretrained.hub import model_path
@@ -36,7 +36,7 @@ def tokenize(config: TokenizeConfig) -> int:
             table += [{"token": token, "id": str(number), "segment": str(segment), "mask": "1",
                        "characters": f"{offset[0]}-{offset[1]}"} for token, number, segment, offset in columns]
         else:
-            print(json.dumps(as_json(config, row, shown), ensure_ascii=False))
+            print(encoded(as_json(config, row, shown)))
     if table:
         print_table(table)
     return 0

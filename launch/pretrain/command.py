@@ -20,6 +20,7 @@ from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
@@ -31,6 +32,7 @@ from cloze.model.flops import num_parameters, training_flops
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, evaluation_batches
+from cloze.pipeline.loading.order import choose_streams
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.storage import readable_errors
@@ -44,12 +46,16 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
     manifest, model = check_data(Path(config.data), config.model)
     config = replace(config, model=model, train=config.train.on(environment.world_size))
+    config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
+    console = Console(environment.is_main)
+    if manifest.remark:
+        console.warn(manifest.remark)
 
     def work(process: Process, stop: StopRequest) -> bool:
         resolved = resolve(config, manifest, build_model, environment, process.device, process.console)
         return train(resolved, prepare_trainer(resolved, manifest, process), stop)
 
-    return running.carry_out(config, runs.data_facts(manifest), environment, Console(environment.is_main), work)
+    return running.carry_out(config, runs.data_facts(manifest), environment, console, work)
 
 
 def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
@@ -62,14 +68,40 @@ def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
     if model.vocab_size not in (0, manifest.vocab_size):
         raise UserError(f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
                         f"of the shards in {data}; leave it at 0 to take theirs")
-    found = Tokenizer.from_folder(data / runs.TOKENIZER).fingerprint
+    tokenizer = Tokenizer.from_folder(data / runs.TOKENIZER)
+    found = tokenizer.fingerprint
     if found != manifest.tokenizer_fingerprint:
         raise UserError(f"{data / runs.TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected "
                         f"{manifest.tokenizer_fingerprint[:12]}, the one that made the shards; prepare the data again")
+    if tokenizer.special_tokens != manifest.special_tokens:
+        raise UserError(f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
+                        f"{manifest.special_tokens}, those of the manifest; prepare the data again")
     if manifest.max_length > model.max_position_embeddings:
         raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
                         f"{manifest.max_length}, the max_length of the shards in {data}")
     return manifest, replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
+
+
+def choose_data_streams(config: PretrainConfig, world_size: int) -> int:
+    """The run's number of streams: as given, as in its earlier parts, or as the batch sizes allow.
+
+    Raises:
+        UserError: its earlier parts had none.
+    """
+    sizes = list(config.train.batch_sizes.values())
+    saved = runs.saved_data_streams(Path(config.output), config.checkpoint.accept_changes)
+    fits = saved is not None and not any(size % saved for size in sizes)  # else it is the batch that has changed
+    return config.data_streams or (saved if fits else choose_streams(sizes, world_size))
+
+
+def open_split(config: PretrainConfig, split: str, environment: Environment, device: torch.device) -> ShardReader:
+    """Reader of a split. Rank 0 alone asks for the sizes of all shards, and the others hear what it found. Collective.
+
+    Raises:
+        UserError: a shard is missing or has another size.
+    """
+    with distributed.together("find the shards", config.data, device):
+        return ShardReader(config.data, split, check_sizes=environment.is_main)
 
 
 def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) -> None:
@@ -114,9 +146,10 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process
     engine = build_engine(model, config, made, process.device)
     _print_facts(config, manifest, process, engine, parameters)
     objective = PretrainingObjective(config.train.loss_reduction)
-    batches = validation(config, manifest, environment, console)
+    batches = validation(config, manifest, process)
     trainer = running.make_trainer(
-        config, process, engine, checkpoints, facts=runs.data_facts(manifest), objective=objective,
+        config, process, engine, checkpoints,
+        facts={**runs.data_facts(manifest), "data_streams": config.data_streams}, objective=objective,
         evaluate=None if batches is None else partial(evaluate, engine, objective, batches, process.device),
         flops=partial(_micro_batch_flops, config.model),
     )
@@ -146,8 +179,8 @@ def _print_facts(config: PretrainConfig, manifest: Manifest, process: Process, e
     ])
 
 
-def validation(config: PretrainConfig, manifest: Manifest, environment: Environment, console: Console):
-    """What makes the validation batches of this rank, or None if no document was held out.
+def validation(config: PretrainConfig, manifest: Manifest, process: Process):
+    """What makes the validation batches of this rank, or None if no document was held out. Collective.
 
     Raises:
         UserError: something is to be decided by a validation that cannot be.
@@ -157,24 +190,24 @@ def validation(config: PretrainConfig, manifest: Manifest, environment: Environm
             if getattr(config.evaluation, name):
                 raise UserError(f"evaluation.{name}: found {getattr(config.evaluation, name)}, expected none: the "
                                 f"validation split of {config.data} is empty; prepare the data with one")
-        console.warn(f"{config.data}: the validation split is empty; nothing is evaluated")
+        process.console.warn(f"{config.data}: the validation split is empty; nothing is evaluated")
         return None
     return partial(
-        evaluation_batches, ShardReader(config.data, "validation"), micro_batch_size=config.train.micro_batch_size,
-        rank=environment.rank, world_size=environment.world_size, max_samples=config.evaluation.samples,
+        evaluation_batches, open_split(config, "validation", process.environment, process.device),
+        micro_batch_size=config.train.micro_batch_size, rank=process.environment.rank,
+        world_size=process.environment.world_size, max_samples=config.evaluation.samples,
         segments=config.model.segments,
     )
 
 
 def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
-    growing = config.train.initial_global_batch_size
     environment = trainer.environment
+    reader = open_split(config, "train", environment, trainer.device)
     stream = BatchStream(
-        ShardReader(config.data, "train"), global_batch_size=config.train.global_batch_size,
-        micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
-        seed=config.seed, samples_consumed=trainer.state.samples_consumed, tokens_consumed=trainer.state.tokens,
-        warmup=growing and BatchWarmup(growing, config.train.increment, config.train.batch_warmup_tokens),
+        reader, global_batch_size=config.train.global_batch_size, micro_batch_size=config.train.micro_batch_size,
+        rank=environment.rank, world_size=environment.world_size, streams=config.data_streams, seed=config.seed,
+        samples_consumed=trainer.state.samples_consumed, warmup=batch_warmup(config, reader.manifest),
         segments=config.model.segments,
     )
     try:
@@ -184,9 +217,19 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         stream.close()
 
 
+def batch_warmup(config: PretrainConfig, manifest: Manifest) -> BatchWarmup | None:
+    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
+    every batch without asking."""
+    train, counts = config.train, manifest.splits["train"].counts
+    if train.initial_global_batch_size is None:
+        return None
+    samples = -(-train.batch_warmup_tokens * counts["samples"] // counts["tokens"])
+    return BatchWarmup(train.initial_global_batch_size, train.increment, samples)
+
+
 def showing(config: PretrainConfig, trainer, metrics):
     """What each evaluation shows beside its numbers: blanks and guesses, word embeddings."""
-    reader = ShardReader(config.data, "validation")
+    reader = ShardReader(config.data, "validation", check_sizes=False)
     tokenizer = Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)
     guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, config.model.segments,

@@ -47,7 +47,9 @@ class PretrainingObjective:
         weights = None
         if self.loss_reduction == "samples":
             sample = _sample_of_masked(micro_batch)
-            per_sample = torch.bincount(sample, minlength=len(micro_batch["sequence_offsets"]) - 1)
+            # Not bincount, which waits for the device: it looks for the largest.
+            per_sample = sample.new_zeros(len(micro_batch["sequence_offsets"]) - 1)
+            per_sample = per_sample.scatter_add(0, sample, torch.ones_like(sample))
             weights = 1.0 / per_sample[sample]
         mlm = output.mlm_losses if weights is None else output.mlm_losses * weights
         divisors = totals.clamp(min=1).float()

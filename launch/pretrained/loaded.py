@@ -23,7 +23,8 @@ class LoadedModel:
     Args:
         model: any model of `cloze.model`.
         source: the folder that it is from, for messages.
-        truncation: how the model has learned to cut long texts; None: to its positions.
+        truncation: the longest texts that the model has learned from, and how longer ones were cut; None: they had as
+            many tokens as it has positions.
         answering: how it has learned to answer; None: as usual.
         columns: those of a table that it has learned from; None: it is not known.
 

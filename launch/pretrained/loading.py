@@ -15,8 +15,10 @@ from cloze.launch.system.environment import prepare_deepspeed, read_environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining
-from cloze.model.huggingface import load_note
+from cloze.model.config import check_kinds
+from cloze.model.huggingface import check_finite, load_note
 from cloze.model.tasks import saved_class
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -31,13 +33,56 @@ def load_model(folder: str | Path) -> LoadedModel:
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
         model = BertForPreTraining(runs.model_config(folder))
-        model.load_state_dict(read_run_weights(folder)[1])
-        return LoadedModel(model, tokenizer, str(folder))
+        step, weights = read_run_weights(folder)
+        check_finite(weights, f"step {step} of {folder}")
+        model.load_state_dict(weights)
+        length = runs.trained_length(folder)
+        return _computing(LoadedModel(model, tokenizer, str(folder), length and Truncation(length)))
     folder = runs.model_folder(folder)
-    truncation, answering = load_note(folder, TRUNCATION), load_note(folder, ANSWERING)
-    return LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
-                       truncation and Truncation(**truncation), answering and Answering(**answering),
-                       columns_of(load_note(folder, COLUMNS)))
+    return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
+                                  load_truncation(folder), _noted(folder, ANSWERING, Answering),
+                                  columns_of(load_note(folder, COLUMNS))))
+
+
+def load_truncation(folder: Path) -> Truncation | None:
+    """How a model in a folder has learned to cut long texts; None if it says nothing. Raises UserError, ModelError."""
+    return _noted(folder, TRUNCATION, Truncation)
+
+
+def _noted(folder: Path, name: str, kind: type):
+    """A note of config.json as the dataclass that it was. Raises UserError, ModelError for one that isn't."""
+    fields = load_note(folder, name)
+    if fields is None:
+        return None
+    try:
+        noted = kind(**fields)
+    except TypeError as error:
+        raise UserError(f"{folder / 'config.json'}: {name}: found {str(fields)[:60]} ({error}), expected the fields of "
+                        "a model that Cloze has trained; export it again") from error
+    check_kinds(name, noted)
+    return noted
+
+
+def _computing(loaded: LoadedModel) -> LoadedModel:
+    """The model, once it has read an empty text: of weights that are too large nothing comes but NaN.
+
+    Raises:
+        UserError: the vectors are not finite.
+    """
+    special = loaded.tokenizer.special_tokens
+    inputs = {"input_ids": [special.classification, special.separator], "sequence_offsets": [0, 2]}
+    if loaded.config.type_vocab_size > 1:
+        inputs["token_type_ids"] = [loaded.config.segments[0]] * 2
+    kinds = {"sequence_offsets": torch.int32}
+    tensors = {name: torch.tensor(values, dtype=kinds.get(name, torch.int64), device=loaded.device)
+               for name, values in inputs.items()}
+    with torch.inference_mode():
+        encoder = getattr(loaded.model, "bert", loaded.model)
+        vectors = encoder(**tensors, max_sequence_length=2).last_hidden_state
+    if not vectors.isfinite().all():
+        raise UserError(f"{loaded.source}: found a model whose vectors are not finite (NaN), expected numbers; its "
+                        "weights are damaged: take an earlier checkpoint, or fetch the model again")
+    return loaded
 
 
 def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print

@@ -12,7 +12,7 @@ import yaml
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.parsing import shipped
 from cloze.launch.pretrained.hub import fetch_model, is_name
-from cloze.launch.pretrained.loading import read_run_weights
+from cloze.launch.pretrained.loading import load_truncation, read_run_weights
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, HeadConfig
@@ -26,7 +26,8 @@ FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json
 @dataclass(frozen=True)
 class Source:
     """A shape, its weights under our names (empty: random ones), the labels of its head if it has one, the name of the
-    class that it is of, where a model folder says it, and the step of its checkpoint, if it is a run of pretraining.
+    class that it is of, where a model folder says it, the step of its checkpoint, if it is a run of pretraining, and
+    the tokens of the longest texts that it has learned from, if it says so.
     """
 
     config: BertConfig
@@ -35,6 +36,7 @@ class Source:
     tokenizer: Tokenizer
     architecture: str | None = None
     step: int | None = None
+    trained_length: int | None = None
 
 
 def find_source(config: FinetuneConfig) -> Source:
@@ -44,7 +46,7 @@ def find_source(config: FinetuneConfig) -> Source:
         UserError: there is no such model, or the tokenizer is not the one that it was trained with.
     """
     shapes = shipped("model")
-    path, architecture, step = Path(config.model), None, None
+    path, architecture, step, length = Path(config.model), None, None, None
     if not path.exists() and config.model in shapes:
         path = shapes[config.model]
     if config.model_step is not None and not runs.is_pretraining(path):
@@ -54,7 +56,7 @@ def find_source(config: FinetuneConfig) -> Source:
         return _from_shape(config, path)
     if runs.is_pretraining(path):
         shape, head = runs.model_config(path), None
-        step, weights = read_run_weights(path, config.model_step)
+        (step, weights), length = read_run_weights(path, config.model_step), runs.trained_length(path)
         own_tokenizer, expected = path / runs.TOKENIZER, json.loads((path / runs.DATA).read_text())[FINGERPRINT]
     else:
         path = runs.model_folder(path) if path.is_dir() else _from_hub(config)
@@ -62,6 +64,8 @@ def find_source(config: FinetuneConfig) -> Source:
         head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)
         if load_note(path, "architectures"):  # old folders of BERT name none
             architecture = load_architecture(path)
+        if truncation := load_truncation(path):
+            length = truncation.max_length
     tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)
     has_own = any((own_tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
     if expected is None and config.tokenizer and has_own:
@@ -70,7 +74,7 @@ def find_source(config: FinetuneConfig) -> Source:
         raise UserError(f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
                         f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out")
     _check_vocabulary(tokenizer, shape, path)
-    return Source(shape, weights, head, tokenizer, architecture, step)
+    return Source(shape, weights, head, tokenizer, architecture, step, length)
 
 
 def _from_shape(config: FinetuneConfig, path: Path) -> Source:

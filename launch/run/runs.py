@@ -26,6 +26,7 @@ MODEL = "model"  # of a finished run of fine-tuning
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 HEARTBEATS = "heartbeats"
+TRAINED_LENGTH = "max_length"  # in data.json
 
 # Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
 # other units, as another number of processes does.)
@@ -33,7 +34,7 @@ FREE_FIELDS = {
     "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
     "train.micro_batch_size", "train.log_every_steps", "train.max_skipped_steps", "train.stop_before_seconds",
     "train.gradient_checkpointing", "train.attention_kernel",
-    "train.compile", "train.memory_limit_gib", "seeds", "grid",
+    "train.compile", "train.deterministic", "train.memory_limit_gib", "seeds", "grid",
 }
 # What the optimizer's groups and their states are made by.
 GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")
@@ -78,9 +79,15 @@ def config_hash(config) -> str:
     return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
 
 
-def data_facts(manifest: Manifest) -> dict[str, str]:
+def data_facts(manifest: Manifest) -> dict[str, str | int]:
     """What a run was trained on."""
-    return {"manifest_hash": manifest.hash, "tokenizer_fingerprint": manifest.tokenizer_fingerprint}
+    return {"manifest_hash": manifest.hash, "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
+            TRAINED_LENGTH: manifest.max_length}
+
+
+def trained_length(folder: Path) -> int | None:
+    """Tokens of the longest samples of a run of pretraining; None if an earlier version wrote it."""
+    return _read(folder / DATA).get(TRAINED_LENGTH)
 
 
 def _read(path: Path) -> dict:
@@ -146,6 +153,23 @@ def saved_micro_batch_size(folder: Path) -> int | None:
     return _read(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
 
 
+def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
+    """The number of streams by which an earlier part of this run read its data; None if there is none.
+
+    Raises:
+        UserError: an earlier version began the run, in an order of samples that this one does not have, and no change
+            is accepted.
+    """
+    if not (folder / CONFIG).is_file():
+        return None
+    streams = _read(folder / CONFIG).get("data_streams")
+    if streams is None and not accept_changes:
+        raise UserError(f"output: found {folder}, a run that an earlier version of Cloze began, which took its samples "
+                        "in another order, expected one with data_streams; finish it with that version, choose "
+                        "another --output, or go on in the new order with --checkpoint.accept_changes true")
+    return streams
+
+
 def check_folder(config, facts: dict[str, str]) -> None:
     """Refuse a folder that holds something else than an earlier part of this very run.
 
@@ -163,7 +187,8 @@ def check_folder(config, facts: dict[str, str]) -> None:
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
     # What an earlier version did not know is as it would be if nobody had set it.
-    before = _shaping(_defaults(config)) | _shaping(_read(folder / CONFIG)) | _read(folder / DATA)
+    unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
+    before = _shaping(_defaults(config)) | _shaping(_read(folder / CONFIG)) | unknown | _read(folder / DATA)
     now = _shaping(asdict(config)) | facts
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):

@@ -6,20 +6,18 @@ tokens and results become JSON in threads, too.
 """
 
 import asyncio
-import json
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from cloze.launch.predict.operation import Operation, Row
-from cloze.launch.predict.output import as_json
+from cloze.launch.predict.output import as_json, encoded
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError
 
 Prepared = list[tuple[Row, list[Encoding]]]
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 class QueueFull(Exception):
@@ -148,7 +146,7 @@ def _write(operation: Operation, rows: list[Row], results: list[Any]) -> bytes:
 def _json(value: Any) -> str:
     """JSON row by row: the library lets no other thread run, the event loop's neither, while it writes a value."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_ENCODER.encode(name)}: {_json(each)}' for name, each in value.items())}}}"
+        return f"{{{', '.join(f'{encoded(name)}: {_json(each)}' for name, each in value.items())}}}"
     if isinstance(value, list) and value and isinstance(value[0], list):
         return f"[{', '.join(map(_json, value))}]"
-    return _ENCODER.encode(value)
+    return encoded(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import time
@@ -37,14 +38,67 @@ def work_on(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def choose_kernels(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
+    """Settle, for this process, which of several kernels a GPU takes; on a CPU there is nothing to choose.
+
+    Args:
+        tf32: whether fp32 products round what they multiply to TF32's 10 bits.
+        deterministic: whether sums are taken in an order that is the same each time. That of flash attention's backward
+            is not by itself, nor are cuBLAS's with several streams (environment.keep_products_deterministic).
+    """
+    if device.type != "cuda":
+        return
+    # Padded batches and ALiBi are for the memory-efficient kernel, whichever version of cuDNN there is: newer ones put
+    # themselves first on Hopper, and refuse a dropout that is no multiple of 1/16 (sdp_utils.cpp).
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+
+
+def numbers_on(device: torch.device, *numbers: float) -> torch.Tensor:
+    """(N,) float64 on the device, without waiting for it."""
+    values = torch.tensor(numbers, dtype=torch.float64)
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+
+
 def to_device(batch: dict, device: torch.device) -> dict:
-    """Tensors to the device, without waiting for the copy on a GPU; plain numbers stay."""
+    """Tensors to the device, plain numbers as they are.
+
+    To a GPU all go in one copy, on a stream of their own: while it computes what was queued before, and no host waits.
+    """
     if device.type == "cpu":
         return batch
-    return {
-        name: value.pin_memory().to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
+    packed, places = packed_bytes(batch)
+    copying, computing = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copying):
+        there = packed.pin_memory().to(device, non_blocking=True)
+    computing.wait_stream(copying)
+    there.record_stream(computing)  # or its memory could be given to the next copy while it is still read
+    return batch | {name: there[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                    for name, (start, tensor) in places.items()}
+
+
+# Where each tensor of a packed batch begins: at a multiple of what the widest loads of a GPU want.
+_ALIGNMENT = 16
+
+
+def packed_bytes(batch: dict) -> tuple[torch.Tensor, dict[str, tuple[int, torch.Tensor]]]:
+    """All tensors of a batch in one (N,) uint8, and of each the byte where it begins."""
+    places, end = {}, 0
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor):
+            places[name] = end, value
+            end += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
+    packed = torch.empty(end, dtype=torch.uint8)
+    for start, tensor in places.values():
+        packed[start : start + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
+    return packed, places
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from cloze.launch.system.devices import work_on
 from cloze.launch.system.environment import Environment, device_index, device_type
+from cloze.pipeline.errors import UserError
 
 # How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
 COLLECTIVE_SECONDS = 1800
@@ -31,6 +34,8 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
     work_on(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": timeout}
+    if device.type == "cuda":
+        options["device_id"] = device  # else NCCL meets in the first collective, and guesses a barrier's device
     if environment.world_size == 1:
         dist.init_process_group(store=dist.HashStore(), **options)
     else:
@@ -86,6 +91,25 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
     sizes = gather(torch.tensor([len(own)], device=device)).flatten().tolist()
     rows = gather(torch.nn.functional.pad(own, (0, max(sizes) - len(own)))).cpu()
     return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+@contextlib.contextmanager
+def together(what: str, where: Path | str, device: torch.device) -> Iterator[None]:
+    """What fails on one rank fails on all: none is left waiting in a collective for one that is gone. Collective.
+
+    Raises:
+        UserError: another rank could not do `what` with `where`.
+    """
+    error = None
+    try:
+        yield
+    except UserError as caught:
+        error = caught
+    failed = reduce_sum(torch.tensor([float(error is not None)], device=device)).item()
+    if error is not None:
+        raise error
+    if failed:
+        raise UserError(f"{where}: found a process that could not {what}, expected all to; its own message says why")
 
 
 class HostCopy:

@@ -197,6 +197,11 @@ def bound_primitive_caches() -> None:
         os.environ.setdefault(name, capacity)
 
 
+def keep_products_deterministic() -> None:
+    """Have cuBLAS work in buffers of a fixed size, with which alone it sums in one order; before CUDA starts."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # its documentation's
+
+
 def prepare_process() -> Environment:
     """What a process of a run needs before DeepSpeed is imported; returns where it stands among all."""
     environment = read_environment()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -69,6 +69,11 @@ class Truncation:
         return head, kept - head
 
 
+def described(truncation: Truncation) -> dict[str, Any]:
+    """The entry of config.json that says it."""
+    return {name: value for name, value in asdict(truncation).items() if value is not None}
+
+
 def kept_lengths(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens that stay of two texts (N,) each that share `room`: the longer one is cut, as `tokenizers` does
     (truncation "longest_first").
@@ -116,7 +121,10 @@ class Answering:
 
 
 class Encoder:
-    """Puts special tokens around texts and keeps them within `max_length` tokens, these included."""
+    """Puts special tokens around texts and keeps them within `max_length` tokens, these included.
+
+    longer_texts: how many were encoded whole though the model has learned from shorter ones only.
+    """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, pieces: tuple[int, int] | None = None,
                  truncation: Truncation | None = None, answering: Answering | None = None) -> None:
@@ -127,6 +135,7 @@ class Encoder:
         self.tokenizer, self.max_length, self.pieces = tokenizer, max_length, pieces
         self.truncation = truncation or Truncation(max_length)
         self.answering = answering or Answering()
+        self.longer_texts = 0
         # A blank is written as in BERT, or as the tokenizer writes it.
         self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
 
@@ -150,6 +159,7 @@ class Encoder:
         lengths = [len(part.ids) for part in parts]
         total = 1 + sum(length + 1 for length in lengths)
         if total <= (self.truncation.max_length if cut else self.max_length):
+            self.longer_texts += total > self.truncation.max_length
             return self._join(parts)
         if not cut:
             raise UserError(f"{place}: found {total} tokens, expected at most {self.max_length}, the model's "

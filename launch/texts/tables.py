@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import gzip
 import itertools
 import json
@@ -45,8 +46,15 @@ class Columns:
 
 
 def columns_of(note: dict[str, Any] | None) -> Columns | None:
-    """The columns that a model's config.json names."""
-    return note and Columns(**{name: tuple(names) for name, names in note.items()})
+    """The columns that a model's config.json names; None if it names none. Raises UserError for a damaged note."""
+    if note is None:
+        return None
+    known = {each.name for each in dataclasses.fields(Columns)}
+    if not isinstance(note, dict) or "texts" not in note or not set(note) <= known or not all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in note.values()):
+        raise UserError(f"config.json: {COLUMNS}: found {str(note)[:60]}, expected the columns of a model that Cloze "
+                        "has trained; export it again")
+    return Columns(**{name: tuple(names) for name, names in note.items()})
 
 
 @dataclass(frozen=True)
@@ -166,11 +174,18 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
 
 
 def parse_json(text: str) -> Any:
-    """What JSON holds. Raises ValueError, for half of a character ("\\ud83d"), too."""
-    value = json.loads(text)
+    """What JSON holds. Raises ValueError, for half of a character ("\\ud83d") and a field that comes twice, too."""
+    value = json.loads(text, object_pairs_hook=_object)
     if "\\u" in text and (half := half_character(json.dumps(value, ensure_ascii=False))):
         raise ValueError(f"found {half}")
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError(f"found the fields {', '.join(name for name, _ in pairs)}, of which one comes twice")
+    return made
 
 
 def _tabbed(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -260,7 +275,10 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
 
     with readable():
         file = parquet.ParquetFile(path)
-    return tuple(file.schema_arrow.names), _rows(path, file.schema_arrow, values(), labels)
+    names = tuple(file.schema_arrow.names)
+    if len(set(names)) < len(names):
+        raise UserError(f"{path}: found the columns {', '.join(names)}, expected names that differ; rename one")
+    return names, _rows(path, file.schema_arrow, values(), labels)
 
 
 def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str, ...], Iterator[Row]]:

@@ -114,6 +114,8 @@ def prepare(config: PrepareConfig) -> None:
 def inspect(config: InspectConfig) -> None:
     """Show a prepared folder: facts, lengths, samples with their masks in colour."""
     inspection = inspect_data(config)
+    if inspection.manifest.remark:
+        print(f"note: {inspection.manifest.remark}", file=sys.stderr)
     console = Output()
     console.print(_facts_table(config.data, inspection.manifest))
     console.print(_histogram_table(inspection, config.split))

@@ -11,8 +11,9 @@ from cloze.launch.pretrained.loading import read_run_weights
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
+from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
 from cloze.launch.tools.onnx import check_installed, write_onnx
-from cloze.model.huggingface import save_pretrained
+from cloze.model.huggingface import check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
 
@@ -32,7 +33,7 @@ def export(config: ExportConfig) -> int:
     try:
         with readable_errors(output):
             said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (
-                _copy_model(config, run, aside))
+                _copy_model(config, run, aside, console))
             if config.onnx:
                 write_onnx(aside)
             os.replace(aside, output)
@@ -47,11 +48,14 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
     """The model folder of a checkpoint of pretraining; returns what it was."""
     model_config = runs.model_config(run)
     step, weights = read_run_weights(run, config.step, console.warn)
-    save_pretrained(folder, model_config, weights, run / runs.TOKENIZER)
+    check_finite(weights, f"step {step} of {run}")
+    length = runs.trained_length(run)
+    notes = {TRUNCATION: described(Truncation(length))} if length else {}
+    save_pretrained(folder, model_config, weights, run / runs.TOKENIZER, notes=notes)
     return f"step {step} of {run}"
 
 
-def _copy_model(config: ExportConfig, run: Path, folder: Path) -> str:
+def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
     """The model folder that a fine-tuning has left, or that `run` is; returns what it was."""
     source = runs.model_folder(run)
     if not (source / "config.json").is_file():
@@ -59,5 +63,6 @@ def _copy_model(config: ExportConfig, run: Path, folder: Path) -> str:
                         "pretrain or finetune, or a Hugging Face folder")
     if config.step is not None:
         raise UserError(f"step: found {config.step} with {source}, which is one model, expected null; leave --step out")
-    shutil.copytree(source, folder)
+    if left := copy_pretrained(source, folder):
+        console.say(f"left out of {source}: {', '.join(left)} (a model and its tokenizer are exported, nothing else)")
     return str(source)

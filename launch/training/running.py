@@ -18,11 +18,12 @@ from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
-from cloze.launch.system.devices import device_name, peak_flops
+from cloze.launch.system.devices import choose_kernels, device_name, peak_flops
 from cloze.launch.system.distributed import COLLECTIVE_SECONDS
 from cloze.launch.system.environment import (
     Environment,
     job_end_time,
+    keep_products_deterministic,
 )
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.schedules import describe
@@ -61,7 +62,10 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     with runs.locked(output) if environment.is_main else nullcontext():
         with Heartbeat(output, environment, config.monitor) as heartbeat:  # it names a rank that does not join
+            if config.train.deterministic:
+                keep_products_deterministic()
             device = distributed.initialize(environment)
+            choose_kernels(device, tf32=config.train.tf32, deterministic=config.train.deterministic)
             heartbeat.beat(0, "start")
             complete = work(Process(environment, device, console, heartbeat), StopRequest(deadline))
         distributed.shutdown()
@@ -150,7 +154,7 @@ def _live_kernel(engine, device) -> str:
     """Name of the attention kernel that training with this engine on this device uses."""
     bert = engine.module.bert
     tokens = torch.empty(0, bert.config.hidden_size, dtype=compute_dtype(engine), device=device)
-    return select_kernel(bert.attention_kernel, bert.config, tokens, True, False)
+    return select_kernel(bert.attention_kernel, bert.config, tokens, False)
 
 
 def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest,

@@ -14,13 +14,13 @@ from functools import partial
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState
-from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped
+from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped, weight_copies
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
-from cloze.launch.system.devices import doubt_of_peak, peak_flops, to_device
+from cloze.launch.system.devices import doubt_of_peak, numbers_on, peak_flops, to_device
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.goals import completion, ending, judged
 from cloze.launch.training.inspection import Inspector
@@ -161,37 +161,38 @@ class Trainer:
 
         self.heartbeat.beat(self.state.step, "collective")
         seconds = time.monotonic() - self._began if self.environment.is_main else 0.0
-        counts = [*self.objective.counts(batch), stop.wanted, self.checkpoints.written(), seconds]
-        counts = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
-        totals = distributed.reduce_sum(counts)
+        counts = [*self.objective.counts(batch), batch.num_tokens, stop.wanted, self.checkpoints.written(), seconds]
+        totals = distributed.reduce_sum(numbers_on(self.device, *counts))
         # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
-        told = distributed.HostCopy(totals[-3:])
+        told = distributed.HostCopy(totals[-4:])
 
         self._set_rate()
         every = self.config.monitor.inspect_every_steps
         inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
         sums = torch.zeros(len(self.objective.NAMES), dtype=torch.float64, device=self.device)
-        for micro_step, micro_batch in enumerate(batch.micro_batches):
-            last = micro_step == len(batch.micro_batches) - 1
-            # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
-            self.engine.set_gradient_accumulation_boundary(last)
-            with self.inspector.watch() if inspect and last else contextlib.nullcontext():
-                sums += self._accumulate(micro_step, micro_batch, totals[:-3])
+        with weight_copies(self.engine):
+            for micro_step, micro_batch in enumerate(batch.micro_batches):
+                last = micro_step == len(batch.micro_batches) - 1
+                # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
+                self.engine.set_gradient_accumulation_boundary(last)
+                with self.inspector.watch() if inspect and last else contextlib.nullcontext():
+                    sums += self._accumulate(micro_step, micro_batch, totals[:-4])
 
         skipped = step_skipped(self.engine)
         share = 1 / self.environment.world_size
-        own = torch.tensor([batch.num_tokens, batch.num_padding], dtype=torch.float64)
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
         self._window += torch.cat([
             torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share,
-            own.to(self.device, non_blocking=True),
+            numbers_on(self.device, batch.num_tokens, batch.num_padding),
         ])
         self.throughput.add(batch.num_tokens)
+        outcome = distributed.HostCopy(skipped)
+        tokens, *heard = told.take()
         self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
                              samples_consumed=batch.position + batch.num_samples,
-                             tokens=self.state.tokens + batch.global_tokens)
-        self._pending.append(_Step(distributed.HostCopy(skipped), self.state, self._window.clone(), batch.position))
-        self._hear(*told.take())
+                             tokens=self.state.tokens + int(tokens))
+        self._pending.append(_Step(outcome, self.state, self._window.clone(), batch.position))
+        self._hear(*heard)
         self._settle(but=1)
         if inspect:
             self._settle()

@@ -201,6 +201,7 @@ def collect(task: BuildTask, dtype) -> tuple[Documents, dict[str, int]]:
         document_offsets=ragged.to_offsets(sentences_kept),
         ids=table["document"][kept],
         keys=table["hash"][kept],
+        sources=table["source"][kept].astype(np.uint16, copy=False),
     )
     return documents, counts
 

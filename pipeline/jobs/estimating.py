@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import lzma
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,13 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from cloze.pipeline import ragged
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.tokenize_stage import Report, encode, splitter_of
-from cloze.pipeline.readers import read
+from cloze.pipeline.readers import compression, read
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.records import Document
 from cloze.pipeline.samples.masking import MaskingRules, draw_sets
@@ -120,6 +118,7 @@ def _build(config: PrepareConfig, tokenizer: Tokenizer, encoded: dict[str, np.nd
         document_offsets=ragged.to_offsets(encoded["num_sentences"]),
         ids=encoded["document"],
         keys=encoded["hash"],
+        sources=encoded["source"],
     )
     builder = SampleBuilder(asdict(config.samples), config.max_length, tokenizer.special_tokens)
     samples, _ = builder.build(documents, (config.seed,))
@@ -147,14 +146,8 @@ def check_disk(found: Estimate, output: Path) -> None:
 def _expansion(file: InputFile) -> float:
     """Decompressed bytes for each compressed one, at the beginning of a file."""
     try:
-        with open(file.path, "rb") as raw:
-            if file.compression == "xz":
-                stream = lzma.open(raw)
-            else:
-                stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), file.compression)
-            data = stream.read(_RATIO_BYTES)
-            return len(data) / max(1, raw.tell())
-    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+        return compression.expansion(file.path, file.compression, _RATIO_BYTES)
+    except compression.ERRORS as error:
         raise UserError(f"{file.path}: can't be read ({error}); restore the file") from error
 
 

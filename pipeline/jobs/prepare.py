@@ -28,13 +28,13 @@ from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
-from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, SplitInfo, entropy
+from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardTable, SplitInfo, entropy
 from cloze.pipeline.storage import alone, publish_text, readable_errors, sha256_of
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
 
 # Of words, sentences, samples and masks. Raised when other ids or masks come of the same input: an interrupted run must
 # not be finished by other rules than it was begun with.
-_RULES = 2
+_RULES = 3
 WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
 
@@ -368,5 +368,5 @@ def _split_info(results: list[ShardReport], length: int) -> SplitInfo:
         histogram += np.array(result.length_histogram)
         for name, count in result.counts.items():
             counts[name] = counts.get(name, 0) + count
-    shards = [shard for result in results for shard in result.shards if shard.samples]
+    shards = ShardTable.of(shard for result in results for shard in result.shards if shard.samples)
     return SplitInfo(counts=counts, length_histogram=histogram.tolist(), shards=shards)

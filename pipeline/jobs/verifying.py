@@ -14,11 +14,11 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int, list[str]]:
     """Check a prepared folder, its further lengths included: (parts checked, a line for each that is damaged)."""
     progress = progress or Silent()
-    manifests, damaged = [Manifest.load(config.data)], []
+    manifests, damaged = [Manifest.read(config.data)], []
     further = _further_folders(manifests[0])
     for folder in further:
         try:
-            manifests.append(Manifest.load(folder))
+            manifests.append(Manifest.read(folder))
         except UserError as error:
             damaged.append(str(error))
     shards = [(m, shard) for m in manifests for split in m.splits.values() for shard in split.shards]
@@ -27,17 +27,10 @@ def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int,
         damaged += check_shard(manifest.folder / shard.file, shard)
         progress.advance(shard.bytes, 0, shard.tokens)
     for manifest in manifests:
-        if _is_old(manifest):
-            progress.note(
-                f"{manifest.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "
-                "tokenizer's files; not all changes of these can be seen"
-            )
+        if manifest.remark:
+            progress.note(manifest.remark)
         damaged += [*_check_manifest(manifest), *_check_tokenizer(manifest)]
     return len(shards) + 2 * (1 + len(further)), damaged
-
-
-def _is_old(manifest: Manifest) -> bool:
-    return manifest.sha256 is None and manifest.tokenizer_files is None
 
 
 def _further_folders(manifest: Manifest) -> list[Path]:
@@ -64,8 +57,8 @@ def _check_hash(path: Path, expected: str) -> list[str]:
 def _check_manifest(manifest: Manifest) -> list[str]:
     """Against its hash; and it says most things twice."""
     path = manifest.folder / FILE_NAME
-    if not _is_old(manifest) and manifest.sha256 != manifest.own_hash:
-        return [f"{path}: found SHA-256 {manifest.own_hash[:12]}…, expected {str(manifest.sha256)[:12]}…"]
+    if manifest.damage:
+        return [manifest.damage]
     damaged = []
     if lost := tokens_lost(manifest):
         damaged.append(f"{path}: found {lost:,} tokens lost, expected none")

@@ -1,7 +1,9 @@
-"""Global batches, and of each this rank's part; the position in the stream is one integer."""
+"""Global batches, and of each this rank's part, which alone it reads; the position in the stream is one integer."""
 
+import math
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,30 +11,36 @@ import numpy as np
 
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.loading import order
-from cloze.pipeline.loading.collate import collate, without_loss
+from cloze.pipeline.loading.collate import collate, collate_several, without_loss
+from cloze.pipeline.loading.order import Order, WindowPlace, window_order
 from cloze.pipeline.records import NO_LABEL, Masks, Samples
 from cloze.pipeline.samples.masking import DynamicMasking
 from cloze.pipeline.shards.shards import ShardReader, Window
 
-_PREFETCHED_BATCHES = 4
+_PREFETCHED = 4  # groups of batches
+# Tokens that are taken at once, so that what a call costs in Python is small beside them: of each stream and in all
+# when they are read, and made into tensors.
+_TOKENS_OF_STREAM = 1 << 12
+_TOKENS_READ = 1 << 17
+_TOKENS_COLLATED = 1 << 18
+_WINDOWS_AT_ONCE = 64  # decoded together: those of small data sets share blocks
 
 
 @dataclass(frozen=True)
 class BatchWarmup:
-    """Global batches that grow from `initial` in steps of `increment`, as many real tokens apart each (as Megatron-LM's
-    `rampup_batch_size`, which counts samples); from `tokens` tokens on they have their final size.
+    """Global batches that grow from `initial` in steps of `increment`, as many samples apart each (as Megatron-LM's
+    `rampup_batch_size`); from position `samples` on they have their final size.
     """
 
     initial: int
     increment: int
-    tokens: int
+    samples: int
 
-    def size(self, tokens: int, final: int) -> int:
-        """Samples of the global batch after `tokens` real tokens."""
-        if tokens >= self.tokens:
+    def size(self, position: int, final: int) -> int:
+        """Samples of the global batch that begins at `position`."""
+        if position >= self.samples:
             return final
-        return self.initial + self.increment * ((final - self.initial) // self.increment * tokens // self.tokens)
+        return self.initial + self.increment * ((final - self.initial) // self.increment * position // self.samples)
 
 
 @dataclass(frozen=True)
@@ -40,18 +48,16 @@ class RankBatch:
     """This rank's part of one global batch.
 
     micro_batches: as many as accumulation steps, each what `collate` returns.
-    position: samples consumed before this batch. epoch: of the batch's first sample.
-    num_samples, global_tokens (real ones): of the global batch, over all ranks. indices (num_samples,): the samples of
-    the global batch, by index.
+    position: samples consumed before this batch. epoch: of the batch's first sample. num_samples: of the global batch.
     num_tokens, num_masked, num_pairs (samples with a next-sentence label), num_padding (tokens that padding each
-    micro-batch to its longest sample would add): of this rank's part.
+    micro-batch to its longest sample would add): of this rank's part, as is
+    indices (n,): its samples by index, in the order of the micro-batches.
     """
 
     micro_batches: list[dict]
     position: int
     epoch: int
     num_samples: int
-    global_tokens: int
     num_tokens: int
     num_masked: int
     num_pairs: int
@@ -75,74 +81,122 @@ def deal(lengths: np.ndarray, micro_batch_size: int, rank: int, world_size: int)
     return [by_length[start : start + step][rank::world_size] for start in range(0, len(lengths), step)]
 
 
-class SampleStream:
-    """The endless stream of samples, epoch after epoch, read from any position.
+@dataclass(frozen=True)
+class _Loaded:
+    """A window of a stream in its order, masks drawn: numbers [start, stop) of the stream."""
 
-    Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample).
+    start: int
+    stop: int
+    indices: np.ndarray
+    samples: Samples
+    masks: Masks
+
+
+class SampleStreams:
+    """The endless streams of samples that make up the order, of which any may be read from any number on.
+
+    Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample). Of each stream
+    that is read the windows in use are held.
     """
 
-    def __init__(self, reader: ShardReader, seed: int):
+    def __init__(self, reader: ShardReader, streams: int, seed: int):
         if reader.num_samples == 0:
             raise UserError(f"{reader.folder}: found no samples in split {reader.split!r}; prepare more text")
         self.reader = reader
-        self.seed = seed
-        self.epoch_sizes = reader.epoch_sizes
+        self._seed = seed
+        self._blocks = [reader.blocks_of_pair_set(number) for number in range(len(reader.epoch_sizes))]
+        self.order = Order([reader.block_sizes[blocks] for blocks in self._blocks], reader.manifest.max_length, streams,
+                           seed)
         self._dynamic = masks_per_sample(reader)
-        self._windows: dict[tuple[int, int], tuple[Window, np.ndarray]] = {}
-        self._plans: dict[int, tuple[np.ndarray, list[np.ndarray], np.ndarray]] = {}
+        self._held: dict[int, list[_Loaded]] = {}
 
-    def read(self, position: int, count: int) -> list[tuple[int, np.ndarray, Samples, Masks]]:
-        """`count` samples from `position`, in parts that lie in one window: (epoch, indices, samples, masks)."""
-        parts = []
-        while count:
-            epoch, offset = order.locate(position, self.epoch_sizes)
-            _, _, window_offsets = self._plan(epoch)
-            number = int(np.searchsorted(window_offsets, offset, side="right")) - 1
-            take = min(count, int(window_offsets[number + 1]) - offset)
-            window, rows, indices = self._window(epoch, number)
-            low = offset - int(window_offsets[number])
-            samples, masks = window.take(rows[low : low + take])
+    def read(self, streams: range, position: int, count: int) -> tuple[np.ndarray, Samples, Masks]:
+        """`count` samples of each of these streams from `position` on, stream after stream: indices, samples, masks."""
+        firsts = [self.order.first_from(position, stream) for stream in streams]
+        self._load(streams, firsts, count)
+        pieces = [
+            (window, max(first, window.start) - window.start, min(first + count, window.stop) - window.start)
+            for stream, first in zip(streams, firsts, strict=True) for window in self._held[stream]
+            if window.start < first + count
+        ]
+        return _joined(pieces)
+
+    def _load(self, streams: range, firsts: list[int], count: int) -> None:
+        """Hold of each stream the windows of `count` samples from its first on, and no earlier ones."""
+        wanted: list[WindowPlace] = []
+        held = {}
+        for stream, first in zip(streams, firsts, strict=True):
+            kept = [window for window in self._held.get(stream, ()) if window.stop > first]
+            held[stream] = kept if kept and kept[0].start <= first else []
+            number = held[stream][-1].stop if held[stream] else first
+            while number < first + count:
+                wanted.append(self.order.window(stream, number))
+                number = wanted[-1].stop
+        self._held = held
+        for start in range(0, len(wanted), _WINDOWS_AT_ONCE):
+            some = wanted[start : start + _WINDOWS_AT_ONCE]
+            for epoch in sorted({place.epoch for place in some}):
+                self._load_windows(epoch, [place for place in some if place.epoch == epoch])
+
+    def _load_windows(self, epoch: int, places: list[WindowPlace]) -> None:
+        pair_sets = len(self._blocks)
+        mask_set = None if self._dynamic else epoch // pair_sets % self.reader.manifest.mask_sets
+        numbers = self._blocks[epoch % pair_sets]
+        blocks = np.unique(np.concatenate([numbers[place.blocks] for place in places]))  # each is decoded once
+        decoded = self.reader.window(blocks, mask_set)
+        starts = ragged.to_offsets(self.reader.block_sizes[blocks])
+        for place in places:
+            own = numbers[place.blocks]
+            sizes = self.reader.block_sizes[own]
+            part = slice(place.skip, place.skip + place.stop - place.start)
+            rows = ragged.ranges(starts[np.searchsorted(blocks, own)], sizes)[part]
+            indices = ragged.ranges(self.reader.block_starts[own], sizes)[part]
+            lengths = decoded.samples.offsets[rows + 1] - decoded.samples.offsets[rows]
+            order = window_order(lengths, self._seed, epoch, place.stream, place.number)
+            samples, masks = decoded.take(rows[order])
             if self._dynamic:
-                masks = self._dynamic.draw(samples, self.seed, epoch, indices[low : low + take])
-            parts.append((epoch, indices[low : low + take], samples, masks))
-            position, count = position + take, count - take
-        return parts
+                masks = self._dynamic.draw(samples, self._seed, epoch, indices[order])
+            self._held[place.stream].append(_Loaded(place.start, place.stop, indices[order], samples, masks))
 
-    def _plan(self, epoch: int):
-        if epoch not in self._plans:
-            blocks = self.reader.blocks_of_pair_set(epoch % len(self.epoch_sizes))
-            windows, offsets = order.epoch_windows(
-                self.reader.block_sizes[blocks], self.reader.manifest.max_length, self.seed, epoch
-            )
-            self._plans = {key: plan for key, plan in self._plans.items() if key == epoch - 1}
-            self._plans[epoch] = (blocks, windows, offsets)
-        return self._plans[epoch]
 
-    def _window(self, epoch: int, number: int) -> tuple[Window, np.ndarray, np.ndarray]:
-        key = (epoch, number)
-        if key not in self._windows:
-            blocks, windows, _ = self._plan(epoch)
-            chosen = blocks[windows[number]]
-            mask_set = None
-            if not self._dynamic:
-                mask_set = epoch // len(self.epoch_sizes) % self.reader.manifest.mask_sets
-            self._windows.clear()  # at most one window is held: neighbouring positions share it
-            window = self.reader.window(chosen, mask_set)
-            sizes = self.reader.block_sizes[chosen]
-            rows = order.row_order(int(sizes.sum()), self.seed, epoch, number)
-            indices = ragged.ranges(self.reader.block_starts[chosen], sizes)[rows]
-            self._windows[key] = (window, rows, indices)
-        return self._windows[key]
+def _joined(pieces: list[tuple[_Loaded, int, int]]) -> tuple[np.ndarray, Samples, Masks]:
+    """Samples [low, high) of each window, one after another: indices, samples, masks."""
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(window.samples, name)[low:high] for window, low, high in pieces])
+
+    def flat(values: list[np.ndarray], offsets: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([some[part[0] : part[-1]] for some, part in zip(values, offsets, strict=True)])
+
+    def counts(offsets: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([part[1:] - part[:-1] for part in offsets])
+
+    offsets = [window.samples.offsets[low : high + 1] for window, low, high in pieces]
+    masked = [window.masks.offsets[low : high + 1] for window, low, high in pieces]
+    samples = Samples(
+        input_ids=flat([window.samples.input_ids for window, *_ in pieces], offsets),
+        offsets=ragged.to_offsets(counts(offsets)),
+        segment_b_start=column("segment_b_start"),
+        next_sentence_label=column("next_sentence_label"),
+        document=column("document"),
+        source=column("source"),
+    )
+    masks = Masks(
+        positions=flat([window.masks.positions for window, *_ in pieces], masked),
+        ids=flat([window.masks.ids for window, *_ in pieces], masked),
+        offsets=ragged.to_offsets(counts(masked)),
+    )
+    return np.concatenate([window.indices[low:high] for window, low, high in pieces]), samples, masks
 
 
 class BatchStream:
     """Iterator over global batches from `samples_consumed` on; it makes this rank's part of each.
 
-    A global batch holds the same samples for any number of ranks, also while `warmup` lets it grow: every rank reads
-    the whole of it, so that the tokens so far, which decide its size, are known without asking the others.
-    `tokens_consumed`: real tokens before `samples_consumed`. `segments`: as in `collate`. A thread prefetches; `close`
-    ends it.
-    Raises UserError if a batch size isn't a multiple of micro_batch_size × world_size.
+    Of a global batch of G samples, in the order of streams, a rank has [rank · G / world_size, (rank + 1) · G /
+    world_size): those of its own streams, and reads no others; only where the world size doesn't divide `streams` some
+    are read by two. So a global batch holds the same samples for any number of ranks, also while `warmup` lets it grow.
+    `segments`: as in `collate`. A thread prefetches; `close` ends it.
+    Raises UserError if a batch size isn't a multiple of micro_batch_size × world_size, or of `streams`.
     """
 
     def __init__(
@@ -153,9 +207,9 @@ class BatchStream:
         micro_batch_size: int,
         rank: int,
         world_size: int,
+        streams: int,
         seed: int,
         samples_consumed: int = 0,
-        tokens_consumed: int = 0,
         warmup: BatchWarmup | None = None,
         segments: tuple[int, int] = (0, 1),
     ):
@@ -166,13 +220,21 @@ class BatchStream:
                     f"global_batch_size: found {size}, expected a multiple of micro_batch_size "
                     f"{micro_batch_size} × processes {world_size} = {at_once}; change one of them"
                 )
-        self._stream = SampleStream(reader, seed)
+            if size % streams:
+                raise UserError(f"data_streams: found {streams}, expected a divisor of the global batch size {size}")
+        self._samples = SampleStreams(reader, streams, seed)
         self._size, self._micro, self._warmup = global_batch_size, micro_batch_size, warmup
         self._segments = segments
         self._rank, self._world_size = rank, world_size
-        self._queue: queue.Queue = queue.Queue(_PREFETCHED_BATCHES)
+        self._streams = range(rank * streams // world_size, -(-(rank + 1) * streams // world_size))
+        mean = reader.mean_length
+        rows = max(_TOKENS_OF_STREAM / mean, _TOKENS_READ / (mean * len(self._streams)))
+        self._rows = min(rows, reader.num_samples / streams)  # small data is read an epoch at a time
+        self._together = max(1, int(_TOKENS_COLLATED / (mean * global_batch_size / world_size)))
+        self._ready: deque[RankBatch] = deque()
+        self._queue: queue.Queue = queue.Queue(_PREFETCHED)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._prefetch, args=(samples_consumed, tokens_consumed), daemon=True)
+        self._thread = threading.Thread(target=self._prefetch, args=(samples_consumed,), daemon=True)
         self._thread.start()
 
     def __iter__(self) -> "BatchStream":
@@ -181,11 +243,13 @@ class BatchStream:
     def __next__(self) -> RankBatch:
         if self._closed.is_set():
             raise StopIteration
-        item = self._queue.get()
-        if isinstance(item, BaseException):
-            self.close()
-            raise item
-        return item
+        if not self._ready:
+            item = self._queue.get()
+            if isinstance(item, BaseException):
+                self.close()
+                raise item
+            self._ready.extend(item)
+        return self._ready.popleft()
 
     def close(self) -> None:
         """End the prefetching thread; what it holds is dropped."""
@@ -197,14 +261,15 @@ class BatchStream:
                 break
         self._thread.join(timeout=60)
 
-    def _prefetch(self, position: int, tokens: int) -> None:
+    def _prefetch(self, position: int) -> None:
         try:
             while not self._closed.is_set():
-                size = self._warmup.size(tokens, self._size) if self._warmup else self._size
-                batch = self._make(position, size)
-                if not self._put(batch):
-                    return
-                position, tokens = position + size, tokens + batch.global_tokens
+                sizes = self._sizes(position)
+                read = self._samples.read(self._streams, position, sum(sizes) // self._samples.order.streams)
+                for batches in self._groups(position, sizes, read):
+                    if not self._put(batches):
+                        return
+                position += sum(sizes)
         except BaseException as error:  # handed to the consumer: a failure of the thread is the job's failure
             self._put(error)
 
@@ -217,30 +282,48 @@ class BatchStream:
                 continue
         return False
 
-    def _make(self, position: int, size: int) -> RankBatch:
-        parts = self._stream.read(position, size)
-        epochs, indices, samples, masks = zip(*parts, strict=True)
-        indices, samples, masks = np.concatenate(indices), Samples.joined(samples), Masks.joined(masks)
-        whole = Window(samples, masks)
-        rows = deal(samples.lengths, self._micro, self._rank, self._world_size)
-        micro_batches, padding = [], 0
-        for chosen in rows:
-            part, part_masks = whole.take(chosen)
-            padding += len(part) * int(part.lengths.max()) - len(part.input_ids)
-            micro_batches.append(collate(part, part_masks, self._segments))
-        mine = np.concatenate(rows)
-        return RankBatch(
-            micro_batches=micro_batches,
-            position=position,
-            epoch=epochs[0],
-            num_samples=size,
-            global_tokens=len(samples.input_ids),
-            num_tokens=int(samples.lengths[mine].sum()),
-            num_masked=int(np.diff(masks.offsets)[mine].sum()),
-            num_pairs=int((samples.next_sentence_label[mine] != NO_LABEL).sum()),
-            num_padding=padding,
-            indices=indices,
-        )
+    def _sizes(self, position: int) -> list[int]:
+        """Global batches that are read together, by their samples."""
+        sizes = []
+        while sum(sizes) < self._rows * self._samples.order.streams:
+            at = position + sum(sizes)
+            sizes.append(self._warmup.size(at, self._size) if self._warmup else self._size)
+        return sizes
+
+    def _groups(self, position: int, sizes: list[int], read: tuple[np.ndarray, Samples, Masks]) -> Iterator[list]:
+        """The batches that were read, in groups of equal ones that become tensors together."""
+        done, total = 0, sum(sizes)
+        while sizes:
+            alike = next((place for place, size in enumerate(sizes) if size != sizes[0]), len(sizes))
+            count, size = min(alike, self._together), sizes[0]
+            yield self._make(position + done, size, count, done, total, read)
+            done, sizes = done + count * size, sizes[count:]
+
+    def _make(self, position: int, size: int, count: int, done: int, total: int, read) -> list[RankBatch]:
+        """`count` batches of `size` samples from `position` on, of global batches of `total` samples that were read
+        together, of which `done` came before them."""
+        indices, samples, masks = read
+        each, row, rows = (number // self._samples.order.streams for number in (size, done, total))  # in each stream
+        own = np.arange(self._rank * size // self._world_size, (self._rank + 1) * size // self._world_size)
+        stream, place = np.divmod(own - self._streams.start * each, each)
+        first = row + each * np.arange(count)[:, None]
+        chosen = stream * rows + place + first  # (count, own): one batch a line
+        by_length = np.argsort(samples.lengths[chosen], axis=1, kind="stable")
+        chosen = np.take_along_axis(chosen, by_length, axis=1)
+        micro_steps = len(own) // self._micro
+        part, part_masks = Window(samples, masks).take(chosen.ravel())
+        made = collate_several(part, part_masks, np.full(count * micro_steps, self._micro), self._segments)
+        lengths = part.lengths.reshape(count, micro_steps, self._micro)
+        tokens = lengths.sum(axis=(1, 2))
+        padding = (lengths[:, :, -1] * self._micro).sum(axis=1) - tokens  # the last is the longest
+        masked = np.diff(part_masks.offsets[:: len(own)])
+        pairs = (part.next_sentence_label.reshape(count, -1) != NO_LABEL).sum(axis=1)
+        columns = zip(tokens.tolist(), masked.tolist(), pairs.tolist(), padding.tolist(), indices[chosen], strict=True)
+        return [
+            RankBatch(made[number * micro_steps : (number + 1) * micro_steps], position + number * size,
+                      self._samples.order.epoch_of(position + number * size), size, *values)
+            for number, values in enumerate(columns)
+        ]
 
 
 def evaluation_batches(
@@ -255,18 +338,28 @@ def evaluation_batches(
 ) -> Iterator[dict]:
     """Every sample (or the first `max_samples`) exactly once over all ranks, with the same masks every time.
 
-    Every rank gets the same number of micro-batches: one that has no sample left gets a filler whose labels are
-    all -100.
+    A rank reads one stretch of them. Every rank gets the same number of micro-batches: one that has no sample left gets
+    a filler whose labels are all -100.
     """
     dynamic = masks_per_sample(reader)
-    count = reader.num_samples if max_samples is None else min(max_samples, reader.num_samples)
-    step = micro_batch_size * world_size
-    for start in range(0, count, step):
-        indices = np.arange(start, min(start + step, count))
+    total = reader.num_samples if max_samples is None else min(max_samples, reader.num_samples)
+    low, high = rank * total // world_size, (rank + 1) * total // world_size
+    steps = math.ceil(math.ceil(total / world_size) / micro_batch_size)  # of the longest stretch
+    at_once = micro_batch_size * max(1, int(_TOKENS_READ / (reader.mean_length * micro_batch_size)))
+    made = 0
+    for start in range(low, high, at_once):
+        indices = np.arange(start, min(start + at_once, high))
         samples, masks = reader.take(indices, None if dynamic else mask_set)
         if dynamic:
             masks = dynamic.draw(samples, 0, mask_set, indices)
-        (mine,) = deal(samples.lengths, micro_batch_size, rank, world_size)
-        filler = len(mine) == 0
-        batch = collate(*Window(samples, masks).take(np.zeros(1, np.int64) if filler else mine), segments)
-        yield without_loss(batch) if filler else batch
+        for first in range(0, len(indices), micro_batch_size):
+            rows = np.arange(first, min(first + micro_batch_size, len(indices)))
+            by_length = rows[np.argsort(samples.lengths[rows], kind="stable")]
+            yield collate(*Window(samples, masks).take(by_length), segments)
+            made += 1
+    if made < steps:
+        filler, masks = reader.take(np.zeros(1, np.int64), None if dynamic else mask_set)
+        if dynamic:
+            masks = dynamic.draw(filler, 0, mask_set, np.zeros(1, np.int64))
+        for _ in range(steps - made):
+            yield without_loss(collate(filler, masks, segments))

@@ -23,24 +23,44 @@ def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) 
     labels: int64 (M,), the original ids there
     next_sentence_label: int64 (B,), 0 follows / 1 random, -100 none
     """
+    (batch,) = collate_several(samples, masks, np.array([len(samples)]), segments)
+    return batch
+
+
+def collate_several(
+    samples: Samples, masks: Masks, sizes: np.ndarray, segments: tuple[int, int] = (0, 1)
+) -> list[dict]:
+    """Make several micro-batches, of `sizes` samples each, one after another; each as `collate` says, over shared
+    memory. Made together, small ones cost as much a sample as large ones."""
+    bounds = ragged.to_offsets(sizes)
     lengths = samples.lengths
+    starts = samples.offsets[bounds]  # of micro-batches, in tokens
+    masked_bounds = masks.offsets[bounds]
     position_ids = ragged.within(samples.offsets)
     masked_positions = np.repeat(samples.offsets[:-1], np.diff(masks.offsets))
     masked_positions += masks.positions
     input_ids = samples.input_ids.astype(np.int64)
     labels = input_ids[masked_positions]
     input_ids[masked_positions] = masks.ids
+    masked_positions -= np.repeat(starts[:-1], np.diff(masked_bounds))
     in_second = position_ids >= np.repeat(samples.segment_b_start.astype(np.int64), lengths)
-    return {
-        "input_ids": torch.from_numpy(input_ids),
-        "token_type_ids": torch.from_numpy(np.array(segments)[in_second.astype(np.int64)]),
-        "position_ids": torch.from_numpy(position_ids),
-        "sequence_offsets": torch.from_numpy(samples.offsets.astype(np.int32)),
-        "max_sequence_length": int(lengths.max()),
-        "masked_positions": torch.from_numpy(masked_positions),
-        "labels": torch.from_numpy(labels),
-        "next_sentence_label": torch.from_numpy(samples.next_sentence_label.astype(np.int64)),
+    offsets = samples.offsets[ragged.ranges(bounds[:-1], sizes + 1)] - np.repeat(starts[:-1], sizes + 1)
+    by_tokens, by_masked, by_samples = np.diff(starts).tolist(), np.diff(masked_bounds).tolist(), sizes.tolist()
+    columns = {
+        "input_ids": (input_ids, by_tokens),
+        "token_type_ids": (np.array(segments)[in_second.astype(np.int64)], by_tokens),
+        "position_ids": (position_ids, by_tokens),
+        "sequence_offsets": (offsets.astype(np.int32), (sizes + 1).tolist()),
+        "masked_positions": (masked_positions, by_masked),
+        "labels": (labels, by_masked),
+        "next_sentence_label": (samples.next_sentence_label.astype(np.int64), by_samples),
     }
+    parts = [torch.from_numpy(values).split(counts) for values, counts in columns.values()]
+    longest = np.maximum.reduceat(lengths, bounds[:-1]).tolist()
+    return [
+        {**dict(zip(columns, tensors, strict=True)), "max_sequence_length": most}
+        for *tensors, most in zip(*parts, longest, strict=True)
+    ]
 
 
 def without_loss(batch: dict) -> dict:

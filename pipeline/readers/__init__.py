@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import columns, hub, lines
-from cloze.pipeline.readers.files import InputFile, Segment, find_files
+from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.readers.finding import find_files
 from cloze.pipeline.records import Document
 
 # Of plain text or Parquet: small inputs are divided finely, so that workers end together; large ones are not, since

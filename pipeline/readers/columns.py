@@ -31,7 +31,7 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
     try:
         metadata = parquet.read_metadata(file.path)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file.path}: can't be read as Parquet: {error}") from error
+        raise UserError(f"{file.path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
     found, start, weight = [], 0, 0
     for group in range(metadata.num_row_groups):
         weight += metadata.row_group(group).total_byte_size
@@ -95,4 +95,4 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
                 yield place, batch
                 place += len(batch)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: can't be read as Parquet: {error}") from error
+        raise UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}") from error

@@ -1,22 +1,16 @@
-"""Find input files, open them (the one place that knows about compression), and cut them into blocks."""
+"""Input files, opened and cut into blocks."""
 
-import glob
-import lzma
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import pyarrow as pa
-
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import compression
 from cloze.pipeline.storage import describe
 
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 BLOCK_BYTES = 1 << 20
 NEWLINE = re.compile(rb"\n")  # behind which lines end
 LONGEST_LINE = 16 << 20  # of pairs, which must be held whole: its arrays take some thirty times as much
@@ -66,67 +60,10 @@ class Block:
     goes_on: bool = False
 
 
-def find_files(
-    entries: list[str], source: int, config: SourceConfig, first: int, written: list[str]
-) -> list[InputFile]:
-    """Files of a source in the order of their names; the order of the entries doesn't matter.
-
-    What lies in a folder of `written` is left out, unless an entry names a place in it.
-    """
-    paths: set[str] = set()
-    for entry in entries:
-        found = _expand(entry, [os.path.realpath(folder) for folder in written])
-        if not found:
-            raise UserError(
-                f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
-            )
-        paths.update(found)
-    # One file under several names is read once. A link says what it links to by its own name: that of its target may
-    # be a hash (the cache of the Hugging Face hub, DVC, git-annex).
-    ordered = sorted({os.path.realpath(path): path for path in sorted(paths, reverse=True)}.values())
-    shared = os.path.commonpath([os.path.dirname(path) for path in ordered])
-    files = []
-    for number, path in enumerate(ordered, first):
-        suffixes = [suffix.lower() for suffix in Path(path).suffixes]
-        compression = _COMPRESSIONS.get(suffixes[-1]) if suffixes else None
-        kind = suffixes[-2:-1] if compression else suffixes[-1:]
-        form = config.format
-        if form == "auto":
-            form = _FORMATS.get(kind[0], "text") if kind else "text"
-        status = os.stat(path)
-        files.append(
-            InputFile(number, source, path, os.path.relpath(path, shared).replace(os.sep, "/"), form, compression,
-                      status.st_size, status.st_mtime_ns, config)
-        )
-    if not any(file.size for file in files):
-        raise UserError(f"input: found only empty files at {', '.join(entries)}, expected text")
-    return files
-
-
-def _expand(entry: str, written: list[str]) -> list[str]:
-    """The files that an entry names, their folders without links."""
-    path = Path(entry).expanduser()
-    written = [folder for folder in written if not Path(os.path.realpath(path)).is_relative_to(folder)]
-    places = [path] if path.exists() else map(Path, glob.glob(str(path), recursive=True))
-    listed = [file for place in places for file in (_visible(place) if place.is_dir() else [place])]
-    found = [file.parent.resolve() / file.name for file in listed if file.is_file()]
-    return [str(file) for file in found if not any(file.is_relative_to(folder) for folder in written)]
-
-
-def _visible(folder: Path) -> list[Path]:
-    """Everything below a folder but what is hidden or lies in a hidden folder."""
-    found = folder.rglob("*")
-    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-
-
 def open_file(file: InputFile) -> IO[bytes]:
     """Open for reading, decompressed. Raises UserError if it isn't there any more."""
     try:
-        if file.compression == "xz":
-            return lzma.open(file.path, "rb")
-        if file.compression:
-            return pa.input_stream(file.path, compression=file.compression)
-        return open(file.path, "rb", buffering=0)
+        return compression.open_stream(file.path, file.compression)
     except OSError as error:
         raise UserError(describe(error, Path(file.path))) from error
 
@@ -138,7 +75,7 @@ def _read_exactly(stream: IO[bytes], file: InputFile, count: int) -> bytes:
         while left and (part := stream.read(left)):
             parts.append(part)
             left -= len(part)
-    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+    except compression.ERRORS as error:
         raise UserError(f"{file.path}: can't be read to its end ({error}); restore the file") from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

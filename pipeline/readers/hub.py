@@ -1,14 +1,18 @@
 """Data sets of the `datasets` library: saved folders, and those of the hub, the only input that is on the network."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.readers.finding import checked_name
+from cloze.pipeline.storage import readable_errors
 
 _SAVED_ROWS = 50_000  # rows of a saved data set that make one segment
 _ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once
@@ -22,8 +26,8 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
     files = []
     for number, entry in enumerate(sorted(set(entries)), first):
         saved = os.path.abspath(os.path.expanduser(entry))  # workers may run in other folders
-        if os.path.isdir(saved):
-            path, name = saved, os.path.basename(saved)
+        if _is_folder(saved):
+            path, name = saved, checked_name(os.path.basename(saved))
             data = _load(path, config)
             count, size = len(data), data.data.nbytes
             parts = tuple(part["filename"] for part in data.cache_files)
@@ -37,6 +41,15 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
         changed = max((os.stat(part).st_mtime_ns for part in parts), default=0)
         files.append(InputFile(number, source, path, name, "dataset", None, size, changed, config, count, parts))
     return files
+
+
+def _is_folder(path: str) -> bool:
+    """Raises UserError for a path that may not be looked at: it is none of the hub's names."""
+    with readable_errors(Path(path)):
+        try:
+            return stat.S_ISDIR(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
 
 def segments(file: InputFile, target_bytes: int) -> list[Segment]:

@@ -19,6 +19,22 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
 
 
+class _Ambiguous(dict):
+    """An object in which a name stands more than once: a dictionary tells of the last one alone."""
+
+    def __init__(self, pairs: list[tuple[str, object]]):
+        super().__init__(pairs)
+        self.names = [name for name, _ in pairs]
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict:
+    made = dict(pairs)
+    return made if len(made) == len(pairs) else _Ambiguous(pairs)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def read(segment: Segment) -> Iterator[Document]:
     """Documents of a segment. Raises UserError for bytes that aren't UTF-8 (unless replaced) or a malformed line."""
     form = segment.file.format
@@ -120,7 +136,7 @@ def _json_documents(segment: Segment, block: Block, separator: re.Pattern) -> It
         if line and not line.isspace():
             data, damaged = _valid(segment, line, offset)
             try:
-                record = json.loads(data)
+                record = _DECODER.decode(data.decode("utf-8-sig"))  # a mark may stand where files were joined
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}: byte {offset}: the line isn't JSON ({error}); mend it") from error
             text, name = field(record, config.text_field, config.id_field, f"{path}: byte {offset}")
@@ -134,7 +150,7 @@ def field(record, text_field: str, id_field: str | None, where: str) -> tuple[st
     """The text and the id of a record. Raises UserError that names the fields that are there."""
     if not isinstance(record, dict):
         raise UserError(f"{where}: found {type(record).__name__}, expected an object with {text_field!r}")
-    check_fields(record, text_field, id_field, where)
+    check_fields(getattr(record, "names", record), text_field, id_field, where)
     text = record[text_field]
     if text is None:
         text = ""  # a null is an empty document, and counted as one
@@ -144,8 +160,11 @@ def field(record, text_field: str, id_field: str | None, where: str) -> tuple[st
 
 
 def check_fields(found: Iterable[str], text_field: str, id_field: str | None, where: str) -> None:
-    """Raise UserError, which names what is there, unless the text and the id are among the fields found."""
+    """Raise UserError, which names what is there, unless the text and the id are among the fields found, once each."""
+    found = list(found)
     for name in (text_field, id_field):
+        if name is not None and found.count(name) > 1:
+            raise UserError(f"{where}: found {found.count(name)} fields {name!r}, expected one; rename the others")
         if name is not None and name not in found:
             raise UserError(
                 f"{where}: found no field {name!r}, there are {', '.join(map(repr, found)) or 'none'}; "

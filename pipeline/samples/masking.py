@@ -8,10 +8,11 @@ import numpy as np
 
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import SAMPLES_PER_BLOCK, Masks, Samples, SpecialTokens
+from cloze.pipeline.records import Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
+_SAMPLES_AT_ONCE = 4096  # of which masks are drawn together: what is worked on stays in the cache
 _SELECT, _LENGTH, _REPLACE, _RANDOM_ID = range(4)  # purposes, so that no two decisions share a draw
 
 
@@ -43,12 +44,19 @@ class KeyedDraws:
         self._keys = _mix(samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key)
 
     def uniform(self, rows: np.ndarray, purpose: int, turn: int = 0) -> np.ndarray:
-        first = np.flatnonzero(np.diff(rows, prepend=-1))
+        first = np.flatnonzero(_changes(rows))
         sizes = np.diff(first, append=len(rows))
         place = np.arange(len(rows)) - np.repeat(first, sizes)
         counter = (np.uint64(turn) << np.uint64(32)) + place.astype(np.uint64) * np.uint64(4) + np.uint64(purpose)
         mixed = _mix(self._keys[rows] + counter * np.uint64(0xD1B54A32D192ED03))
         return (mixed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def _changes(values: np.ndarray) -> np.ndarray:
+    """Whether each value is another than the one before it; the first one is."""
+    changes = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=changes[1:])
+    return changes
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
@@ -177,7 +185,8 @@ class Masker:
 
     def _find_words(self, begins: np.ndarray | None) -> None:
         """Words in candidate space: first candidate, size, sample of each, and the segment they may not leave."""
-        apart = np.diff(self._candidates, prepend=-2) > 1  # a special token stands between
+        apart = np.ones(len(self._candidates), bool)
+        np.greater(self._candidates[1:], self._candidates[:-1] + 1, out=apart[1:])  # a special token stands between
         apart[self._offsets[:-1][self._sizes > 0]] = True
         starts = apart | ~self.rules.continues_word[self.samples.input_ids[self._candidates]]
         if begins is not None:
@@ -186,13 +195,19 @@ class Masker:
         self._word_sizes = np.diff(self._word_starts, append=len(self._candidates))
         self._word_rows = self._rows[self._word_starts]
         self._word_offsets = np.searchsorted(self._word_starts, self._offsets)
-        self._word_of = np.cumsum(starts) - 1
-        segment = np.cumsum(apart)[self._word_starts]
-        self._segment_end = np.searchsorted(segment, segment, side="right")  # first word after this one's segment
+        if self.config["strategy"] == "span":
+            self._word_of = np.cumsum(starts) - 1
+            segment = np.cumsum(apart)[self._word_starts]
+            self._segment_end = np.cumsum(np.bincount(segment))[segment]  # first word after this one's segment
 
     def _count_words(self, draws: Draws) -> np.ndarray:
         """Words in random order, each taken if it still fits (as in the BERT release)."""
-        order = np.lexsort((draws.uniform(self._word_rows, _SELECT), self._word_rows))
+        # Sample, draw and place in the sample as one number: sorted in a quarter of the time of the three.
+        first = self._word_offsets[self._word_rows]
+        keys = self._word_rows.astype(np.uint64) << np.uint64(40)
+        keys |= (draws.uniform(self._word_rows, _SELECT) * np.float32(2.0**24)).astype(np.uint64) << np.uint64(16)
+        keys |= (np.arange(len(first)) - first).astype(np.uint64)
+        order = first + (np.sort(keys) & np.uint64(0xFFFF)).astype(np.int64)
         words = np.zeros(len(self._word_starts), bool)
         left = self._wanted.copy()
         num_words = np.diff(self._word_offsets)
@@ -272,12 +287,12 @@ class Masker:
 def draw_sets(
     rules: MaskingRules, samples: Samples, key: tuple[int, ...], count: int, begins: np.ndarray | None = None
 ) -> list[Masks]:
-    """`count` mask sets that depend on `key`; block by block, so that what is worked on stays in the cache.
+    """`count` mask sets that depend on `key`.
     begins: as `Masker` takes it."""
     draws = [StreamDraws(*key, number) for number in range(count)]
     parts: list[list[Masks]] = [[] for _ in draws]
-    for start in range(0, max(1, len(samples)), SAMPLES_PER_BLOCK):
-        stop = min(start + SAMPLES_PER_BLOCK, len(samples))
+    for start in range(0, max(1, len(samples)), _SAMPLES_AT_ONCE):
+        stop = min(start + _SAMPLES_AT_ONCE, len(samples))
         part = slice(samples.offsets[start], samples.offsets[stop])
         masker = Masker(rules, samples.part(start, stop), None if begins is None else begins[part])
         for drawn, stream in zip(parts, draws, strict=True):

@@ -19,13 +19,15 @@ FOLLOWS, RANDOM = 0, 1
 @dataclass(frozen=True)
 class Documents:
     """Documents of a shard as flat arrays: tokens (T,), sentences as offsets into them, documents as offsets into
-    the sentences (D+1,). ids (D,) uint64: for the column `document`. keys (D,): equal for copies of one document."""
+    the sentences (D+1,). ids (D,) uint64, sources (D,) uint16: for the columns `document` and `source`. keys (D,):
+    equal for copies of one document."""
 
     tokens: np.ndarray
     sentence_offsets: np.ndarray
     document_offsets: np.ndarray
     ids: np.ndarray
     keys: np.ndarray
+    sources: np.ndarray
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -237,4 +239,5 @@ class SampleBuilder:
             segment_b_start=(2 + a_end - a).astype(np.uint16),
             next_sentence_label=label.astype(np.int8),
             document=documents.ids[number],
+            source=documents.sources[number],
         )

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import numpy as np
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens
-from cloze.pipeline.storage import publish_text
+from cloze.pipeline.storage import publish_text, readable_errors
 
 FILE_NAME = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)  # docs/data-format.md says how 1 differs
 SPLITS = ("train", "validation", "test")
 
 
@@ -30,12 +32,37 @@ class ShardInfo:
 
 
 @dataclass(frozen=True)
+class ShardTable(Sequence):
+    """A sequence of ShardInfo, held by columns: there may be 100,000, which as objects would take long to make."""
+
+    file: list[str]
+    pair_set: list[int]
+    samples: list[int]
+    tokens: list[int]
+    bytes: list[int]
+    sha256: list[str]
+
+    @classmethod
+    def of(cls, shards: Iterable[ShardInfo]) -> "ShardTable":
+        rows = [astuple(shard) for shard in shards]
+        return cls(*map(list, zip(*rows, strict=True))) if rows else cls(*([] for _ in fields(cls)))
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def __getitem__(self, number: int | slice) -> "ShardInfo | list[ShardInfo]":
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        return ShardInfo(*(getattr(self, field.name)[number] for field in fields(ShardInfo)))
+
+
+@dataclass(frozen=True)
 class SplitInfo:
     """One split: counts over its shards, and the histogram of lengths (index: tokens, value: samples)."""
 
     counts: dict[str, int]
     length_histogram: list[int]
-    shards: list[ShardInfo]
+    shards: ShardTable
 
 
 @dataclass(frozen=True)
@@ -69,16 +96,40 @@ class Manifest:
 
     def to_json(self) -> str:
         content = {name: value for name, value in asdict(self).items() if name != "folder" and value is not None}
+        if self.format_version == 1:
+            for name, split in self.splits.items():
+                content["splits"][name]["shards"] = list(map(asdict, split.shards))
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def save(self, folder: str | Path) -> None:
         """Publish into `folder`, atomically, with the hash of itself."""
         publish_text(Path(folder) / FILE_NAME, replace(self, sha256=self.own_hash).to_json())
 
-    @property
+    @cached_property
     def own_hash(self) -> str:
-        """What `sha256` must be."""
+        """What `sha256` must be; of a manifest that was read: by the bytes of its file."""
         return replace(self, sha256="").hash
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a version wrote it that knew no hashes of the manifest itself and of the tokenizer's files."""
+        return self.format_version == 1 and self.sha256 is None and self.tokenizer_files is None
+
+    @property
+    def remark(self) -> str | None:
+        """What a person should be told who trusts it, if there is anything."""
+        if not self.is_old:
+            return None
+        return (f"{self.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "
+                "tokenizer's files; not all changes of these can be seen")
+
+    @property
+    def damage(self) -> str | None:
+        """What its own hash says against it, in one line."""
+        if self.is_old or self.sha256 == self.own_hash:
+            return None
+        return (f"{self.folder / FILE_NAME}: found SHA-256 {self.own_hash[:12]}…, expected {str(self.sha256)[:12]}…: "
+                "it was changed after it was written")
 
     @cached_property
     def hash(self) -> str:
@@ -98,7 +149,15 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Manifest":
-        """Read a prepared folder's manifest. Raises UserError if there is none, or not one of ours."""
+        """Read a prepared folder's manifest. Raises UserError if there is none, or it isn't as it was written."""
+        manifest = cls.read(folder)
+        if manifest.damage:
+            raise UserError(f"{manifest.damage}; restore the file or prepare the data again")
+        return manifest
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Manifest":
+        """The same of a manifest that may have been changed: `damage` says so. For those who look for damage."""
         folder = Path(folder)
         path = folder / FILE_NAME
         if not path.is_file():
@@ -107,22 +166,27 @@ class Manifest:
                 "run (or run again) `cloze prepare`"
             )
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            with readable_errors(path):
+                raw = path.read_bytes()
+            content = json.loads(raw)
             version = content["format_version"]
-            if version != FORMAT_VERSION:
-                raise UserError(
-                    f"{path}: found format_version {version}, expected {FORMAT_VERSION}; prepare the data again"
-                )
+            if version not in READABLE_VERSIONS:
+                readable = " or ".join(map(str, READABLE_VERSIONS))
+                raise UserError(f"{path}: found format_version {version}, expected {readable}; prepare the data again")
             content["special_tokens"] = SpecialTokens(**content["special_tokens"])
-            content["splits"] = {
-                name: SplitInfo(
-                    counts=split["counts"],
-                    length_histogram=split["length_histogram"],
-                    shards=[ShardInfo(**shard) for shard in split["shards"]],
+            for split in content["splits"].values():
+                found = split["shards"]
+                split["shards"] = (
+                    ShardTable.of(ShardInfo(**row) for row in found) if version == 1 else ShardTable(**found)
                 )
-                for name, split in content["splits"].items()
-            }
-            return cls(**content, folder=folder)
+            content["splits"] = {name: SplitInfo(**split) for name, split in content["splits"].items()}
+            manifest = cls(**content, folder=folder)
+            # Of the bytes as they are: to write them again takes long where there are many shards.
+            blank = raw.replace(f'"sha256": "{manifest.sha256}"'.encode(), b'"sha256": ""')
+            manifest.__dict__.update(
+                own_hash=hashlib.sha256(blank).hexdigest(), hash=hashlib.sha256(raw).hexdigest()
+            )
+            return manifest
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
 

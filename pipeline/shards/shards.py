@@ -1,5 +1,8 @@
-"""Shards: Arrow IPC files of samples, written whole, read by blocks."""
+"""Shards: Arrow IPC files of samples, written whole, read by blocks, and of these only the columns in use."""
 
+import base64
+import os
+import struct
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -18,20 +21,39 @@ from cloze.pipeline.records import (
     INPUT_IDS,
     NEXT_SENTENCE_LABEL,
     NO_LABEL,
-    SAMPLES_PER_BLOCK,
     SEGMENT_B_START,
+    SOURCE,
     Masks,
     Samples,
     mask_columns,
     shard_schema,
     token_type,
 )
-from cloze.pipeline.shards.manifest import Manifest, ShardInfo
+from cloze.pipeline.shards.manifest import FORMAT_VERSION, Manifest, ShardInfo
 from cloze.pipeline.storage import publishing, readable_errors, sha256_of
 
+# Of a block, about: some 200 KB to read with one mask set, and 1,024 of them, one for each stream of a large run, fit
+# into 350 MB of memory.
+BLOCK_TOKENS = 1 << 17
+_SAMPLES_PER_BLOCK_1 = 4096  # in format 1
 _CHECKSUM = "crc32"  # of the decoded columns; stands in each record batch's metadata, so that reading can check it
+_INDEX = "cloze.byte_ranges"  # key in the metadata of a shard's footer
+_UNWRITTEN = b"~"  # no character of base64
+_BUFFERS_OF_LIST, _BUFFERS_OF_NUMBER = 4, 2  # of a column in Arrow's layout: list<number>, number
 _DECODERS = 2  # threads that decompress blocks: more would take cores from the training process
+_ASKING = 16  # threads that ask for sizes
 _OPEN_SHARDS = 64  # at once: a process may open 1,024 files by default, on macOS 256, and training opens others
+
+
+def samples_per_block(samples: np.ndarray, tokens: np.ndarray, version: int = FORMAT_VERSION) -> np.ndarray:
+    """Samples in each block of a shard but its last, from what the manifest says of shards: int64 (shards,).
+
+    All blocks of a shard have about as many tokens, at most about BLOCK_TOKENS; in format 1 they have 4,096 samples.
+    """
+    if version == 1:
+        return np.full(len(samples), _SAMPLES_PER_BLOCK_1)
+    blocks = np.minimum(np.maximum(samples, 1), -(-tokens // BLOCK_TOKENS))
+    return np.maximum(1, -(-samples // np.maximum(1, blocks)))
 
 
 def write_shard(
@@ -39,19 +61,28 @@ def write_shard(
 ) -> ShardInfo:
     """Write one shard: aside, fsync, rename. Returns what the manifest says about it.
 
-    compression: "zstd" or "none" (only then reading is zero-copy).
+    compression: "zstd" or "none".
     """
     schema = shard_schema(vocab_size, len(masks))
     options = pa.ipc.IpcWriteOptions(
         compression=None if compression == "none" else compression,
         use_threads=False,  # a worker is one core
     )
+    (rows,) = samples_per_block(np.array([len(samples)]), np.array([len(samples.input_ids)])).tolist()
+    starts = range(0, len(samples), rows)
+    room = _UNWRITTEN * len(_encoded(np.zeros((len(starts), len(masks) + 2))))
     with publishing(path) as aside:
-        with pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, schema, options=options) as writer:
-            for start in range(0, len(samples), SAMPLES_PER_BLOCK):
-                stop = min(start + SAMPLES_PER_BLOCK, len(samples))
+        ends = []
+        with (
+            pa.OSFile(str(aside), "wb") as sink,
+            pa.ipc.new_file(sink, schema, options=options, metadata={_INDEX: room}) as writer,
+        ):
+            for start in starts:
+                stop = min(start + rows, len(samples))
                 batch, checksums = _record_batch(schema, samples, masks, vocab_size, start, stop)
                 writer.write_batch(batch, custom_metadata=checksums)
+                ends.append(sink.tell())
+        _fill_in_index(aside, schema, ends, room)
         size, digest = aside.stat().st_size, sha256_of(aside)
     return ShardInfo(
         file=f"{path.parent.name}/{path.name}",
@@ -63,6 +94,51 @@ def write_shard(
     )
 
 
+def _encoded(bounds: np.ndarray) -> bytes:
+    return base64.b64encode(bounds.astype("<i8").tobytes())
+
+
+def _fill_in_index(path: Path, schema: pa.Schema, ends: list[int], room: bytes) -> None:
+    """Write where each block's columns lie into the room left for it in the footer, which is written after them.
+
+    A row for each block: where it begins, and where the columns that every reader wants and those of each mask set end.
+    """
+    if not ends:
+        return
+    with open(path, "r+b") as file:
+        # Before the blocks stand Arrow's magic, padded to 8 bytes, and the schema.
+        starts = [8 + schema.serialize().size, *ends[:-1]]
+        bounds = [_column_ends(file, start, end) for start, end in zip(starts, ends, strict=True)]
+        file.seek(ends[-1])
+        file.seek(ends[-1] + file.read().index(room))
+        file.write(_encoded(np.array(bounds)))
+
+
+def _column_ends(file, start: int, end: int) -> list[int]:
+    """A row of the index for the block at [start, end), from the metadata before its columns: a flatbuffer, of which
+    Arrow's Message.fbs and Schema.fbs say which field is which."""
+    file.seek(start)
+    _, length = struct.unpack("<II", file.read(8))  # a mark that says: no legacy message
+    content = file.read(length)
+
+    def read(form: str, place: int) -> int:
+        return struct.unpack_from("<" + form, content, place)[0]
+
+    def field(table: int, number: int) -> int:
+        """Place of a field of a table: its table of offsets lies some way before it."""
+        return table + read("H", table - read("i", table) + 4 + 2 * number)
+
+    message = read("I", 0)
+    record_batch = field(message, 2)
+    record_batch += read("I", record_batch)
+    buffers = field(record_batch, 2)
+    buffers += read("I", buffers)
+    count = read("I", buffers)
+    places = np.frombuffer(content, "<i8", 2 * count, buffers + 4)[::2] + start + 8 + length
+    base = _BUFFERS_OF_LIST + _BUFFERS_OF_NUMBER * (len(BASE_COLUMNS) - 1)
+    return [start, *places[base :: 2 * _BUFFERS_OF_LIST].tolist(), end]
+
+
 def _record_batch(schema, samples: Samples, masks: list[Masks], vocab_size: int, start: int, stop: int):
     token = token_type(vocab_size)
     labels = samples.next_sentence_label[start:stop]
@@ -71,6 +147,7 @@ def _record_batch(schema, samples: Samples, masks: list[Masks], vocab_size: int,
         ragged.to_arrow(samples.segment_b_start[start:stop]),
         ragged.to_arrow(np.where(labels == NO_LABEL, 0, labels).astype(np.int8), labels != NO_LABEL),
         ragged.to_arrow(samples.document[start:stop]),
+        ragged.to_arrow(samples.source[start:stop]),
     ]
     columns, checksums = list(base), {f"{_CHECKSUM}.base": str(_checksum(base))}
     for number, mask in enumerate(masks):
@@ -121,6 +198,7 @@ class Window:
             segment_b_start=source.segment_b_start[rows],
             next_sentence_label=source.next_sentence_label[rows],
             document=source.document[rows],
+            source=source.source[rows],
         )
         if self.masks is None:
             return samples, None
@@ -131,37 +209,91 @@ class Window:
         return samples, masks
 
 
-class ShardReader:
-    """Reads one split of a prepared folder by blocks (record batches of up to 4,096 samples).
+class _Shard:
+    """An open shard of format 2. Of a block two ranges are read: its base columns with the metadata before them, and
+    those of the mask set.
 
-    Raises UserError if the folder holds no manifest, a shard is missing or has another size (at once), or a
+    head: the schema as the message that comes first in a stream of record batches.
+    """
+
+    def __init__(self, file: pa.OSFile, head: np.ndarray, mask_sets: int):
+        self._file, self._head = file, head
+        encoded = pa.ipc.open_file(file).metadata[_INDEX.encode()]
+        self._bounds = np.frombuffer(base64.b64decode(encoded, validate=True), "<i8").reshape(-1, mask_sets + 2)
+        steps = np.diff(self._bounds.ravel(), prepend=0, append=file.size())
+        if (steps < 0).any():
+            raise ValueError("its index of byte ranges isn't ascending")
+
+    def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
+        """A block with the columns of those numbers, and its metadata."""
+        bounds = self._bounds[number].tolist()
+        head = len(self._head)
+        # Columns that aren't in use are never touched, so their memory is never given.
+        content = np.empty(head + bounds[-1] - bounds[0], np.uint8)
+        content[:head] = self._head
+        for column in [0] if mask_set is None else [0, mask_set + 1]:
+            low, high = bounds[column : column + 2]
+            view = memoryview(content)[head + low - bounds[0] : head + high - bounds[0]]
+            while view:
+                count = os.preadv(self._file.fileno(), [view], high - len(view))
+                if not count:
+                    raise ValueError("the file ends before it")
+                view = view[count:]
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+        return pa.ipc.open_stream(pa.py_buffer(content), options=options).read_next_batch_with_custom_metadata()
+
+
+class _Shard1:
+    """An open shard of format 1, which has no index: Arrow finds the columns by itself, in more and smaller reads."""
+
+    def __init__(self, file: pa.OSFile):
+        self._file = file
+
+    def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
+        """A block with the columns of those numbers, and its metadata."""
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+        return pa.ipc.open_file(self._file, options=options).get_batch_with_custom_metadata(number)
+
+
+class ShardReader:
+    """Reads one split of a prepared folder by blocks (record batches of about 131,072 tokens; format 1: 4,096 samples).
+
+    check_sizes: whether to ask the file system for each shard's size at once. One process of a run is enough.
+    Raises UserError if the folder holds no manifest, a shard is missing or has another size (if asked for), or a
     block is damaged (when it is read: each carries a checksum).
 
     num_samples: samples of the split, over all pair sets. epoch_sizes: samples of each pair set, through which
-    epochs cycle. block_sizes (num_blocks,): samples of each block.
+    epochs cycle. block_sizes (num_blocks,): samples of each block. mean_length: tokens a sample.
     """
 
-    def __init__(self, folder: str | Path, split: str = "train"):
+    def __init__(self, folder: str | Path, split: str = "train", check_sizes: bool = True):
         self.folder = Path(folder)
         self.split = split
         self.manifest = Manifest.load(folder)
         if split not in self.manifest.splits:
             raise UserError(f"{folder}: found no split {split!r}, expected one of {', '.join(self.manifest.splits)}")
-        self.shards = sorted(self.manifest.splits[split].shards, key=lambda shard: (shard.pair_set, shard.file))
-        for shard in self.shards:
-            _check_size(self.folder / shard.file, shard)
-        sizes, shard_of, batch_of, pair_set = [], [], [], []
-        for number, shard in enumerate(self.shards):
-            for batch, start in enumerate(range(0, shard.samples, SAMPLES_PER_BLOCK)):
-                sizes.append(min(SAMPLES_PER_BLOCK, shard.samples - start))
-                shard_of.append(number)
-                batch_of.append(batch)
-                pair_set.append(shard.pair_set)
-        self.block_sizes = np.array(sizes, np.int64)
+        self.shards = self.manifest.splits[split].shards
+        if check_sizes:
+            self._check_sizes()
+        pair_sets = np.array(self.shards.pair_set, np.int64)
+        order = np.argsort(pair_sets, kind="stable")  # of shards: the samples of a pair set are adjacent
+        samples = np.array(self.shards.samples, np.int64)[order]
+        tokens = np.array(self.shards.tokens, np.int64)[order]
+        self.mean_length = float(tokens.sum() / max(1, samples.sum()))
+        version = self.manifest.format_version
+        rows = samples_per_block(samples, tokens, version)
+        counts = -(-samples // rows)
+        self._shard_of = np.repeat(order, counts)
+        self._number_of = ragged.within(ragged.to_offsets(counts))  # of a block in its shard
+        rows = np.repeat(rows, counts)
+        self.block_sizes = np.minimum(rows, np.repeat(samples, counts) - self._number_of * rows)
         self.block_starts = ragged.to_offsets(self.block_sizes)
-        self._place = list(zip(shard_of, batch_of, strict=True))
-        self._pair_set_of_block = np.array(pair_set, np.int64)
-        self._readers: OrderedDict[tuple[int, int | None], pa.ipc.RecordBatchFileReader] = OrderedDict()
+        in_blocks = np.bincount(pair_sets[self._shard_of], minlength=self.manifest.pair_sets)
+        self._pair_set_starts = ragged.to_offsets(in_blocks)
+        self._columns = BASE_COLUMNS if version > 1 else BASE_COLUMNS[:-1]
+        schema = shard_schema(self.manifest.vocab_size, self.manifest.mask_sets)
+        self._head = np.frombuffer(schema.serialize(), np.uint8)
+        self._open: OrderedDict[int, _Shard | _Shard1] = OrderedDict()
         self._window: tuple[tuple, Window] | None = None
 
     @property
@@ -171,11 +303,11 @@ class ShardReader:
     @property
     def epoch_sizes(self) -> list[int]:
         count = self.manifest.pair_sets if self.split == "train" else 1
-        return [int(self.block_sizes[self._pair_set_of_block == number].sum()) for number in range(count)]
+        return [int(self.block_sizes[self.blocks_of_pair_set(number)].sum()) for number in range(count)]
 
     def blocks_of_pair_set(self, pair_set: int) -> np.ndarray:
         """The numbers of the blocks of one pair set, ascending and adjacent."""
-        return np.flatnonzero(self._pair_set_of_block == pair_set)
+        return np.arange(*self._pair_set_starts[[pair_set, pair_set + 1]])
 
     def take(self, indices: np.ndarray, mask_set: int | None = 0) -> tuple[Samples, Masks | None]:
         """Samples by index (B,), in that order, with one mask set (None: without)."""
@@ -193,65 +325,82 @@ class ShardReader:
         if mask_set is not None and not 0 <= mask_set < self.manifest.mask_sets:
             raise UserError(f"{self.folder}: found {self.manifest.mask_sets} mask sets, asked for set {mask_set}")
         by_shard: dict[int, list[int]] = {}
-        for place, block in enumerate(blocks):
-            by_shard.setdefault(self._place[block][0], []).append(place)
+        for place, shard in enumerate(self._shard_of[blocks].tolist()):
+            by_shard.setdefault(shard, []).append(place)
         batches: list[pa.RecordBatch | None] = [None] * len(blocks)
 
-        def decode(shard: int, reader: pa.ipc.RecordBatchFileReader) -> None:
+        def decode(shard: int, opened: _Shard | _Shard1) -> None:
             for place in by_shard[shard]:
-                batches[place] = self._decode(self._place[blocks[place]], reader, mask_set)
+                batches[place] = self._decode(int(blocks[place]), opened, mask_set)
 
         shards = list(by_shard)
-        # Decompression and checksums release the interpreter's lock; an open shard is for one thread at a time.
-        with ThreadPoolExecutor(_DECODERS) as pool:
-            for start in range(0, len(shards), _OPEN_SHARDS):  # a window of short samples comes from hundreds
-                some = shards[start : start + _OPEN_SHARDS]
-                list(pool.map(decode, some, [self._reader(shard, mask_set) for shard in some]))
+        if len(shards) == 1:
+            decode(shards[0], self._opened(shards[0]))
+        else:
+            # Decompression and checksums release the interpreter's lock; an open shard is for one thread at a time.
+            with ThreadPoolExecutor(_DECODERS) as pool:
+                for start in range(0, len(shards), _OPEN_SHARDS):  # a window may come from hundreds
+                    some = shards[start : start + _OPEN_SHARDS]
+                    list(pool.map(decode, some, [self._opened(shard) for shard in some]))
         return _to_window(batches, mask_set, self.manifest)
 
-    def _decode(self, place: tuple[int, int], reader, mask_set: int | None) -> pa.RecordBatch:
-        shard, number = place
-        path = self.folder / self.shards[shard].file
+    def _decode(self, block: int, opened: "_Shard | _Shard1", mask_set: int | None) -> pa.RecordBatch:
+        shard, number = int(self._shard_of[block]), int(self._number_of[block])
+        fields = list(range(len(self._columns)))
+        groups = [("base", self._columns)]
+        if mask_set is not None:
+            fields += [len(fields) + 2 * mask_set, len(fields) + 2 * mask_set + 1]
+            groups.append((str(mask_set), mask_columns(mask_set)))
         try:
-            batch, metadata = reader.get_batch_with_custom_metadata(number)
-            groups = [("base", [batch.column(name) for name in BASE_COLUMNS])]
-            if mask_set is not None:
-                groups.append((str(mask_set), [batch.column(name) for name in mask_columns(mask_set)]))
-            intact = all(
-                int(metadata[f"{_CHECKSUM}.{name}"]) == _checksum(columns) for name, columns in groups
-            ) and batch.num_rows == min(SAMPLES_PER_BLOCK, self.shards[shard].samples - number * SAMPLES_PER_BLOCK)
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(_damaged(path, f"block {number} can't be read: {error}")) from error
+            batch, metadata = opened.read(number, fields, mask_set)
+            intact = batch.num_rows == self.block_sizes[block] and all(
+                int(metadata[f"{_CHECKSUM}.{name}"]) == _checksum(map(batch.column, columns))
+                and not any(batch.column(each).null_count for each in columns if each != NEXT_SENTENCE_LABEL)
+                for name, columns in groups
+            )
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError) as error:
+            what = f"block {number} can't be read: {error}"
+            raise UserError(_damaged(self._path(shard), what)) from error
         if not intact:
-            raise UserError(_damaged(path, f"block {number} has another checksum than when it was written"))
+            what = f"block {number} has another checksum than when it was written"
+            raise UserError(_damaged(self._path(shard), what))
         return batch
 
-    def _reader(self, shard: int, mask_set: int | None) -> pa.ipc.RecordBatchFileReader:
-        """An open shard that decodes the wanted columns only."""
-        key = (shard, mask_set)
-        if key not in self._readers:
-            path = self.folder / self.shards[shard].file
-            schema = shard_schema(self.manifest.vocab_size, self.manifest.mask_sets)
-            wanted = (*BASE_COLUMNS, *(() if mask_set is None else mask_columns(mask_set)))
-            options = pa.ipc.IpcReadOptions(
-                included_fields=[schema.get_field_index(name) for name in wanted], use_threads=False
-            )
+    def _opened(self, shard: int) -> _Shard | _Shard1:
+        if shard not in self._open:
+            path = self._path(shard)
             try:
                 with readable_errors(path):
-                    self._readers[key] = pa.ipc.open_file(pa.memory_map(str(path)), options=options)
-            except pa.ArrowException as error:
+                    file = pa.OSFile(str(path))
+                    if hasattr(os, "posix_fadvise"):  # what the system would read ahead are columns that aren't in use
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                    if self.manifest.format_version == 1:
+                        self._open[shard] = _Shard1(file)
+                    else:
+                        self._open[shard] = _Shard(file, self._head, self.manifest.mask_sets)
+            except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
                 raise UserError(_damaged(path, str(error))) from error
-            if len(self._readers) > _OPEN_SHARDS:
-                self._readers.popitem(last=False)
-        self._readers.move_to_end(key)
-        return self._readers[key]
+            if len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(shard)
+        return self._open[shard]
 
+    def _path(self, shard: int) -> Path:
+        return self.folder / self.shards.file[shard]
 
-def _check_size(path: Path, shard: ShardInfo) -> None:
-    if not path.is_file():
-        raise UserError(f"{path}: found no such shard, though the manifest names it; prepare the data again")
-    if path.stat().st_size != shard.bytes:
-        raise UserError(_damaged(path, f"found {path.stat().st_size} bytes, expected {shard.bytes}"))
+    def _check_sizes(self) -> None:
+        def check(first: int) -> None:
+            for file, expected in zip(self.shards.file[first::_ASKING], self.shards.bytes[first::_ASKING], strict=True):
+                try:
+                    size = os.stat(f"{self.folder}/{file}").st_size
+                except (FileNotFoundError, NotADirectoryError) as error:
+                    raise UserError(f"{self.folder / file}: found no such shard, though the manifest names it; "
+                                    "prepare the data again") from error
+                if size != expected:
+                    raise UserError(_damaged(self.folder / file, f"found {size} bytes, expected {expected}"))
+
+        with readable_errors(self.folder), ThreadPoolExecutor(_ASKING) as pool:  # a file system may be far away
+            list(pool.map(check, range(_ASKING)))
 
 
 def _damaged(path: Path, what: str) -> str:
@@ -268,6 +417,8 @@ def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Ma
         segment_b_start=_column(batches, SEGMENT_B_START, np.uint16),
         next_sentence_label=_column(batches, NEXT_SENTENCE_LABEL, np.int8),
         document=_column(batches, DOCUMENT, np.uint64),
+        source=np.zeros(len(offsets) - 1, np.uint16) if manifest.format_version == 1 else
+        _column(batches, SOURCE, np.uint16),
     )
     if mask_set is None:
         return Window(samples, None)

@@ -20,6 +20,7 @@ import numpy as np
 import tokenizers
 
 from cloze.pipeline import ragged
+from cloze.pipeline.config import is_word
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens, token_type
 from cloze.pipeline.storage import publish_text, publishing
@@ -82,6 +83,7 @@ class Tokenizer:
                 f"{folder or 'tokenizer'}: found no token for {', '.join(missing)}, expected five special tokens; "
                 "name them in tokenizer_config.json (pad_token, unk_token, cls_token, sep_token, mask_token)"
             )
+        self._check_names()
         self.special_tokens = SpecialTokens(**{role: vocabulary[name] for role, name in names.items()})
         self.dtype = token_type(self.vocab_size).to_pandas_dtype()
         forbidden = [i for i in self.special_tokens.ids if i != self.special_tokens.unknown]
@@ -97,6 +99,25 @@ class Tokenizer:
         self._splitter = WordSplitter(backend)
         self.word_table_reason = self._why_no_word_table()
         self._forget_words()
+
+    def _check_names(self) -> None:
+        """Raise UserError for a special token that would break vocab.txt, or that ordinary text would become."""
+        for role, name in self.names.items():
+            where = f"{self.folder or 'tokenizer'}: found {name!r} as the {role} token"
+            if name.splitlines() != [name]:
+                raise UserError(f"{where}, expected a name without line breaks: vocab.txt has one token a line")
+            if role != "unknown" and is_word(name) and self._comes_of_text(name):
+                raise UserError(
+                    f"{where}, an ordinary word: wherever a text has it, it would be lost; expected a name with marks "
+                    f"around it, such as [{name.upper()}], in tokenizer_config.json and the vocabulary"
+                )
+
+    def _comes_of_text(self, name: str) -> bool:
+        try:
+            found = self.backend.encode(name, add_special_tokens=False).ids
+        except Exception:  # a bare one: the model knows neither the word nor a token for what it doesn't know
+            return False
+        return self.backend.token_to_id(name) in found
 
     # ---- reading and writing ----
 

@@ -70,6 +70,7 @@ def test_what_collate_emits_is_what_forward_takes():
     samples = Samples(
         input_ids=np.array([2, 7, 3, 9, 3], np.uint16), offsets=np.array([0, 5]), segment_b_start=np.array([3]),
         next_sentence_label=np.array([1]), document=np.array([5], np.uint64),
+        source=np.zeros(1, np.uint16),
     )
     masks = Masks(positions=np.array([1]), ids=np.array([4], np.uint16), offsets=np.array([0, 1]))
     assert set(collate(samples, masks)) <= set(inspect.signature(BertForPreTraining.forward).parameters)

@@ -29,8 +29,8 @@ def data(tmp_path_factory):
 
 def plain_step(data, reduction: str) -> dict[str, torch.Tensor]:
     """One AdamW step on the first global batch as a single micro-batch: no DeepSpeed, no accumulation."""
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, micro_batch_size=16, rank=0, world_size=1,
-                         seed=42)
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
     batch = next(stream).micro_batches[0]
     stream.close()
     config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -53,8 +53,8 @@ def plain_step(data, reduction: str) -> dict[str, torch.Tensor]:
 
 
 def test_the_micro_batches_differ_threefold_in_masked_tokens(data):
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, micro_batch_size=2, rank=0, world_size=1,
-                         seed=42)
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=2, rank=0,
+                         world_size=1, seed=42)
     counts = [len(micro["labels"]) for micro in next(stream).micro_batches]
     stream.close()
     assert max(counts) >= 3 * min(counts)

@@ -30,8 +30,8 @@ def plain(data) -> dict[str, float]:
     optimizer = torch.optim.AdamW([{"params": [p for _, p in named if p.dim() >= 2], "weight_decay": 0.01},
                                    {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}],
                                   lr=3e-3, eps=1e-6)
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, micro_batch_size=16, rank=0, world_size=1,
-                         seed=42)
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
     squares = {}
     for rate in (0.0, 3e-3):
         output = model(**next(stream).micro_batches[0])

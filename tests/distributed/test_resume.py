@@ -265,7 +265,8 @@ def test_a_checkpoint_knows_by_hashes_what_it_is_of(data, undisturbed):
     manifest = Manifest.load(data)
     config = parse("pretrain", pretrain_arguments(data, run, *RUN, "--train.log_every_steps", "7")[1:])
     _, model = check_data(data, config.model)
-    hashes = [runs.config_hash(replace(config, model=model, seed=seed)) for seed in (42, 43)]
+    assert {state["data_streams"] for state in states} == {16}  # as many as samples in a batch
+    hashes = [runs.config_hash(replace(config, model=model, data_streams=16, seed=seed)) for seed in (42, 43)]
     assert known == {(manifest.hash, manifest.tokenizer_fingerprint, hashes[0])} and len(set(hashes)) == 2
 
 

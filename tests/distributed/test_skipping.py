@@ -57,8 +57,8 @@ def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tenso
     rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, eps=1e-6)
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, micro_batch_size=16, rank=0, world_size=1,
-                         seed=42)
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
     for step in range(num_steps):
         batch = next(stream).micro_batches[0]
         if step in skipped:

@@ -54,7 +54,7 @@ def test_predictions_of_the_run_its_fine_tuning_and_its_graph_agree(run, tmp_pat
     types = predictor.tokenize("w1 w2", "w3").token_type_ids
     assert types == [1, 1, 1, 1, 2, 2]
     embeddings = predictor.model.bert.embeddings
-    ids = torch.tensor(predictor.encoder.encode("w1 w2", "w3").ids)
+    ids = torch.tensor(predictor.loaded.encoder.encode("w1 w2", "w3").ids)
     with torch.no_grad():
         by_hand = embeddings(ids, torch.tensor(types), torch.arange(6), None, None)
     torch.testing.assert_close(torch.as_tensor(found.vectors), by_hand)

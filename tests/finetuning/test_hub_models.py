@@ -80,12 +80,13 @@ def test_a_model_is_fine_tuned_by_its_name_and_then_found_offline(hub, python, t
 USE = """
 import sys
 from cloze.launch.cli import main, parse
-from cloze.launch.predict.predictor import Predictor
+from cloze.launch.predict import Predictor
+from cloze.launch.pretrained.hub import model_path
 name, cache = sys.argv[1:]
 main(["predict", "embed", name, "w1 w2", "--cache_dir", cache])
 main(["predict", "embed", "someone/else", "w1 w2", "--cache_dir", cache, "--offline", "true"])
 main(["tokenize", name, "w1 w2", "--cache_dir", cache])
-print(parse("serve", [name, "--cache_dir", cache]).folder())
+print(model_path(parse("serve", [name, "--cache_dir", cache])))
 for revision in (None, "other"):
     model = Predictor.from_hub(name, revision=revision, cache_dir=cache, offline=revision is None)
     print(model.embed(["w1 w2"])[0].tolist())

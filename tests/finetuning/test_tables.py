@@ -4,10 +4,14 @@ import json
 
 import numpy as np
 import polars
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from sklearn.metrics import matthews_corrcoef
 
 from cloze.launch.cli import main
+from cloze.launch.texts.tables import read_table
+from cloze.pipeline.errors import UserError
 from tests.finetuning.running import finetune
 from tests.finetuning.small import write_tsv
 from tests.finetuning.test_texts import GLUE, read
@@ -100,3 +104,14 @@ def test_labels_that_columns_do_not_have_are_not_to_be_listed(model, tmp_path, c
                  str(tmp_path / "dev.jsonl"), "--output", str(tmp_path / "run"), "--max_length", "32",
                  "--label_columns", "a", "b"]) == 2
     assert capsys.readouterr().err.strip().endswith(f"dev.jsonl: {said}")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_columns_and_fields_of_one_name_are_refused(tmp_path, kind):
+    """Of two the last one would have been read, in silence."""
+    path = tmp_path / f"train.{kind}"
+    {"parquet": lambda: parquet.write_table(pa.table([["w1"], ["a"], ["b"]], names=["text", "label", "label"]), path),
+     "csv": lambda: path.write_text("text,label,label\nw1,a,b\n"),
+     "jsonl": lambda: path.write_text('{"text": "w1", "label": "a", "label": "b"}\n')}[kind]()
+    with pytest.raises(UserError, match=f"train.{kind}.*: .*found the (columns|fields) text, label, label"):
+        read_table(path)

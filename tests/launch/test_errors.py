@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +19,12 @@ import yaml
 from deepspeed.runtime.config import DeepSpeedConfigError
 
 from cloze.launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
-from cloze.launch.cli import main
+from cloze.launch.cli import main, parse
 from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.repairs import kept_hyper_parameters
+from cloze.launch.pretrain.command import choose_data_streams
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment, child_variables
 from cloze.pipeline.errors import UserError
@@ -133,6 +135,57 @@ def test_no_shards_a_damaged_shard_a_foreign_tokenizer(data, tmp_path, capsys):
     assert "fingerprint" in error_of(capsys, *arguments, foreign)
 
 
+@pytest.mark.parametrize("edited", ["special_tokens", "max_length", "objective", "removed shard", "doubled shard"])
+def test_a_manifest_that_was_changed_is_not_trained_on(data, tmp_path, capsys, edited):
+    changed = shutil.copytree(data, tmp_path / "changed")
+    manifest = json.loads((changed / "manifest.json").read_text())
+    shards = manifest["splits"]["train"]["shards"]
+    {"special_tokens": lambda: manifest["special_tokens"].update(mask=3), "max_length": lambda: manifest.update(
+        max_length=31), "objective": lambda: manifest.update(objective="single_sentences"), "removed shard": shards.pop,
+     "doubled shard": lambda: shards.append(shards[0])}[edited]()
+    (changed / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    line = error_of(capsys, "pretrain", *TINY, "--data", changed, "--output", tmp_path / "run")
+    assert "manifest.json: found SHA-256" in line and "changed after it was written" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_manifest_of_before_is_trained_on_with_a_warning(data, tmp_path, capsys):
+    """It has no hash; the special tokens stand in the tokenizer too."""
+    old = shutil.copytree(data, tmp_path / "old")
+    manifest = json.loads((old / "manifest.json").read_text())
+    del manifest["sha256"]
+    (old / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    said = train(old, tmp_path / "run", "--train.max_steps", "1")
+    assert "warning: " in said and "an earlier version wrote it without hashes" in said
+    manifest["special_tokens"]["mask"] = 3
+    (old / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    line = error_of(capsys, "pretrain", *TINY, "--data", old, "--output", tmp_path / "other")
+    assert "found special tokens" in line and "mask=4" in line and "mask=3" in line
+
+
+def test_a_word_of_the_command_line_that_is_not_utf8(data, tmp_path, capsys):
+    """Configurations, manifests and logs hold such words; it is said before anything is written."""
+    for option in ("--output", "--data", "--run_name"):
+        line = error_of(capsys, "pretrain", *TINY, "--data", data, "--output", tmp_path / "run", option, "caf\udce9")
+        assert "found the word 'caf\\xe9', expected UTF-8" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_may_not_be_read_is_one_line(data, folder_of_nobody, as_nobody, capsys):
+    top = folder_of_nobody
+    secret = top / "secret"
+    shutil.copytree(data, secret / "data")
+    for command in (f"pretrain --data {secret}/data --output {top}/run", f"inspect {secret}/data",
+                    f"prepare --input {secret}/a.txt --tokenizer {secret}/data/tokenizer --output {top}/out",
+                    f"prepare --input {top}/a.txt --tokenizer {secret}/data/tokenizer --output {top}/out",
+                    f"predict embed {secret}/model text", f"export {secret}/model --output {top}/exported"):
+        error_of(capsys, *command.replace("/secret/", "/nowhere/").split())  # imports what nobody may not read
+        secret.chmod(0)
+        with as_nobody():
+            assert "permission denied" in error_of(capsys, *command.split()), command
+        secret.chmod(0o700)
+
+
 def test_a_shard_damaged_inside_stops_the_run(data, tmp_path):
     """One flipped bit, same size: found when the block is read, in one line."""
     broken = shutil.copytree(data, tmp_path / "broken")
@@ -151,10 +204,49 @@ def test_a_run_of_before_a_field_was_known_goes_on(data, finished, tmp_path):
     for section, name in (("model", "gate_bias"), ("monitor", "hang_seconds"), (None, "init_word_vectors")):
         del (told[section] if section else told)[name]
     (run / "config.yaml").write_text(yaml.safe_dump(told))
+    facts = json.loads((run / "data.json").read_text())
+    assert facts.pop("max_length") == 32
+    (run / "data.json").write_text(json.dumps(facts))
     fixed = ("--train.max_steps", "4", "--checkpoint.every_steps", "2")
     assert "complete at step 4" in train(data, run, *fixed)
     line = train(data, run, *fixed, "--model.first_attention_norm", "false", "--model.norm_position", "pre", status=2)
     assert "model.first_attention_norm is True, expected False" in line
+
+
+def test_a_run_whose_samples_came_in_another_order_is_refused_or_told_to_go_on(data, finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    told = yaml.safe_load((run / "config.yaml").read_text())
+    assert told["data_streams"] == 16
+    del told["data_streams"]  # as runs of earlier versions have none
+    (run / "config.yaml").write_text(yaml.safe_dump(told))
+    arguments = ("pretrain", *TINY, "--data", data, "--output", run, "--checkpoint.every_steps", "2")
+    line = error_of(capsys, *arguments, "--train.max_steps", "4")
+    assert "earlier version" in line and "another order" in line and "--checkpoint.accept_changes true" in line
+    output = train(data, run, "--train.max_steps", "6", "--checkpoint.accept_changes", "true")
+    assert "resumed from step 4" in output and "complete at step 6" in output
+    assert yaml.safe_load((run / "config.yaml").read_text())["data_streams"] == 16
+    line = error_of(capsys, *arguments, "--train.max_steps", "6", "--data_streams", "8")
+    assert "data_streams is 16, expected 8" in line
+    line = error_of(capsys, *arguments, "--data_streams", "5")
+    assert "data_streams: found 5, expected a divisor of train.global_batch_size = 16" in line
+
+
+def test_the_streams_of_a_run_are_kept_by_any_number_of_processes(tmp_path, monkeypatch):
+    """Where they are fewer than a batch has samples, the first start's processes decide."""
+    monkeypatch.setattr("cloze.pipeline.loading.order.MOST_STREAMS", 4)
+    config = parse("pretrain", ["--data", "d", "--output", str(tmp_path), "--train.global_batch_size", "48"])
+    assert [choose_data_streams(config, world_size) for world_size in (1, 3, 4, 6)] == [4, 3, 4, 6]
+    (tmp_path / "config.yaml").write_text("data_streams: 3\n")
+    assert [choose_data_streams(config, world_size) for world_size in (1, 3, 4, 6)] == [3, 3, 3, 3]
+    assert choose_data_streams(replace(config, data_streams=8), 6) == 8
+
+
+def test_a_missing_shard_is_found_by_one_process_and_told_to_the_others(data, tmp_path):
+    broken = shutil.copytree(data, tmp_path / "broken")
+    (broken / "train" / "shard-00001.arrow").unlink()
+    output = train(broken, tmp_path / "run", processes=2, status=2)
+    assert output.count("shard-00001.arrow: found no such shard") == 1, output
+    assert "found a process that could not find the shards" in output and "Traceback" not in output
 
 
 def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):

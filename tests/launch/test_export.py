@@ -1,16 +1,24 @@
 """What `cloze export` says about the folder that it has written."""
 
+import dataclasses
 import json
 
 import pytest
+import yaml
+from safetensors.torch import load_file, save_file
 
 from cloze.launch.cli import main
+from cloze.launch.predict.output import encoded
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
-from tests.launch.tiny_models import save_model, tokenizer
+from cloze.pipeline.errors import UserError
+from tests.finetuning.running import finetune
+from tests.launch.tiny_models import POSITIONS, save_model, tokenizer
+from tests.launching import train
+from tests.synthetic import make_shards
 
 
 def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
@@ -39,3 +47,78 @@ def test_a_shape_that_transformers_lacks_is_named(tmp_path, capsys, model_type):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))
     assert main(["export", str(tmp_path / "model")]) == 0
     assert ("in its own format, which only Cloze reads" in capsys.readouterr().err) == (model_type == "cloze")
+
+
+def test_an_export_of_anothers_folder_says_what_it_leaves_out(tmp_path, capsys):
+    folder = save_model(tmp_path / "model")
+    (folder / "training_args.bin").write_bytes(b"a pickle")
+    assert main(["export", str(folder)]) == 0
+    assert f"left out of {folder}: training_args.bin (" in capsys.readouterr().out
+    assert not (tmp_path / "model-hf/training_args.bin").exists()
+    assert json.loads((tmp_path / "model-hf/tokenizer_config.json").read_text())["model_max_length"] == POSITIONS
+
+
+@pytest.mark.parametrize("number", [float("nan"), 1e30])
+def test_a_model_that_gives_no_numbers_is_neither_served_nor_asked_nor_exported(tmp_path, capsys, number):
+    """One weight is not finite; or all are, and what is computed of them is not."""
+    folder = save_model(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.encoder.layer.0.attention.self.query.weight"][:] = number
+    weights["bert.encoder.layer.0.attention.self.key.weight"][:] = number
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    capsys.readouterr()
+    for command in (["serve", str(folder), "--port", "0"], ["predict", "embed", str(folder), "a man"]):
+        assert main(command) == 2
+        line = capsys.readouterr().err
+        assert "not finite" in line and len(line.splitlines()) == 1, line
+    assert main(["export", str(folder)]) == (2 if number != number else 0)
+
+
+def test_a_checkpoint_with_a_nan_is_neither_asked_nor_exported(tmp_path, capsys, monkeypatch):
+    ours = tokenizer()
+    config = BertConfig(vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                        intermediate_size=48)
+    weights = BertForPreTraining(config).state_dict()
+    weights["masked_lm.dense.bias"][0] = float("nan")
+    run = tmp_path / "run"
+    ours.save(run / "tokenizer")
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": dataclasses.asdict(config)}))
+    for room in ("tools.export", "pretrained.loading"):
+        monkeypatch.setattr(f"cloze.launch.{room}.read_run_weights", lambda *_: (7, weights))
+    for command in (["export", str(run)], ["predict", "fill-mask", str(run), "the [MASK]"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"step 7 of {run}: found masked_lm.dense.bias with numbers that are not finite" in said
+
+
+def test_the_length_that_was_trained_is_exported_and_longer_texts_are_cut_or_remarked_on(tmp_path, capsys):
+    """A first phase: 16 tokens, of a model with 64 positions, of which the others are as they were drawn."""
+    data = make_shards(tmp_path / "data", max_length=16)
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    train(data, run, "--train.max_steps", "1", "--model.max_position_embeddings", "64")
+    assert main(["export", str(run), "--output", str(exported)]) == 0
+    assert json.loads((exported / "config.json").read_text())["cloze_truncation"]["max_length"] == 16
+    assert json.loads((exported / "tokenizer_config.json").read_text())["model_max_length"] == 64
+    short, long = "w1 w2", " ".join(["w3"] * 30)
+    said = "texts of more than the 16 tokens that the model has learned from"
+    for folder in (run, exported):
+        capsys.readouterr()
+        assert main(["predict", "embed", str(folder), short, long]) == 0
+        output = capsys.readouterr()
+        assert [json.loads(line)["cut_tokens"] for line in output.out.splitlines()] == [0, 16]
+        assert "16 tokens of texts beyond the 16 that the model reads were cut" in output.err
+        assert main(["predict", "fill-mask", str(folder), f"{short} [MASK]", f"{long} [MASK]"]) == 0
+        assert f"found 1 {said}" in capsys.readouterr().err
+        with pytest.warns(UserWarning, match="more than the 16 tokens that the model has learned from"):
+            Predictor.from_folder(folder).features(long)
+    table = tmp_path / "train.tsv"
+    table.write_text(f"text\tlabel\n{short}\ta\n{long}\tb\n" * 4)
+    for length, model in (("32", run), ("16", exported)):
+        _, output = finetune("classification", model, table, table, tmp_path / f"tuned-{length}",
+                             "--max_length", length, "--epochs", "1")
+        assert ("max_length: found 32, more than the 16 tokens" in output) == (length == "32")
+
+
+def test_json_of_results_has_no_nan():
+    with pytest.raises(UserError, match="a number that is not finite"):
+        encoded({"score": [0.5, float("nan")]})

@@ -65,8 +65,9 @@ def test_the_page_explains_every_curve_and_no_other(run):
     assert scalars == set(board.Tags()["scalars"])
     written = {re.sub(r"layer_\d\d", "layer_NN", name) for name in scalars | texts}
     sources = ("trainer", "metrics", "throughput", "inspection", "guesses", "console")
-    named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', (ROOT / f"launch/{source}.py").read_text(encoding="utf-8"))
-                          for source in sources))
+    found = [path for path in (ROOT / "launch").rglob("*.py") if path.stem in sources]
+    assert len(found) == len(sources)
+    named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', path.read_text(encoding="utf-8")) for path in found))
     tasks = {f"validation/{name}" for name in (*METRICS, "accuracy_mean", "precision", "recall")}
     assert explained == written | named | tasks
 

@@ -248,3 +248,30 @@ def test_a_saved_and_loaded_optimizer_goes_on_bit_for_bit(tmp_path, changes):
         run(loaded, second, gradients)
     for left, right in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("changes", [{}, {"bias_correction": False}, {"name": "lamb"}, {"name": "muon"},
+                                     {"name": "lamb", "adapt_undecayed": False}, {"name": "stable_adamw"}])
+def test_a_step_that_found_inf_calls_off_leaves_no_trace(changes):
+    """Nor does the first one: the steps that follow are those of an optimizer that never saw it."""
+
+    def run(optimizer, bert, gradients, found: float = 0.0):
+        optimizer.found_inf = torch.tensor(found)
+        for i, (p, gradient) in enumerate(zip(bert.parameters(), gradients, strict=True)):
+            p.grad = gradient.clone() if not found else gradient * [float("nan"), float("inf"), 1.0][i % 3]
+        optimizer.step()
+
+    left, right = model(), model()
+    optimizers = []
+    for bert in (left, right):
+        draw(bert)
+        optimizers.append(build_optimizer(bert, OptimizerConfig(**changes), RATE))
+    for number, gradients in enumerate(gradients_of(left)):
+        if number in (0, 3):
+            run(optimizers[1], right, gradients, found=1.0)
+        run(optimizers[0], left, gradients)
+        run(optimizers[1], right, gradients)
+    for ours, expected in zip(right.parameters(), left.parameters(), strict=True):
+        assert torch.equal(ours, expected)
+        found, state = optimizers[1].state[ours], optimizers[0].state[expected]
+        assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)

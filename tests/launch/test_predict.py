@@ -59,7 +59,7 @@ def test_a_byte_level_blank_stands_for_a_word_with_its_space(tmp_path):
     theirs = pipe("fill-mask", folder, top_k=5)
     ours = Predictor.from_folder(folder)
     for text in ("the man [MASK] to york", "the man[MASK]to york", "[MASK] man went to [MASK] [MASK]."):
-        encoding = ours.encoder.encode(text, blanks=True)
+        encoding = ours.loaded.encoder.encode(text, blanks=True)
         assert encoding.ids == theirs.tokenizer(text)["input_ids"]
         assert [text[slice(*encoding.offsets[place])] for place in encoding.blanks] == ["[MASK]"] * len(encoding.blanks)
         assert [text[low:high] for low, high in encoding.offsets[1:-1]] == re.findall(r"\[MASK\]|\w+|\.", text)
@@ -69,7 +69,7 @@ def test_a_byte_level_blank_stands_for_a_word_with_its_space(tmp_path):
             assert [guess.token for guess in guesses] == [each["token_str"] for each in blank]
             np.testing.assert_allclose([g.probability for g in guesses], [e["score"] for e in blank], atol=2e-6)
     words = ours.tokenizer.encode("the man went to york")
-    masked = ours.encoder.encode("the man [MASK] to york", blanks=True).ids[1:-1]
+    masked = ours.loaded.encoder.encode("the man [MASK] to york", blanks=True).ids[1:-1]
     assert masked == [*words[:2], ours.tokenizer.special_tokens.mask, *words[3:]]
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import resource
 
 import pytest
 import torch
@@ -11,7 +13,13 @@ from tokenizers import BertWordPieceTokenizer
 
 from cloze.model.bert import BertForPreTraining, BertModel
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.huggingface import from_huggingface, load_pretrained, save_pretrained, to_huggingface
+from cloze.model.huggingface import (
+    copy_pretrained,
+    from_huggingface,
+    load_pretrained,
+    save_pretrained,
+    to_huggingface,
+)
 from cloze.model.tasks import ARCHITECTURES
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference, scramble
 
@@ -233,3 +241,134 @@ def test_defaults_are_bert_base():
     exported = to_huggingface(model.state_dict(), config)
     # 110,106,428: what transformers counts for bert-base-uncased with both heads, the tied matrix once.
     assert sum(tensor.numel() for tensor in exported.values()) == 110_106_428
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_the_umask_decides_who_may_read_an_export(tmp_path, umask):
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer_folder(tmp_path / "tokenizer")
+    before = os.umask(umask)
+    try:
+        save_pretrained(tmp_path / "export", TINY, pretraining_model().state_dict(), tmp_path / "tokenizer")
+        copy_pretrained(tmp_path / "export", tmp_path / "copy")
+    finally:
+        os.umask(before)
+    for folder in ("export", "copy"):
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / folder).iterdir()}
+        assert modes.keys() > {"model.safetensors", "config.json"} and set(modes.values()) == {oct(0o666 & ~umask)}
+
+
+@pytest.mark.parametrize(("said", "expected"), [(1_000_000, 48), (None, 48), (10**30, 48), (16, 16)])
+def test_transformers_cuts_texts_to_the_positions_of_an_export(tmp_path, said, expected):
+    (tmp_path / "tokenizer").mkdir()
+    path = tokenizer_folder(tmp_path / "tokenizer") / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": said}))
+    save_pretrained(tmp_path / "export", TINY, pretraining_model().state_dict(), tmp_path / "tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert TINY.max_position_embeddings == 48 and tokenizer.model_max_length == expected
+    model = transformers.AutoModel.from_pretrained(tmp_path / "export")
+    inputs = tokenizer("word1 " * 200, truncation=True, return_tensors="pt")  # of 1,000,000 it cut nothing, and failed
+    assert model(**inputs).last_hidden_state.shape[1] == expected
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_layers_that_are_only_claimed_cost_nothing(tmp_path, monkeypatch, own):
+    config = dataclasses.replace(TINY, pooler=not own)
+    save_pretrained(tmp_path, config, pretraining_model(config).state_dict())
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    assert (values["model_type"] == "cloze") == own
+    path.write_text(json.dumps(values | {"num_hidden_layers": 10**7}))
+    monkeypatch.setattr(torch.nn.Module, "__init__", lambda *_, **__: pytest.fail("a module is made"))
+    monkeypatch.setattr("cloze.model.huggingface.huggingface_names", lambda *_: pytest.fail("names of all layers"))
+    with pytest.raises(ModelError, match=f"num_hidden_layers 10000000, expected {TINY.num_hidden_layers}, the layers"):
+        BertForPreTraining.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "intermediate_size", "vocab_size", "type_vocab_size",
+                                   "max_position_embeddings"])
+def test_sizes_that_are_only_claimed_take_no_memory(tmp_path, field):
+    """Of layers as wide as this one not even two fit into any machine."""
+    model = pretraining_model()
+    model.save(tmp_path)
+    path = tmp_path / "config.json"
+    for claimed in (1 << 20, 10**12, 10**400):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {field: claimed}))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(ModelError) as caught:
+            BertForPreTraining.from_folder(tmp_path)
+        assert "\n" not in str(caught.value)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "in KiB"
+
+
+@pytest.mark.parametrize("value", ["12", None, True, 3.5, [], {}, [1], float("nan")])
+@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "hidden_dropout_prob", "hidden_act",
+                                   "architectures", "max_position_embeddings", "tie_word_embeddings"])
+def test_values_of_another_kind_in_a_config_are_one_line(tmp_path, field, value):
+    model = pretraining_model()
+    model.save(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    if field == "architectures" or (field, value) == ("tie_word_embeddings", True):
+        assert BertForPreTraining.from_folder(tmp_path).config == model.config  # says no more than the weights do
+        return
+    if (field, value) == ("hidden_dropout_prob", 3.5):
+        value = "0 <= p < 1"
+    with pytest.raises(ModelError, match=field if field != "hidden_act" else "config.json|hidden_act") as caught:
+        BertForPreTraining.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", '"x"', "[" * 100_000])
+def test_a_config_that_is_no_object_is_one_line(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match="config.json: ") as caught:
+        load_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path, number, dtype):
+    model = pretraining_model().to(dtype)
+    with torch.no_grad():
+        model.bert.encoder.layers[1].feed_forward.down.weight[3, 5] = number
+    model.save(tmp_path)
+    with pytest.raises(ModelError, match="bert.encoder.layer.1.output.dense.weight with numbers that are not finite"):
+        load_pretrained(tmp_path)
+
+
+def test_a_copy_of_a_folder_holds_the_model_and_nothing_else(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    pretraining_model().save(theirs, tokenizer_folder(theirs))
+    torch.save(load_file(theirs / "model.safetensors"), theirs / "pytorch_model.bin")
+    (theirs / "model.safetensors").unlink()
+    (theirs / "optimizer.pt").write_bytes(b"a pickle")
+    (theirs / "secrets").symlink_to("/etc")
+    (theirs / ".git").mkdir()
+    left = copy_pretrained(theirs, tmp_path / "copy")
+    assert left == [".git", "optimizer.pt", "pytorch_model.bin", "secrets"]
+    names = {path.name for path in (tmp_path / "copy").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names and not names & set(left)
+    (config, weights), (same, again) = load_pretrained(theirs), load_pretrained(tmp_path / "copy")
+    assert config == same and weights.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in weights.items())
+
+
+def test_links_of_the_hubs_cache_are_followed_and_no_others(tmp_path):
+    blobs, snapshot = tmp_path / "models--a/blobs", tmp_path / "models--a/snapshots/0f"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    pretraining_model().save(blobs, tokenizer_folder(blobs))
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    copy_pretrained(snapshot, tmp_path / "copy")
+    assert not any(path.is_symlink() for path in (tmp_path / "copy").iterdir())
+    for name, target in (("vocab.txt", "/etc/passwd"), ("tokenizer_config.json", tmp_path / "copy/config.json")):
+        (snapshot / name).unlink(missing_ok=True)
+        (snapshot / name).symlink_to(target)
+        with pytest.raises(ModelError, match=f"{name}: found a link out of the model's folder, to "):
+            copy_pretrained(snapshot, tmp_path / "another")
+        (snapshot / name).unlink()
+    assert not (tmp_path / "another").exists()

@@ -1,23 +1,31 @@
-"""An epoch's order as one array: what the stream of batches is compared with."""
+"""The order as one table: what the streams of samples are compared with, worked out row by row."""
 
 import numpy as np
 
 from cloze.pipeline.loading import order
 
 
-def epoch_indices(
-    block_sizes: np.ndarray, max_length: int, seed: int, epoch: int, start: int = 0, stop: int | None = None
-) -> np.ndarray:
-    """Sample indices at places [start, stop) of an epoch, int64; by default all of them, which is a permutation."""
-    block_sizes = np.asarray(block_sizes, np.int64)
-    first = np.concatenate([[0], np.cumsum(block_sizes)])
-    windows, offsets = order.epoch_windows(block_sizes, max_length, seed, epoch)
-    stop = int(offsets[-1]) if stop is None else stop
-    parts = [np.empty(0, np.int64)]
-    for window, blocks in enumerate(windows):
-        low, high = max(start, offsets[window]), min(stop, offsets[window + 1])
-        if low < high:
-            rows = np.concatenate([np.arange(first[block], first[block + 1]) for block in blocks])
-            rows = rows[order.row_order(len(rows), seed, epoch, window)]
-            parts.append(rows[low - offsets[window] : high - offsets[window]])
-    return np.concatenate(parts)
+def positions(block_sizes, lengths: np.ndarray, max_length: int, streams: int, seed: int, epochs: int) -> np.ndarray:
+    """The sample at each position of the first epochs, int64. lengths: of all samples."""
+    firsts = np.cumsum([0, *block_sizes]).tolist()
+    size = firsts[-1]
+    found = np.full(size * epochs, -1)
+    least = max(1, order.WINDOW_TOKENS // (max_length * streams))  # rows of a window
+    for epoch in range(epochs):
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 1, epoch))))
+        blocks = generator.permutation(len(block_sizes)).tolist()
+        line = [(block, row) for block in blocks for row in range(firsts[block], firsts[block + 1])]
+        for stream in range(streams):
+            own = [position for position in range(epoch * size, (epoch + 1) * size) if position % streams == stream]
+            segment, line = line[: len(own)], line[len(own) :]
+            windows, wanted = [[]], least
+            for place, (block, row) in enumerate(segment):
+                if place and block != segment[place - 1][0] and place >= wanted:  # a bound, past the next multiple
+                    windows.append([])
+                    wanted = (place // least + 1) * least
+                windows[-1].append(row)
+            rows = [np.array(w)[order.window_order(lengths[w], seed, epoch, stream, n)]
+                    for n, w in enumerate(windows) if w]
+            found[own] = np.concatenate([np.empty(0, np.int64), *rows])
+        assert not line
+    return found

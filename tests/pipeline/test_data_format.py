@@ -1,5 +1,6 @@
 """docs/data-format.md as a reader in another language would follow it: with Arrow, JSON, SHA-256 and CRC-32 alone."""
 
+import base64
 import hashlib
 import json
 import re
@@ -8,7 +9,7 @@ import zlib
 import numpy as np
 import pyarrow as pa
 
-from cloze.pipeline.config import SamplesConfig, SourceConfig, SplitConfig
+from cloze.pipeline.config import MixtureSource, SamplesConfig, SourceConfig, SplitConfig
 from cloze.pipeline.jobs.prepare import prepare
 from tests.pipeline import corpus
 
@@ -31,18 +32,24 @@ def crc32(*arrays: pa.Array) -> bytes:
 def read(folder) -> tuple[dict, dict[str, list[pa.Table]]]:
     """The manifest, and the tables of each split's shards; everything that can be checked is."""
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    assert manifest["format_version"] == 1
+    assert manifest["format_version"] == 2
     tables = {}
     for split in SPLITS:
         tables[split] = []
-        for shard in manifest["splits"][split]["shards"]:
+        listed = manifest["splits"][split]["shards"]
+        for shard in (dict(zip(listed, row, strict=True)) for row in zip(*listed.values(), strict=True)):
             content = (folder / shard["file"]).read_bytes()
             assert (len(content), hashlib.sha256(content).hexdigest()) == (shard["bytes"], shard["sha256"])
             file = pa.ipc.open_file(content)
             batches = [file.get_batch_with_custom_metadata(n) for n in range(file.num_record_batches)]
-            assert all(len(batch) == 4096 for batch, _ in batches[:-1]) and 0 < len(batches[-1][0]) <= 4096
-            for batch, checksums in batches:
-                base = ("input_ids", "segment_b_start", "next_sentence_label", "document")
+            blocks = min(shard["samples"], -(-shard["tokens"] // 131_072))
+            rows = -(-shard["samples"] // blocks)
+            assert all(len(batch) == rows for batch, _ in batches[:-1]) and 0 < len(batches[-1][0]) <= rows
+            index = base64.b64decode(file.metadata[b"cloze.byte_ranges"])
+            bounds = np.frombuffer(index, "<i8").reshape(len(batches), manifest["mask_sets"] + 2)
+            for (batch, checksums), bound in zip(batches, bounds.tolist(), strict=True):
+                check_ranges(content, file.schema, batch, bound)
+                base = ("input_ids", "segment_b_start", "next_sentence_label", "document", "source")
                 assert checksums[b"crc32.base"] == crc32(*map(batch.column, base))
                 for k in range(manifest["mask_sets"]):
                     columns = batch.column(f"masked_positions_{k}"), batch.column(f"masked_ids_{k}")
@@ -53,6 +60,18 @@ def read(folder) -> tuple[dict, dict[str, list[pa.Table]]]:
         counts = manifest["splits"][split]["counts"]
         assert sum(map(len, tables[split])) == counts["samples"]
     return manifest, tables
+
+
+def check_ranges(content: bytes, schema: pa.Schema, batch: pa.RecordBatch, bounds: list[int]) -> None:
+    """What lies between two bounds is all that decoding those columns takes."""
+    for k in range(-1, len(bounds) - 2):
+        stripped = bytearray(bounds[-1] - bounds[0])
+        for low, high in {(bounds[0], bounds[1]), (bounds[k + 1], bounds[k + 2])}:
+            stripped[low - bounds[0] : high - bounds[0]] = content[low:high]
+        fields = [*range(5), *([] if k < 0 else [5 + 2 * k, 6 + 2 * k])]
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        stream = pa.ipc.open_stream(schema.serialize().to_pybytes() + bytes(stripped), options=options)
+        assert stream.read_next_batch().equals(batch.select(fields))
 
 
 def document(*segments: str) -> int:
@@ -87,15 +106,19 @@ def test_documents_their_places_and_the_form_of_samples(tmp_path):
         assert counts["tokens_in"] + counts["tokens_borrowed"] - counts["tokens_left_out"] == counts["tokens_out"]
 
 
-def test_blocks_and_given_pairs(tmp_path):
+def test_blocks_sources_and_given_pairs(tmp_path):
     words = corpus.words()
     pairs = [(f"{words[n % 200]} {words[n // 200]}" + " ka" * 60, f" {words[n % 99]}  e") for n in range(4200)]
-    (tmp_path / "pairs.txt").write_text("\n".join("\t".join(pair) for pair in pairs))
-    samples, source = SamplesConfig(objective="given_pairs"), SourceConfig(format="pairs")
-    config = corpus.config(tmp_path, [tmp_path / "pairs.txt"], samples=samples, source=source, mask_sets=1,
+    lines = ["\t".join(pair) for pair in pairs]
+    for name, some in (("a", lines[:1000]), ("b", lines[1000:])):
+        (tmp_path / f"{name}.txt").write_text("\n".join(some))
+    sources = [MixtureSource([str(tmp_path / f"{name}.txt")], 1.0, SourceConfig(format="pairs")) for name in "ab"]
+    config = corpus.config(tmp_path, [], samples=SamplesConfig(objective="given_pairs"), mask_sets=1, mixture=sources,
                            split=SplitConfig(0, 0), shards=corpus.ShardsConfig())
     prepare(config)
     _, tables = read(tmp_path / "data")
     (table,) = tables["train"]
-    assert [len(batch) for batch in table.to_batches()] == [4096, 104]
+    assert [len(batch) for batch in table.to_batches()] == [1400, 1400, 1400]
     assert table["document"].to_pylist() == sorted(document(*pair) for pair in pairs)
+    first = {document(*pair) for pair in pairs[:1000]}
+    assert table["source"].to_pylist() == [0 if number in first else 1 for number in table["document"].to_pylist()]

@@ -10,7 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from cloze.pipeline.config import PrepareConfig, SourceConfig
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.inspecting import tokens_lost
+from cloze.pipeline.readers import plan
 from cloze.pipeline.shards.manifest import Manifest
 from tests.pipeline import corpus, hub
 
@@ -113,3 +116,11 @@ def test_a_stream_that_breaks_off_in_the_middle_is_one_line_and_a_rerun_finishes
         done = cloze(*command)
         assert done.returncode == 0, done.stderr
     assert Manifest.load(tmp_path / "out").counts["documents"] == len(texts)
+
+
+def test_a_saved_data_set_that_may_not_be_looked_at_is_no_name_on_the_hub(folder_of_nobody, as_nobody):
+    secret = folder_of_nobody / "secret"
+    secret.mkdir(mode=0)
+    with as_nobody(), pytest.raises(UserError, match="secret/saved: permission denied"):
+        plan(PrepareConfig(input=[str(secret / "saved")], source=SourceConfig(format="dataset")))
+    secret.chmod(0o700)

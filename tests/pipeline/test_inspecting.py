@@ -165,6 +165,8 @@ def test_verify_names_every_damage(data):
         ("manifest.json", '"tokens_borrowed": ', '"tokens_borrowed": 1'),
         ("manifest.json", '"objective": "next_sentence"', '"objective": "given_pairs"'),
         ("manifest.json", '\n "sha256": "', '\n "sha256": "0'),
+        ("manifest.json", '\n "seed"', '\n "seed": 1, "seed"'),
+        ("manifest.json", ' "', '  "'),
     ],
 )
 def test_verify_names_damage_beside_the_shards(data, name, old, new):
@@ -173,6 +175,9 @@ def test_verify_names_damage_beside_the_shards(data, name, old, new):
     (data / name).write_text(content.replace(old, new, 1), encoding="utf-8")
     _, damaged = verify(VerifyConfig(str(data)))
     assert damaged and f"{name}: found SHA-256" in damaged[0]
+    if name == "manifest.json":
+        with pytest.raises(UserError, match="manifest.json: found SHA-256 .*: it was changed after it was written"):
+            Manifest.load(data)
 
 
 def without_hashes(folder) -> dict:
@@ -198,6 +203,22 @@ def test_verify_checks_a_manifest_without_hashes_as_well_as_it_can(data, capsys)
     train = content["splits"]["train"]
     train["counts"]["samples"] += 1
     assert re.search("found .* samples, .* by length", verified({"splits": content["splits"]})[0])
+
+
+@pytest.mark.parametrize("removed", [("sha256",), ("sha256", "more_lengths")])
+def test_a_manifest_that_lost_its_hash_is_not_taken_for_an_old_one(data, removed):
+    content = json.loads((data / "manifest.json").read_text(encoding="utf-8"))
+    for name in removed:
+        del content[name]
+    (data / "manifest.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match="manifest.json: found SHA-256 .*, expected None"):
+        Manifest.load(data)
+
+
+def test_a_manifest_of_before_is_read_with_a_note(data, capsys):
+    (data / "manifest.json").write_text(json.dumps(without_hashes(data), indent=1) + "\n")
+    shown(data_commands.inspect, InspectConfig(str(data)))
+    assert "manifest.json: an earlier version wrote it without hashes" in capsys.readouterr().err
 
 
 def test_verify_looks_into_further_lengths(tmp_path):

@@ -30,7 +30,7 @@ def make(lengths, seed=0) -> Samples:
     middle = offsets[:-1] + lengths // 2
     ids[offsets[:-1]], ids[offsets[1:] - 1], ids[middle] = SPECIAL.classification, SPECIAL.separator, SPECIAL.separator
     return Samples(ids, offsets, (lengths // 2 + 1).astype(np.uint16), np.zeros(len(lengths), np.int8),
-                   np.zeros(len(lengths), np.uint64))
+                   np.zeros(len(lengths), np.uint64), np.zeros(len(lengths), np.uint16))
 
 
 def draw(samples, key=1, max_length=128, **changes):
@@ -173,10 +173,7 @@ def test_dynamic_draws_do_not_depend_on_the_batch(strategy):
     indices = np.arange(1000, 1200)
     whole = Masker(rules, samples).draw(KeyedDraws(1, 2, indices))
     for number in (0, 7, 199):
-        low, high = samples.offsets[number], samples.offsets[number + 1]
-        alone = Samples(samples.input_ids[low:high], np.array([0, high - low]), samples.segment_b_start[[number]],
-                        samples.next_sentence_label[[number]], samples.document[[number]])
-        masks = Masker(rules, alone).draw(KeyedDraws(1, 2, indices[[number]]))
+        masks = Masker(rules, samples.part(number, number + 1)).draw(KeyedDraws(1, 2, indices[[number]]))
         low, high = whole.offsets[number], whole.offsets[number + 1]
         assert np.array_equal(masks.positions, whole.positions[low:high])
         assert np.array_equal(masks.ids, whole.ids[low:high])

@@ -1,9 +1,11 @@
 """Readers: every document once, wherever a file is cut, however it is compressed."""
 
+import bz2
 import gzip
 import json
 import lzma
 import re
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,20 +31,27 @@ def texts(inputs, **source) -> list[str]:
     return [document.text.decode().strip() for document in read(inputs, **source)]
 
 
+def with_arrow(data: bytes, codec: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+COMPRESSORS = {
+    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
+    ".zst": partial(with_arrow, codec="zstd"), ".lz4": partial(with_arrow, codec="lz4"),
+}
+
+
 def compress(path, data: bytes) -> None:
-    if path.suffix == ".gz":
-        # two members, as `cat a.gz b.gz` gives
-        path.write_bytes(gzip.compress(data[: len(data) // 2]) + gzip.compress(data[len(data) // 2 :]))
-    elif path.suffix == ".xz":
-        path.write_bytes(lzma.compress(data))
-    elif path.suffix == ".zst":
-        with pa.OSFile(str(path), "wb") as sink, pa.CompressedOutputStream(sink, "zstd") as stream:
-            stream.write(data)
-    else:
-        path.write_bytes(data)
+    """In three streams, as `cat a.gz b.gz c.gz` gives; the second one is empty."""
+    compressor = COMPRESSORS.get(path.suffix, bytes)
+    half = len(data) // 2
+    path.write_bytes(b"".join(map(compressor, (data[:half], b"", data[half:]))))
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", *COMPRESSORS])
 def test_formats_and_compressions(tmp_path, suffix):
     expected = ["one a\nline two", "two", "three"]
     compress(tmp_path / f"a.txt{suffix}", b"\n\none a\nline two\n\n \t\n\ntwo\n\nthree")
@@ -369,10 +378,53 @@ def test_errors_name_file_place_and_remedy(tmp_path, name, content, message):
         read([tmp_path])
 
 
-def test_a_truncated_gzip_is_an_error_and_not_an_early_end(tmp_path):
-    data = gzip.compress("\n\n".join(corpus.documents(200)).encode())
-    (tmp_path / "a.txt.gz").write_bytes(data[: len(data) // 2])
-    with pytest.raises(UserError, match="a.txt.gz"):
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_what_goes_on_behind_a_stream_is_read_or_an_error(tmp_path, suffix):
+    """Wherever the second stream is cut off, whatever comes in its place, and in the pieces that files are read in."""
+    compressor, path = COMPRESSORS[suffix], tmp_path / f"a.txt{suffix}"
+    first, second = (compressor(text.encode()) for text in corpus.documents(2))
+    damaged = bytearray(second)
+    damaged[:4] = b"\0\xff\0\xff"
+    after = [second[:cut] for cut in (1, 3, len(second) // 2, len(second) - 1)]
+    after += [b"x", b"garbage" * 99999, bytes(damaged), b"\0" * 4 + b"x", gzip.compress(b"x")[:-4]]
+    for rest in after:
+        path.write_bytes(first + rest)
+        with pytest.raises(UserError, match=f"a.txt{suffix}: can't be read to its end"):
+            read([path])
+    for cut in (1, len(first) // 2, len(first) - 1):
+        path.write_bytes(first[:cut])
+        with pytest.raises(UserError, match=f"a.txt{suffix}: can't be read to its end"):
+            read([path])
+
+
+@pytest.mark.parametrize("padding", [4, 8, 512, 16384, 1 << 16])
+def test_xz_streams_with_padding_between_and_behind(tmp_path, padding):
+    """In multiples of four bytes (section 2.2 of the .xz file format)."""
+    parts = corpus.documents(3)
+    for end in (0, padding):
+        packed = (b"\0" * padding).join(lzma.compress(f"{part}\n\n".encode()) for part in parts) + b"\0" * end
+        (tmp_path / "a.txt.xz").write_bytes(packed)
+        assert "\n\n".join(texts([tmp_path])).split() == "\n\n".join(parts).split()
+        (tmp_path / "a.txt.xz").write_bytes(packed + b"\0")
+        with pytest.raises(UserError, match="a.txt.xz: can't be read to its end .found .* bytes of padding"):
+            read([tmp_path])
+
+
+def test_a_file_whose_columns_or_fields_share_a_name_is_refused(tmp_path):
+    twice = pa.table([["a"], ["b"], ["c"]], names=["text", "text", "id"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="a.parquet: found 2 fields 'text', expected one"):
+        read([tmp_path])
+    parquet.write_table(twice.rename_columns(["text", "id", "id"]), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="found 2 fields 'id', expected one"):
+        read([tmp_path], id_field="id")
+    assert texts([tmp_path]) == ["a"]
+    (tmp_path / "a.parquet").unlink()
+    line = b'{"meta": {"text": "\\"text\\"", "text": 1}, "text": "a \\"text\\""}\n'
+    (tmp_path / "a.jsonl").write_bytes(line)
+    assert texts([tmp_path]) == ['a "text"']
+    (tmp_path / "a.jsonl").write_bytes(line + b'{"text": "a", "text": "b"}\n')
+    with pytest.raises(UserError, match=f"a.jsonl: byte {len(line)}: found 2 fields 'text', expected one"):
         read([tmp_path])
 
 

@@ -1,5 +1,7 @@
 """Building samples: every token in its place, none lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,6 +28,7 @@ def make(lengths: list[list[int]]) -> Documents:
         document_offsets=ragged.to_offsets(np.array([len(document) for document in lengths])),
         ids=np.arange(100, 100 + len(lengths), dtype=np.uint64),
         keys=np.arange(len(lengths), dtype=np.uint64),
+        sources=np.zeros(len(lengths), np.uint16),
     )
 
 
@@ -103,8 +106,7 @@ def test_no_b_is_random_with_a_share_of_0():
 
 def test_copies_of_a_document_are_no_partners():
     documents = make([[9, 9, 9], [9, 9, 9]])
-    copies = Documents(documents.tokens, documents.sentence_offsets, documents.document_offsets, documents.ids,
-                       np.zeros(2, np.uint64))
+    copies = replace(documents, keys=np.zeros(2, np.uint64))
     assert 1 not in build(copies)[0].next_sentence_label
 
 

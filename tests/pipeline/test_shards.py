@@ -1,7 +1,9 @@
-"""Shards: what is written is read, in every tool; what is damaged is named."""
+"""Shards: what is written is read, in every tool, and no more than is wanted; what is damaged is named."""
 
+import hashlib
 import json
 import os
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +11,8 @@ import pytest
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.loading.batches import SampleStreams
+from cloze.pipeline.records import BASE_COLUMNS, mask_columns
 from cloze.pipeline.shards import shards
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
@@ -46,7 +50,7 @@ def test_a_window_of_many_shards_keeps_few_of_them_open(data, monkeypatch):
     whole = ShardReader(data)
     blocks = np.arange(len(whole.block_sizes))
     expected, _ = whole.window(blocks).take(np.arange(whole.num_samples))
-    whole._readers.clear()
+    whole._open.clear()
     limit, decode, seen = 2, ShardReader._decode, []
 
     def counting(*arguments):
@@ -124,9 +128,95 @@ def test_errors_of_a_folder_that_is_none(tmp_path, data):
         ShardReader(tmp_path)
 
 
+def test_only_the_columns_in_use_are_read(data, monkeypatch):
+    """In two ranges a block, which the index in the footer names."""
+    reader = ShardReader(data)
+    blocks = np.arange(len(reader.block_sizes))
+    ranges, read = [], os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, views, start: (
+        ranges.append((start, start + len(views[0]))), read(file, views, start))[1])
+    reader.window(blocks, mask_set=2)
+    assert len(ranges) == 2 * len(blocks)
+    in_use = sum(high - low for low, high in ranges)
+    columns = [*BASE_COLUMNS, *mask_columns(2)]
+    files = [pa.ipc.open_file(str(data / shard.file)) for shard in reader.shards]
+    if b"zstd" in json.dumps(reader.manifest.preparation["shards"]).encode():
+        assert in_use < 0.75 * sum(shard.bytes for shard in reader.shards)
+    else:  # then the columns' own bytes are known
+        batches = [file.get_batch(number) for file in files for number in range(file.num_record_batches)]
+        plain = sum(column.nbytes for batch in batches for column in map(batch.column, columns))
+        assert plain < in_use < plain + 2500 * len(blocks)  # with the metadata of each block, and padding
+
+
+def test_the_blocks_of_a_shard_have_about_as_many_tokens_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK_TOKENS", 1000)
+    path = corpus.write_jsonl(tmp_path / "in" / "a.jsonl", corpus.documents(60))
+    prepare(corpus.config(tmp_path, [path], shards=corpus.ShardsConfig(target_tokens=16384)))
+    reader = ShardReader(tmp_path / "data")
+    found = [pa.ipc.open_file(str(tmp_path / "data" / shard.file)) for shard in reader.shards]
+    sizes = [file.get_batch(number).num_rows for file in found for number in range(file.num_record_batches)]
+    assert sizes == reader.block_sizes.tolist() and len(sizes) > 10
+    samples, _ = reader.take(np.arange(reader.num_samples))
+    tokens = np.diff(samples.offsets[reader.block_starts])
+    assert tokens.max() < 1300 and np.sort(tokens)[len(found)] > 600  # but the last of each shard
+
+
+def test_a_folder_of_format_1_is_still_read(data, tmp_path):
+    """Made from one of format 2 by what docs/data-format.md says of the difference."""
+    made = as_format_1(data, tmp_path / "data")
+    old, new = ShardReader(made), ShardReader(data)
+    assert old.manifest.to_json() == (made / "manifest.json").read_text(encoding="utf-8")
+    assert old.manifest.format_version == 1 and old.block_sizes.max() > new.block_sizes.max() / 2
+    indices = np.random.default_rng(0).permutation(new.num_samples)[:300]
+    for mask_set in (0, 2):
+        (found, masks), (expected, expected_masks) = old.take(indices, mask_set), new.take(indices, mask_set)
+        assert corpus.rows(found) == corpus.rows(expected) and not found.source.any()
+        assert np.array_equal(found.document, expected.document)
+        assert np.array_equal(masks.positions, expected_masks.positions)
+        assert np.array_equal(masks.ids, expected_masks.ids)
+    samples = SampleStreams(old, 8, seed=1).read(range(8), 0, old.num_samples // 8)[0]
+    assert len(np.unique(samples)) == len(samples)
+
+
+def as_format_1(data, folder):
+    """The same samples in blocks of 4,096, without the column `source` and an index."""
+    shutil.copytree(data, folder)
+    content = json.loads((folder / "manifest.json").read_text())
+    content["format_version"] = 1
+    for split in content["splits"].values():
+        split["shards"] = [dict(zip(split["shards"], row, strict=True))
+                           for row in zip(*split["shards"].values(), strict=True)]
+        for shard in split["shards"]:
+            path = folder / shard["file"]
+            table = pa.ipc.open_file(path.read_bytes()).read_all().drop_columns("source").combine_chunks()
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                for batch in table.to_batches(max_chunksize=4096):
+                    batch = pa.record_batch([pa.concat_arrays([column]) for column in batch.columns], batch.schema)
+                    groups = {"base": BASE_COLUMNS[:-1], **{str(k): mask_columns(k) for k in range(3)}}
+                    writer.write_batch(batch, custom_metadata={
+                        f"crc32.{name}": str(shards._checksum(map(batch.column, columns)))
+                        for name, columns in groups.items()
+                    })
+            shard["bytes"] = path.stat().st_size
+    content["sha256"] = ""
+    blank = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    content["sha256"] = hashlib.sha256(blank.encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return folder
+
+
+def test_one_process_may_ask_for_the_sizes_of_all_shards(data, tmp_path):
+    shutil.copytree(data, tmp_path / "data")
+    shard = Manifest.load(data).splits["train"].shards[1]
+    (tmp_path / "data" / shard.file).unlink()
+    with pytest.raises(UserError, match="shard-00001.*found no such shard"):
+        ShardReader(tmp_path / "data")
+    reader = ShardReader(tmp_path / "data", check_sizes=False)
+    with pytest.raises(UserError, match="shard-00001"):
+        reader.window(np.arange(len(reader.block_sizes)))
+
+
 def test_the_manifest_survives_a_round_trip(data):
     manifest = Manifest.load(data)
     assert manifest.to_json() == (data / "manifest.json").read_text(encoding="utf-8")
-    import hashlib
-
     assert manifest.hash == hashlib.sha256((data / "manifest.json").read_bytes()).hexdigest()

@@ -16,6 +16,7 @@ from cloze.pipeline.config import MixtureSource, PrepareConfig, SourceConfig, Vo
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.vocabulary import train_vocabulary
 from cloze.pipeline.readers import plan, read
+from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.sentences import SPLITTERS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
@@ -223,6 +224,35 @@ def test_a_vocab_txt_with_own_names_in_its_configuration(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*names.values(), "the"]) + "\n", encoding="utf-8")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
     assert Tokenizer.from_folder(tmp_path).encode("The été") == [5, 1]
+
+
+@pytest.mark.parametrize(
+    ("mask", "form", "message"),
+    [
+        ("the", "vocab.txt", "'the' as the mask token, an ordinary word"),
+        (".", "vocab.txt", "'.' as the mask token, an ordinary word"),
+        ("the", "tokenizer.json", "'the' as the mask token, an ordinary word"),
+        ("<ma\nsk>", "tokenizer.json", r"'<ma\\nsk>' as the mask token, expected a name without line breaks"),
+        ("THE", "vocab.txt", None),  # no text becomes it: case is dropped
+        ("the_mask", "vocab.txt", None),
+    ],
+)
+def test_special_tokens_of_others_that_a_text_could_become(tmp_path, mask, form, message):
+    """Of a text that has them as words nothing would be left there but the token of unknown words."""
+    names = corpus.NAMES | {"mask": mask}
+    tokens = [*names.values(), "cat", "[MASK]", *(["the"] if mask == "THE" else [])]
+    described = {"mask_token": mask, "do_lower_case": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
+    if form == "vocab.txt":
+        (tmp_path / form).write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    else:
+        backend = wordpiece_backend({token: number for number, token in enumerate(tokens)}, names, True, None)
+        backend.save(str(tmp_path / form))
+    if message:
+        with pytest.raises(UserError, match=message):
+            Tokenizer.from_folder(tmp_path)
+    else:
+        assert Tokenizer.from_folder(tmp_path).special_tokens.mask == 4
 
 
 def test_a_cased_vocab_txt_keeps_case(tmp_path):

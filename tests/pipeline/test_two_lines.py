@@ -76,7 +76,7 @@ def test_an_empty_split_says_so(data):
 def test_pairs_and_masks_are_redrawn_at_each_visit(data):
     reader = ShardReader(data)
     assert reader.epoch_sizes == [2] * 100
-    stream = BatchStream(reader, global_batch_size=2, micro_batch_size=2, rank=0, world_size=1, seed=1)
+    stream = BatchStream(reader, global_batch_size=2, streams=2, micro_batch_size=2, rank=0, world_size=1, seed=1)
     try:
         visits = [next(stream).micro_batches[0] for _ in range(150)]
     finally:

@@ -142,6 +142,17 @@ def test_counts_of_all_tasks_are_bounded_alike_for_any_workers(folder, monkeypat
     assert few.fingerprint == train_vocabulary(config(folder, "few-2", vocabulary=words, workers=2)).fingerprint
 
 
+@pytest.mark.parametrize(
+    "name", ["[MA\nSK]", "[MASK]\r", "[MA\u2028SK]", "[MA SK]", "[MA\x00SK]", "", "the", "MASK", "été", "中", "don't",
+             "well-known", "U.S.", "42", ".", "--", "[]"]
+)
+def test_special_tokens_that_a_text_or_a_line_of_vocab_txt_could_not_tell_apart(name):
+    with pytest.raises(UserError, match=r"vocabulary.mask_token: found .*, expected a name that no text has as a word"):
+        VocabularyConfig(mask_token=name)
+    for name in ("<mask>", "</s>", "<|m|>", "__mask__", "[屏蔽]", "[unused0]", "$A"):
+        VocabularyConfig(mask_token=name)
+
+
 def test_refusals(folder, tmp_path):
     (tmp_path / "used").mkdir()
     (tmp_path / "used/thesis.tex").write_text("mine")

@@ -1,21 +1,49 @@
 """What torch lacks of Adam's family: AdamW without bias correction, LAMB, StableAdamW.
 
-The states are named and kept as those of torch.optim.AdamW (`exp_avg`, `exp_avg_sq`, and `step` as a tensor on the
-host), so that DeepSpeed partitions, saves and converts them in the same way.
+The states are named and kept as those of torch's fused AdamW (`exp_avg`, `exp_avg_sq`, and `step` as a tensor on the
+parameter's device), so that DeepSpeed partitions, saves and converts them in the same way. As torch's fused optimizers
+they skip a step on the device, where `found_inf` is 1: the host need not know.
 """
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 
+@contextlib.contextmanager
+def undone(found_inf: Tensor | None, tensors: list[Tensor], gradients: list[Tensor]) -> Iterator[None]:
+    """Around a change of `tensors` by `gradients`: if `found_inf` (fp32, no dimension) is 1, nothing will have changed.
+
+    For updates without a kernel that skips. The gradients are overwritten then, since nothing takes a NaN back.
+    """
+    if found_inf is None:
+        yield
+        return
+    skip = found_inf.bool()
+    for gradient in gradients:
+        gradient.masked_fill_(skip, 0.0)
+    before = torch._foreach_mul(tensors, found_inf)
+    yield
+    torch._foreach_mul_(tensors, 1 - found_inf)
+    torch._foreach_add_(tensors, before)
+
+
 class AdamFamily(Optimizer):
     """Keeps two moments a parameter; a subclass says how one group moves."""
 
+    _step_supports_amp_scaling = True  # torch's word for: `step` obeys `found_inf` by itself
+    found_inf: Tensor | None = None
+
     def __init__(self, params, *, lr: float, betas: tuple[float, float], eps: float, **more) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, **more})
+        # fused: by it torch and DeepSpeed put a loaded `step` on the parameter's device.
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True, **more})
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -28,27 +56,41 @@ class AdamFamily(Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
                 continue
-            for p in params:
-                if not self.state[p]:
-                    self.state[p].update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p),
-                                         exp_avg_sq=torch.zeros_like(p))
-            states = [self.state[p] for p in params]
-            for state in states:
-                state["step"] += 1
-            self.move(group, params, [p.grad for p in params], [state["exp_avg"] for state in states],
-                      [state["exp_avg_sq"] for state in states], int(states[0]["step"]))
+            means, squares, steps = zip(*(self._moments(p) for p in params), strict=True)
+            # A list, since torch would ask the device for the number that a tensor alone stands for.
+            torch._foreach_add_(steps, 1 if self.found_inf is None else [1 - self.found_inf] * len(steps))
+            self.move(group, params, [p.grad for p in params], list(means), list(squares), list(steps))
         return loss
 
+    def _moments(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Both moments and the count of steps of one parameter, at first zero."""
+        state = self.state[p]
+        if not state:
+            state.update(step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p),
+                         exp_avg_sq=torch.zeros_like(p))
+        if state["step"].device != p.device:  # of a checkpoint from when it was kept on the host
+            state["step"] = state["step"].to(p.device)
+        return state["exp_avg"], state["exp_avg_sq"], state["step"]
+
     def move(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
-             squares: list[Tensor], step: int) -> None:
-        """Update moments and parameters of one group in place. `step` counts from 1."""
+             squares: list[Tensor], steps: list[Tensor]) -> None:
+        """Update moments and parameters of one group in place. `steps` (fp32, no dimension) count from 1; where
+        `found_inf` is 1 nothing may change.
+        """
         raise NotImplementedError
 
+    def _fused(self, group: dict, params, gradients, means, squares, steps, *, lr: float, weight_decay: float) -> None:
+        """torch's AdamW, one pass over all tensors; it skips by itself."""
+        beta1, beta2 = group["betas"]
+        torch._fused_adamw_(params, gradients, means, squares, [], steps, lr=lr, beta1=beta1, beta2=beta2,
+                            weight_decay=weight_decay, eps=group["eps"], amsgrad=False, maximize=False,
+                            found_inf=self.found_inf)
 
-def _advance(means: list[Tensor], squares: list[Tensor], gradients: list[Tensor], beta1: float, beta2: float) -> None:
-    torch._foreach_lerp_(means, gradients, 1 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+
+@functools.cache
+def _forever(device: torch.device) -> Tensor:
+    """A count of steps with which 1 - beta^t is 1: no bias correction."""
+    return torch.full((), math.inf, device=device)
 
 
 class UncorrectedAdamW(AdamFamily):
@@ -57,12 +99,9 @@ class UncorrectedAdamW(AdamFamily):
     In the first steps both moments are too small; their quotient makes the steps larger than corrected ones.
     """
 
-    def move(self, group, params, gradients, means, squares, step) -> None:
-        _advance(means, squares, gradients, *group["betas"])
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, group["eps"])
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_addcdiv_(params, means, roots, -group["lr"])
+    def move(self, group, params, gradients, means, squares, steps) -> None:
+        steps = [_forever(params[0].device)] * len(params)
+        self._fused(group, params, gradients, means, squares, steps, lr=group["lr"], weight_decay=group["weight_decay"])
 
 
 class Lamb(AdamFamily):
@@ -79,24 +118,22 @@ class Lamb(AdamFamily):
         super().__init__(params, bias_correction=bias_correction, min_ratio=min_ratio, max_ratio=max_ratio,
                          adapt_undecayed=adapt_undecayed, **common)
 
-    def move(self, group, params, gradients, means, squares, step) -> None:
-        beta1, beta2 = group["betas"]
-        _advance(means, squares, gradients, beta1, beta2)
-        first, second = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_div_(roots, second**0.5)
-        torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(means, roots)
-        torch._foreach_div_(updates, first)
+    def move(self, group, params, gradients, means, squares, steps) -> None:
+        if not group["bias_correction"]:
+            steps = [_forever(params[0].device)] * len(params)
+        updates = [torch.zeros_like(p) for p in params]  # from 0 and at rate 1, AdamW's step is minus Adam's update
+        self._fused(group, updates, gradients, means, squares, steps, lr=1.0, weight_decay=0.0)
         if group["weight_decay"]:
-            torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+            torch._foreach_add_(updates, params, alpha=-group["weight_decay"])
         if group["weight_decay"] or group["adapt_undecayed"]:
             weights = torch.stack(torch._foreach_norm(params))
             lengths = torch.stack(torch._foreach_norm(updates))
             ratios = (weights / lengths).clamp(group["min_ratio"], group["max_ratio"])
             ratios = ratios.where((weights > 0) & (lengths > 0), 1.0)
+            if self.found_inf is not None:
+                ratios = ratios * (1 - self.found_inf)
             torch._foreach_mul_(updates, list(ratios.unbind()))
-        torch._foreach_add_(params, updates, alpha=-group["lr"])
+        torch._foreach_add_(params, updates, alpha=group["lr"])
 
 
 class StableAdamW(AdamFamily):
@@ -106,16 +143,21 @@ class StableAdamW(AdamFamily):
     that the moments need no correction.
     """
 
-    def move(self, group, params, gradients, means, squares, step) -> None:
-        beta1, beta2 = (beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in group["betas"])
-        _advance(means, squares, gradients, beta1, beta2)
-        floors = torch._foreach_clamp_min(squares, group["eps"] ** 2)
-        surprises = torch._foreach_div(torch._foreach_mul(gradients, gradients), floors)
-        rms = torch.stack([surprise.mean() for surprise in surprises]).sqrt().clamp_min(1.0)
-        rates = group["lr"] / rms
-        torch._foreach_mul_(params, list((1 - rates * group["weight_decay"]).unbind()))
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(means, roots)
-        torch._foreach_mul_(updates, list(rates.unbind()))
-        torch._foreach_sub_(params, updates)
+    def move(self, group, params, gradients, means, squares, steps) -> None:
+        with undone(self.found_inf, [*params, *means, *squares], gradients):
+            step = steps[0].double().clamp_min(1.0)  # 0 after nothing but skipped steps
+            beta1, beta2 = (((beta - beta**step) / (1 - beta**step)).float() for beta in group["betas"])
+            torch._foreach_mul_(means, beta1)
+            torch._foreach_add_(means, torch._foreach_mul(gradients, 1 - beta1))
+            surprises = torch._foreach_mul(gradients, gradients)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_add_(squares, torch._foreach_mul(surprises, 1 - beta2))
+            torch._foreach_div_(surprises, torch._foreach_clamp_min(squares, group["eps"] ** 2))
+            rms = torch.stack([surprise.mean() for surprise in surprises]).sqrt().clamp_min(1.0)
+            rates = group["lr"] / rms
+            torch._foreach_mul_(params, list((1 - rates * group["weight_decay"]).unbind()))
+            roots = torch._foreach_sqrt(squares)
+            torch._foreach_add_(roots, group["eps"])
+            updates = torch._foreach_div(means, roots)
+            torch._foreach_mul_(updates, list(rates.unbind()))
+            torch._foreach_sub_(params, updates)

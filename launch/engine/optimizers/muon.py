@@ -5,14 +5,19 @@ from __future__ import annotations
 import torch
 from torch.optim import AdamW, Muon, Optimizer
 
+from cloze.launch.engine.optimizers.adam_family import undone
+
 
 class MuonWithAdamW(Optimizer):
     """torch's Muon over the groups whose `muon` is true and torch's AdamW over the others.
 
     Groups and states are this object's, so that rates are set, and states saved and loaded, as with any optimizer; the
     two inner ones only do the arithmetic. Muon's update is scaled to the size of AdamW's (`match_rms_adamw`, arXiv
-    2502.16982), so that one learning rate and one weight decay serve both.
+    2502.16982), so that one learning rate and one weight decay serve both. Both obey `found_inf` on the device.
     """
+
+    _step_supports_amp_scaling = True  # torch's word for: `step` obeys `found_inf` by itself
+    found_inf: torch.Tensor | None = None
 
     def __init__(self, groups: list[dict], *, lr: float, betas: tuple[float, float], eps: float,
                  momentum: float) -> None:
@@ -35,5 +40,16 @@ class MuonWithAdamW(Optimizer):
             # Given anew each time: loading a state makes new groups and states.
             inner.param_groups = [group for group in self.param_groups if group["muon"] == muon]
             inner.state = self.state
-            inner.step()
+            if muon:
+                self._step_muon(inner)
+            else:
+                inner.found_inf = self.found_inf
+                inner.step()
         return loss
+
+    def _step_muon(self, inner: Muon) -> None:
+        """torch's Muon knows no `found_inf`."""
+        params = [p for group in inner.param_groups for p in group["params"] if p.grad is not None]
+        momenta = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
+        with undone(self.found_inf, [*params, *momenta], [p.grad for p in params]):
+            inner.step()

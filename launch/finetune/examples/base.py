@@ -114,9 +114,9 @@ class ExampleStream:
         return RankBatch(
             micro_batches=[self.examples.batch(units[chosen]) | self.examples.targets(units[chosen])
                            for chosen in rows],
-            position=position, epoch=epoch, num_samples=len(units), global_tokens=int(lengths.sum()),
-            num_tokens=int(lengths[mine].sum()), num_masked=0, num_pairs=0,
-            num_padding=sum(int(lengths[r].max()) * len(r) - int(lengths[r].sum()) for r in rows), indices=units,
+            position=position, epoch=epoch, num_samples=len(units), num_tokens=int(lengths[mine].sum()), num_masked=0,
+            num_pairs=0, indices=units[mine],
+            num_padding=sum(int(lengths[r].max()) * len(r) - int(lengths[r].sum()) for r in rows),
         )
 
 

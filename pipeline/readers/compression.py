@@ -1,0 +1,91 @@
+"""Compressed files as one stream of bytes: read to their end, or an error."""
+
+import bz2
+import io
+import lzma
+from collections.abc import Callable
+from typing import IO
+
+import pyarrow as pa
+
+SUFFIXES = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".xz": "xz", ".zst": "zstd"}
+# Archives, and compressions that neither Python nor Arrow reads: taken for text they would be noise.
+UNREAD = {".7z", ".lzma", ".rar", ".snappy", ".tar", ".tbz2", ".tgz", ".txz", ".tzst", ".z", ".zip"}
+ERRORS = (OSError, EOFError, lzma.LZMAError, pa.ArrowException)  # of reading what is damaged
+_PIECE_BYTES = 1 << 14  # compressed, read at once
+
+
+def open_stream(path: str, compression: str | None) -> IO[bytes]:
+    """Open for reading, decompressed. Reading raises one of ERRORS for whatever is damaged, cut off, or isn't more of
+    the same behind what is whole. Raises OSError if there is no such file."""
+    if compression in _STREAMS:
+        return _Streams(open(path, "rb", buffering=0), *_STREAMS[compression])
+    if compression:
+        return pa.input_stream(path, compression=compression)
+    return open(path, "rb", buffering=0)
+
+
+def expansion(path: str, compression: str, size: int) -> float:
+    """Decompressed bytes for each compressed one, in the first `size` of a file. Raises one of ERRORS."""
+    with open(path, "rb", buffering=0) as raw:
+        if compression in _STREAMS:
+            stream = _Streams(raw, *_STREAMS[compression])
+        else:
+            stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), compression)
+        read = 0
+        while read < size and (data := stream.read(size - read)):
+            read += len(data)
+        return read / max(1, raw.tell())
+
+
+class _Streams(io.RawIOBase):
+    """A file's streams, one behind another, as one.
+
+    Python's LZMAFile and BZ2File take what follows a stream and isn't another for the end of the file: of padding
+    or damage between two, everything behind would be lost without a word. Arrow takes an empty bz2 stream for an error.
+
+    padding: bytes that may stand behind a stream, in fours (section 2.2 of the .xz file format).
+    """
+
+    def __init__(self, file: IO[bytes], new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor], padding: bytes):
+        self._file, self._new, self._padding = file, new, padding
+        self._decompressor = new()
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes; none at the end."""
+        piece = b""
+        while True:
+            if self._decompressor.eof and not (piece := self._next_stream()):
+                return b""
+            if not piece and self._decompressor.needs_input and not (piece := self._file.read(_PIECE_BYTES)):
+                raise EOFError("it ends in the middle")
+            data, piece = self._decompressor.decompress(piece, size), b""
+            if data:
+                return data
+
+    def _next_stream(self) -> bytes:
+        """Begin it, and give its first bytes; none at the end of the file."""
+        rest, padded = self._decompressor.unused_data, 0
+        while rest or (rest := self._file.read(_PIECE_BYTES)):
+            begun = rest.lstrip(self._padding)
+            padded += len(rest) - len(begun)
+            if rest := begun:
+                break
+        if padded % 4:
+            raise lzma.LZMAError(f"found {padded} bytes of padding behind a stream, expected a multiple of 4")
+        if rest:
+            self._decompressor = self._new()
+        return rest
+
+
+_STREAMS = {
+    "bz2": (bz2.BZ2Decompressor, b""),
+    "xz": (lambda: lzma.LZMADecompressor(format=lzma.FORMAT_XZ), b"\0"),
+}

@@ -1,0 +1,161 @@
+"""Find the input files that entries name: files, folders, globs. What can't be read is an error, never left out."""
+
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloze.pipeline.config import SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import compression
+from cloze.pipeline.readers.files import InputFile
+from cloze.pipeline.storage import readable_errors
+
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+_MAGIC = re.compile(r"[*?[]")
+
+
+def find_files(
+    entries: list[str], source: int, config: SourceConfig, first: int, written: list[str]
+) -> list[InputFile]:
+    """Files of a source in the order of their names; the order of the entries doesn't matter.
+
+    Linked folders are entered. What is hidden is left out, and what is one of `written` or lies in it, unless an entry
+    names a place in it. Raises UserError for an entry that names nothing, and for what it names and can't be read.
+    """
+    paths: set[str] = set()
+    for entry in entries:
+        with readable_errors(Path(entry)):
+            found = _expand(entry, [os.path.realpath(folder) for folder in written])
+        if not found:
+            raise UserError(
+                f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
+            )
+        paths.update(found)
+    # One file under several names is read once. A link says what it links to by its own name: that of its target may
+    # be a hash (the cache of the Hugging Face hub, DVC, git-annex). Of several names the shortest way is taken.
+    by_length = sorted(paths, key=lambda path: (path.count(os.sep), path), reverse=True)
+    ordered = sorted({os.path.realpath(path): path for path in by_length}.values())
+    shared = os.path.commonpath([os.path.dirname(path) for path in ordered])
+    files = [_input_file(path, shared, number, source, config) for number, path in enumerate(ordered, first)]
+    if not any(file.size for file in files):
+        raise UserError(f"input: found only empty files at {', '.join(entries)}, expected text")
+    for file in files:
+        if file.compression and not file.size:
+            raise UserError(
+                f"{file.path}: found no bytes, expected a {file.compression} file, which has some even if there is no "
+                "text in it; restore or remove the file"
+            )
+    return files
+
+
+def _input_file(path: str, shared: str, number: int, source: int, config: SourceConfig) -> InputFile:
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    packed = compression.SUFFIXES.get(suffixes[-1]) if suffixes else None
+    kind = suffixes[-2:-1] if packed else suffixes[-1:]
+    if kind and kind[0] in compression.UNREAD:
+        raise UserError(
+            f"{path}: found {kind[0]}, expected plain files or compressed ones ({', '.join(compression.SUFFIXES)}); "
+            "unpack it, or leave it out by naming the others with a glob"
+        )
+    form = config.format
+    if form == "auto":
+        form = _FORMATS.get(kind[0], "text") if kind else "text"
+    with readable_errors(Path(path)):
+        status = _status(Path(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path}: is no file, expected files and folders; write what it gives into a file")
+        open(path, "rb", buffering=0).close()  # whether it may be read is known now, not in the middle of the job
+    name = checked_name(os.path.relpath(path, shared).replace(os.sep, "/"))
+    return InputFile(number, source, path, name, form, packed, status.st_size, status.st_mtime_ns, config)
+
+
+def checked_name(name: str) -> str:
+    """A name that the manifest can hold. Raises UserError for one that isn't UTF-8: names are bytes to the system."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(name).decode(errors="backslashreplace")
+        raise UserError(f"input: found the name '{shown}', expected one in UTF-8; rename the file") from error
+    return name
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise UserError(
+                f"{path}: links to {os.readlink(path)}, where nothing is, expected a file or a folder; restore that, "
+                "or remove the link"
+            ) from error
+        raise
+
+
+def _expand(entry: str, written: list[str]) -> list[str]:
+    """The files that an entry names: by their places without links, but for the last word of the entry and below."""
+    path = Path(entry).expanduser()
+    written = [folder for folder in written if not Path(os.path.realpath(path)).is_relative_to(folder)]
+    places = [path] if os.path.lexists(path) else _matches(Path(path.anchor), path.parts[bool(path.anchor) :], written)
+    found = []
+    for place in places:
+        status = _status(place)
+        place = place.parent.resolve() / place.name if place.name not in ("", "..") else place.resolve()
+        if stat.S_ISDIR(status.st_mode):
+            found += [folder / name for folder, names in _walk(place, written) for name in names]
+        elif not _lies_in(written, place):
+            found.append(place)
+    return [str(file) for file in found]
+
+
+def _lies_in(written: list[str], path: Path) -> bool:
+    return any(path.is_relative_to(each) for each in written)
+
+
+def _walk(top: Path, written: list[str]) -> Iterator[tuple[Path, list[str]]]:
+    """A folder and those below it, each once, with the names of their files, but for what is hidden or `written`.
+
+    Linked folders come last, so that a folder's own name goes before that of a link to it.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    linked, seen = [top], set()
+    while linked:
+        for place, folders, names in os.walk(linked.pop(0), onerror=fail):
+            real = os.path.realpath(place)
+            if real in seen or _lies_in(written, Path(real)):
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            linked += [Path(place, name) for name in folders if os.path.islink(os.path.join(place, name))]
+            yield Path(place), [
+                name for name in names if not name.startswith(".") and os.path.join(real, name) not in written
+            ]
+
+
+def _matches(folder: Path, parts: tuple[str, ...], written: list[str]) -> Iterator[Path]:
+    """What a pattern names below `folder`, as glob.glob: which takes a folder that can't be read for an empty one."""
+    if not parts:
+        yield folder
+    elif parts[0] == "**":
+        for place, _ in _walk(folder, written) if len(parts) > 1 else [(folder, [])]:
+            yield from _matches(place, parts[1:], written)
+    elif _MAGIC.search(parts[0]):
+        hidden = parts[0].startswith(".")
+        for name in sorted(os.listdir(folder)):
+            place = folder / name
+            if fnmatch.fnmatchcase(name, parts[0]) and (hidden or not name.startswith(".")):
+                if len(parts) == 1 or stat.S_ISDIR(_status(place).st_mode):
+                    yield from _matches(place, parts[1:], written)
+    else:
+        place = folder / parts[0]
+        try:
+            place.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        yield from _matches(place, parts[1:], written)

@@ -1,0 +1,182 @@
+"""What a training step asks of a GPU: when the host waits for it, what the ranks send each other, how much is launched.
+
+The real engine and the real Trainer run on a GPU that computes nothing (fake_cuda.py), as rank 0 of 64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.gpu.worker import MICRO_STEPS, Case
+
+OPTIMIZERS = {
+    "adamw": {}, "adamw uncorrected": {"bias_correction": False}, "lamb": {"optimizer": "lamb"},
+    "muon": {"optimizer": "muon"}, "stable_adamw": {"optimizer": "stable_adamw"},
+}
+STAGE_0 = [Case(precision=precision, loss_reduction=reduction, **optimizer) for optimizer in OPTIMIZERS.values()
+           for precision in ("bf16", "fp32", "autocast") for reduction in ("tokens", "samples")]
+PARTITIONED = [Case(stage, precision=precision, bias_correction=correction)
+               for stage in (1, 2, 3) for precision in ("bf16", "fp16", "fp32", "autocast")
+               for correction in (True, False)]
+
+# Where DeepSpeed 0.19.8 has the host wait, and how often a step: stages 1 to 3 measure the norm on the host. A version
+# that waits less, or elsewhere, is welcome to change this table.
+UTILS, ZERO = "deepspeed/runtime/utils.py", "deepspeed/runtime/zero"
+BF16_OPTIMIZER = {
+    f"copy from cpu to cuda at {UTILS}:mask_nan_or_inf_with_val_inplace": 1,
+    f"item at {UTILS}:is_invalid_grad_norm": 1,
+    f"item at {UTILS}:clip_tensors_by_global_norm": 1,
+}
+STAGES_1_AND_2 = {
+    f"copy from cpu to cuda at {UTILS}:mask_nan_or_inf_with_val_inplace": 2,  # one a parameter group
+    f"item at {UTILS}:is_invalid_grad_norm": 3,
+}
+STAGE_3 = {
+    f"stream.synchronize at {ZERO}/stage3.py:independent_gradient_partition_epilogue": MICRO_STEPS,
+    f"copy from cpu to cuda at {ZERO}/stage3.py:get_grad_norm_direct": 2,
+    f"item at {UTILS}:is_invalid_grad_norm": 1,
+    f"cuda.synchronize at {ZERO}/partition_parameters.py:_allgather_params_coalesced": 1,
+}
+OVERFLOW_1_AND_2 = {f"item at {ZERO}/stage_1_and_2.py:has_overflow": 1}
+OVERFLOW_3 = {f"item at {ZERO}/stage3.py:has_overflow": 1}
+
+
+def deepspeeds_waits(case: Case) -> dict[str, int]:
+    """What DeepSpeed waits for in one step of `case`, by place."""
+    checks = case.precision == "fp16" or (case.stage == 2 and case.precision == "bf16")
+    if case.stage == 3:
+        return STAGE_3 | (OVERFLOW_3 if checks else {})
+    if case.stage == 1 and case.precision == "bf16":
+        return BF16_OPTIMIZER
+    return STAGES_1_AND_2 | (OVERFLOW_1_AND_2 if checks else {})
+
+
+def name(case: Case) -> str:
+    changed = {field: value for field, value in vars(case).items() if value != getattr(Case(), field)}
+    return " ".join(f"{field}={value}" for field, value in changed.items()) or "plain"
+
+
+def marked(cases: list[Case], kept) -> list:
+    """Parameters of a test; slow but for the cases that `kept` keeps."""
+    return [pytest.param(case, id=name(case), marks=[] if kept(case) else pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize("case", marked(STAGE_0, lambda case: case.precision == "bf16"))
+def test_no_host_waits_for_the_device_at_stage_0(step, case):
+    assert step(case).waits == {}
+
+
+@pytest.mark.parametrize("case", marked(PARTITIONED, lambda case: case.bias_correction and (
+    case.precision == "bf16" or (case.stage == 1 and case.precision != "autocast"))))
+def test_only_deepspeed_waits_at_stages_1_to_3_and_only_where_it_is_known_to(step, case):
+    assert step(case).waits == deepspeeds_waits(case)
+
+
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_only_deepspeed_waits_with_the_optimizer_on_the_host(step, stage):
+    """Which waits for each of its copies: docs/performance.md advises against it."""
+    waits = step(Case(stage, offload=True)).waits
+    assert waits and all(" at deepspeed/" in wait for wait in waits), waits
+
+
+@pytest.mark.parametrize("case", [
+    Case(), replace(Case(), attention_dropout=0.1), replace(Case(), position_embedding="alibi"),
+    replace(Case(), gradient_checkpointing="all"), replace(Case(), hidden_dropout=0.0),
+], ids=name)
+def test_neither_dropout_nor_positions_nor_recomputation_wait(step, case):
+    assert step(case).waits == {}
+
+
+def test_events_that_the_host_waits_for_stand_before_this_steps_work(step):
+    """The host hears of wishes to stop and of the step before: nothing of this step's passes is queued before that."""
+    for case in (Case(), Case(1)):
+        assert step(case).events == [2, 0]  # the counts' copy and their sum; an event of the step before
+
+
+@pytest.mark.parametrize("case", marked(
+    [*STAGE_0, *PARTITIONED], lambda case: case in (Case(), Case(1), Case(2), Case(3), Case(optimizer="muon"))))
+def test_no_operator_mixes_host_and_device(step, case):
+    assert step(case).misplaced == {}
+
+
+def test_a_micro_batch_goes_to_the_device_in_one_copy(step):
+    """And a step's numbers in two, to the objective and to the meter; two come back, of the ranks and of the step."""
+    assert step(Case()).copies == {"cpu to cuda": MICRO_STEPS + 2, "cuda to cpu": 2}
+
+
+# ---- what the ranks send each other ----------------------------------------------------------------------------------
+
+COUNTS = ["allreduce", "float64", 5 * 8]  # masked tokens, pairs, stops, written, seconds
+FP32, BF16 = 4, 2
+
+
+def total(report, operator: str, dtype: str) -> int:
+    """Bytes that all collectives of a kind move; the norms' and flags' few are left out."""
+    return sum(size for kind, found, size in report.collectives if (kind, found) == (operator, dtype) and size > 64)
+
+
+def elements(report) -> int:
+    """Elements of the gradients, as stage 0 sends them in one piece."""
+    return report.collectives[1][2] // FP32
+
+
+def test_stage_0_sends_the_counts_and_one_bucket_of_gradients_in_fp32(step):
+    report = step(Case())
+    assert [each[:2] for each in report.collectives] == [COUNTS[:2], ["allreduce", "float32"]]
+    assert report.collectives[0] == COUNTS
+
+
+def test_stage_1_sends_gradients_once_in_fp32_and_weights_in_bf16(step):
+    size, report = elements(step(Case())), step(Case(1))
+    assert report.collectives[0] == COUNTS
+    assert FP32 * size <= total(report, "allreduce", "float32") < 1.001 * FP32 * size  # padded to the ranks
+    assert total(report, "allgather_base", "bfloat16") == pytest.approx(BF16 * size, rel=1e-3)
+    assert len(report.collectives) == 4
+
+
+def test_stage_2_sends_gradients_in_each_micro_step(step):
+    """Why docs/training.md advises against it with accumulation."""
+    size, report = elements(step(Case())), step(Case(2))
+    assert total(report, "allreduce", "float32") == MICRO_STEPS * FP32 * size
+    assert total(report, "allgather_base", "bfloat16") == pytest.approx(BF16 * size, rel=1e-3)
+
+
+def test_stage_3_gathers_weights_in_bf16_and_scatters_gradients_in_fp32_in_each_micro_step(step):
+    size, report = elements(step(Case())), step(Case(3))
+    assert total(report, "reduce_scatter_base", "float32") == pytest.approx(MICRO_STEPS * FP32 * size, rel=1e-3)
+    gathered = total(report, "allgather_base", "bfloat16") / (BF16 * size)
+    assert MICRO_STEPS * 0.4 < gathered < MICRO_STEPS * 2 + 1  # small ones stay; at most once forward, once backward
+
+
+# ---- how much is launched --------------------------------------------------------------------------------------------
+
+
+def launches(report) -> int:
+    return sum(report.launches.values())
+
+
+def launches_a_layer(step, case: Case) -> float:
+    """Kernels of forward and backward of one encoder layer in one micro-step, its share of the update included."""
+    few, many = step(case), step(replace(case, layers=case.layers + 1))
+    return (launches(many) - launches(few)) / MICRO_STEPS
+
+
+def test_attention_dropout_stays_in_flash_attention_and_pads_nothing(step):
+    with_it, without = step(Case(attention_dropout=0.1)).launches, step(Case()).launches
+    assert with_it == without and with_it["_flash_attention_forward"] == 2 * MICRO_STEPS
+
+
+# Kernels a layer and micro-step, and a step of two layers: a change may only lower them.
+BUDGET = {
+    Case(): (46, 525),
+    Case(1): (75, 713),  # bf16 weights, but DeepSpeed adds up and copies back each gradient alone
+}
+
+
+@pytest.mark.parametrize("case", list(BUDGET), ids=name)
+def test_launches_stay_within_their_budget(step, case):
+    a_layer, a_step = BUDGET[case]
+    found = launches_a_layer(step, case), launches(step(case))
+    assert 0.9 * a_layer <= found[0] <= a_layer and 0.9 * a_step <= found[1] <= a_step, (found, step(case).launches)

@@ -1,0 +1,40 @@
+"""Cloze on a GPU for which no host may wait inside a step: whatever does raises. `poisoned`: steps 3 and 4 are NaN.
+
+    python -m tests.strict_gpu [poisoned] pretrain --data ...
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from cloze.launch import cli
+from cloze.launch.training import trainer
+from tests.poisoned import poison
+
+WARM_STEPS = 2  # optimizers make their states, cuBLAS its buffers, the allocator its first blocks
+
+
+def main(command: list[str]) -> int:
+    """Run a command of `cloze`; afterwards it says how often memory had to be given back and asked for anew."""
+    if command[0] == "poisoned":
+        command = command[1:]
+        poison(0, range(3, 5))
+    advance = trainer.Trainer._advance
+
+    def strict(self, stream, stop) -> None:
+        torch.cuda.set_sync_debug_mode("error" if self.state.step >= WARM_STEPS else "default")
+        try:
+            advance(self, stream, stop)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    trainer.Trainer._advance = strict
+    status = cli.main(command)
+    print(f"allocator retries: {torch.cuda.memory_stats()['num_alloc_retries']}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,35 @@
+"""`make env`: minutes of downloads, with a sign of life and without pip's noise."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PIP = """import sys, time
+assert sys.argv[1:3] == ["install", "--disable-pip-version-check"] and sys.argv[-2:] == ["--editable", "."]
+for line in ("Collecting torch==2.13", "  Downloading torch.whl (190 MB)", "Requirement already satisfied: x"):
+    print(line, flush=True)
+time.sleep(0.3)
+print("noise", file=sys.stderr)
+sys.exit({status})
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_installation_says_what_it_is_at_and_what_pip_said_if_it_failed(tmp_path, monkeypatch, capfd, status):
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip/__init__.py").touch()
+    (tmp_path / "pip/__main__.py").write_text(PIP.format(status=status))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    described = importlib.util.spec_from_file_location("install", ROOT / ".ci/install.py")
+    install = importlib.util.module_from_spec(described)
+    described.loader.exec_module(install)
+    monkeypatch.setattr(install, "SECONDS_A_LINE", 0.05)
+    assert install.main(["--editable", "."]) == status
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.startswith(f"installing into {sys.prefix}: ")
+    assert "s  Downloading torch.whl (190 MB)\n" in said.err
+    assert ("noise" in said.err and "already satisfied" in said.err) == bool(status)
+    assert ("installed in" in said.err) == (not status)
