@@ -8,12 +8,20 @@ the sentences; Hugging Face `map` + `group_texts` + collator; all of ours (readi
 checksums, zstd); then ours with one and two workers, and two jobs of one worker at once, the limit of two workers;
 and a vocabulary learned by `tokenizers` alone, from texts in memory, and by `cloze vocab`, which reads them from the
 files first. Rounds alternate, and the best of each counts, so that other load on the machine falls on all alike.
+
+    python benchmarks/prepare.py --growth --corpus 'books-*.jsonl.gz' --json figures.json
+
+How seconds a token grow, one worker: with the corpus (once, 4 and 16 times as large, each copy of a document told apart
+by its first words), with rounds of exchange (16 times, the limit of parts lowered so that it takes one and two), and
+with the number of files (50,000 of 1 KB against one of the same text). By the clock, and by the CPU's time, which other
+load on the machine changes less.
 """
 
 import argparse
 import ast
 import glob
 import gzip
+import itertools
 import json
 import multiprocessing
 import os
@@ -36,6 +44,8 @@ VOCABULARY = 8192
 ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 FILES = 8
 MADE_BYTES = 96 << 20  # of text, so that two workers have more to do than to start
+GROWTH = (1, 4, 16)  # times the corpus
+GROWTH_BYTES = 12 << 20  # of made text, once: so that ten times as much is a matter of seconds
 
 
 def found_text() -> list[str]:
@@ -54,7 +64,7 @@ def found_text() -> list[str]:
     return texts
 
 
-def made_corpus(folder: Path) -> list[str]:
+def made_corpus(folder: Path, text_bytes: int = MADE_BYTES) -> list[str]:
     """Documents of the sentences of docstrings in new orders, eight files."""
     from cloze.pipeline.tokenization.sentences import split
 
@@ -63,7 +73,7 @@ def made_corpus(folder: Path) -> list[str]:
     for number in range(FILES):
         size = 0
         with gzip.open(folder / f"made-{number}.jsonl.gz", "wt", compresslevel=1) as file:
-            while size < MADE_BYTES // FILES:
+            while size < text_bytes // FILES:
                 text = " ".join(rng.choices(sentences, k=120))
                 file.write(json.dumps({"text": text}) + "\n")
                 size += len(text)
@@ -147,6 +157,99 @@ def ours(
     return manifest.counts["tokens"], seconds
 
 
+def timed(
+    files: list[str], tokenizer: str, folder: str, limit: int | None = None, form: str = "auto"
+) -> tuple[int, tuple[float, float]]:
+    """(tokens, (seconds, seconds of CPU)) of all that `cloze prepare` does. limit: parts that are read at once."""
+    from cloze.pipeline.config import PrepareConfig, SourceConfig
+    from cloze.pipeline.jobs import prepare as preparing
+
+    preparing.FILES_AT_ONCE = limit or preparing.FILES_AT_ONCE
+    output = f"{folder}/shards"
+    config = PrepareConfig(input=files, output=output, tokenizer=tokenizer, source=SourceConfig(format=form))
+    began, cpu = time.perf_counter(), time.process_time()
+    manifest = preparing.prepare(config)
+    seconds = time.perf_counter() - began, time.process_time() - cpu
+    shutil.rmtree(output)
+    return manifest.counts["tokens"], seconds
+
+
+def grown_corpus(files: list[str], folder: Path) -> list[list[str]]:
+    """The files' documents so many times as the largest corpus has them, no two alike: the files of each copy."""
+    from cloze.pipeline.config import PrepareConfig
+    from cloze.pipeline.readers import plan, read
+
+    _, tasks = plan(PrepareConfig(input=files))
+    copies = [[str(folder / f"copy-{copy:02d}-{number:03d}.jsonl.gz") for number in range(len(tasks))]
+              for copy in range(max(GROWTH))]
+    for number, task in enumerate(tasks):
+        texts = [document.text.decode() for document in read(task)]
+        for copy, names in enumerate(copies):
+            with gzip.open(names[number], "wt", compresslevel=1, encoding="utf-8") as file:
+                file.writelines(json.dumps({"text": f"Volume {copy}. {text}"}) + "\n" for text in texts)
+    return copies
+
+
+def many_files(files: list[str], folder: Path, count: int) -> tuple[str, str]:
+    """Texts of about 1 KB each: a folder with a file for each, and one file of all."""
+    from cloze.pipeline.config import PrepareConfig
+    from cloze.pipeline.readers import plan, read
+
+    _, tasks = plan(PrepareConfig(input=files))
+    words = (" ".join(document.text.decode().split()) for task in tasks for document in read(task))
+    texts = (text[start : start + 1000].strip() for text in words for start in range(0, len(text), 1000))
+    chosen = list(itertools.islice(texts, count))
+    for number, text in enumerate(chosen):
+        path = folder / f"many/{number // 1000:04d}/{number:08d}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (folder / "whole.txt").write_text("\n\n".join(chosen), encoding="utf-8")
+    return str(folder / "many"), str(folder / "whole.txt")
+
+
+def grow(files: list[str], folder: Path, rounds: int, json_file: str | None, quick: bool) -> None:
+    """Seconds a token against those of the corpus once, which is measured before, between and after."""
+    begin(vocabulary_by_ours, files=files[:1], folder=str(folder))()
+    common = {"tokenizer": str(folder / "vocab"), "folder": str(folder)}
+    copies = grown_corpus(files, folder)
+    corpora = {times: [name for names in copies[:times] for name in names] for times in GROWTH}
+    several = len(corpora[GROWTH[1]])
+    many, whole = many_files(files, folder, 5_000 if quick else 50_000)
+    contenders = {
+        "once": {"files": corpora[1]},
+        **{f"{times} times": {"files": corpora[times]} for times in GROWTH[1:]},
+        f"{GROWTH[1]} times, one round": {"files": corpora[GROWTH[1]], "limit": several // 2},
+        f"{GROWTH[1]} times, two rounds": {"files": corpora[GROWTH[1]], "limit": max(2, int(several**0.5) - 1)},
+        "one file": {"files": [whole]},
+        "many files": {"files": [many], "form": "file"},
+    }
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name in contenders:
+            for each in ("once", name) if name.endswith("times") else (name,):
+                tokens, seconds = begin(timed, **common, **contenders[each])()
+                spent[each].append((seconds[0] / tokens, seconds[1] / tokens))
+                print(f"    {each:24} {tokens / 1e6:7.1f} M tokens, {seconds[0]:6.2f} s, {seconds[1]:6.2f} of CPU")
+    found = {name: [min(values) for values in zip(*each, strict=True)] for name, each in spent.items()}
+    against = {name: "once" if name.endswith("times") else contender for name, contender in zip(
+        found, ["once", *["once"] * len(GROWTH[1:]), *[f"{GROWTH[1]} times"] * 2, "one file", "one file"], strict=True)}
+    ratios = {name: [mine / its for mine, its in zip(found[name], found[against[name]], strict=True)] for name in found}
+    figures = {
+        "linear_ratio": ratios[f"{GROWTH[-1]} times"][0],
+        "linear_ratio_cpu": ratios[f"{GROWTH[-1]} times"][1],
+        "small_files_ratio": ratios["many files"][0],
+        "small_files_ratio_cpu": ratios["many files"][1],
+        "ratios": {name: {"to": against[name], "seconds": ratio[0], "cpu": ratio[1]} for name, ratio in ratios.items()},
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+    }
+    print(f"\n{figures['hardware']}; nanoseconds a token by the clock and of CPU, and ratios")
+    for name, (seconds, cpu) in found.items():
+        print(f"{name:24} {seconds * 1e9:6.0f} {cpu * 1e9:6.0f}   {ratios[name][0]:5.2f} {ratios[name][1]:5.2f} x "
+              f"{against[name]}")
+    if json_file:
+        Path(json_file).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
 def vocabulary_by_tokenizers(files: list[str], folder: str) -> tuple[int, float]:
     """(bytes, seconds) of the library's own training, texts in memory."""
     from tokenizers import BertWordPieceTokenizer
@@ -213,20 +316,22 @@ def answer(sender, function, **arguments) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under 50 seconds: one round")
+    parser.add_argument("--growth", action="store_true", help="how time grows with the corpus and the number of files")
     parser.add_argument("--corpus", help="glob of text or .jsonl files; default: text made of what every Python has")
-    parser.add_argument("--rounds", type=int, help="rounds; the best counts (default 3, quick 1)")
+    parser.add_argument("--rounds", type=int, help="rounds; the best counts (default 3, quick and growth 1)")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     os.environ |= ONE_CORE
     print(own_command("tokenizers", "datasets", "transformers", **ONE_CORE))
     print("Each contender is a function of this file, in a process of its own.\n")
-    rounds = options.rounds or (1 if options.quick else 3)
+    rounds = options.rounds or (1 if options.quick or options.growth else 3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files = sorted(glob.glob(options.corpus)) if options.corpus else made_corpus(folder)
+        made = GROWTH_BYTES if options.growth and options.quick else MADE_BYTES
+        files = sorted(glob.glob(options.corpus)) if options.corpus else made_corpus(folder, made)
         if not files:
             parser.error(f"--corpus: found nothing at {options.corpus}")
-        run(files, folder, rounds, options.json, options.quick)
+        (grow if options.growth else run)(files, folder, rounds, options.json, options.quick)
 
 
 def run(files: list[str], folder: Path, rounds: int, json_file: str | None, quick: bool) -> None:

@@ -133,17 +133,25 @@ class SamplesConfig:
     """Probability that a pair aims at a random shorter length, as in the BERT release; a share."""
     cross_documents: bool = True
     """Whether full sentences run on into the next document (a separator between); true or false."""
+    single_share: float = 0.0
+    """full_sentences, where cross_documents is false: probability of a document that each of its sentences is a sample
+    of its own instead; a share."""
     pair_sets: int = 1
-    """Times that the pairs are built anew, with new cuts and partners; epochs cycle through them; at least 1, and 1
-    where nothing is drawn: full_sentences, single_sentences, given_pairs with random_share 0."""
+    """Times that the samples are built anew, with new cuts and partners; epochs cycle through them; at least 1, and 1
+    where nothing is drawn: single_sentences, full_sentences with single_share 0, given_pairs with random_share 0."""
     min_document_tokens: int = 1
     """Documents with fewer tokens are left out and counted; at least 1."""
 
     def __post_init__(self):
         _require_share("samples.random_share", self.random_share)
         _require_share("samples.short_share", self.short_share)
+        _require_share("samples.single_share", self.single_share)
+        within = self.objective == "full_sentences" and not self.cross_documents
+        _require(within or self.single_share == 0, "samples.single_share", self.single_share,
+                 "0, unless objective is full_sentences and cross_documents is false")
         _require(self.pair_sets >= 1, "samples.pair_sets", self.pair_sets, "at least 1")
         draws = self.objective in PAIR_OBJECTIVES and (self.objective != "given_pairs" or self.random_share > 0)
+        draws = draws or 0 < self.single_share < 1
         _require(self.pair_sets == 1 or draws, "samples.pair_sets", self.pair_sets,
                  f"1: {self.objective} draws no cuts or partners, so that all sets would have the same samples; for "
                  "more masks raise mask_sets, or draw them at load time (masking.mode dynamic)")

@@ -309,3 +309,28 @@ def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Cal
         raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}"
                         + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else ""))
     return step, whole_weights(manager._path(step))
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Steps of a run's published checkpoints, ascending, damaged ones included."""
+    return CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
+
+
+def read_average(run: Path, count: int, step: int | Literal["best"] | None = None,
+                 warn: Callable[[str], None] = print) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """The mean of the fp32 weights of the checkpoint that `step` names, as in `read_weights`, and of the `count` - 1
+    before it; and their steps, ascending. Buffers and parameters alike; sums are made in fp64.
+
+    Raises:
+        UserError: as `read_weights`, or the run has fewer checkpoints up to there.
+    """
+    last, weights = read_weights(run, step, warn)
+    steps = [each for each in checkpoint_steps(run) if each <= last][-count:]
+    if len(steps) < count:
+        raise UserError(f"{run}: found {len(steps)} checkpoints up to step {last}, expected the {count} that are to be "
+                        "averaged; train with a larger --checkpoint.keep_last, or average fewer")
+    sums = {name: tensor.double() for name, tensor in weights.items()}
+    for each in steps[:-1]:
+        for name, tensor in read_weights(run, each, warn)[1].items():
+            sums[name] += tensor
+    return steps, {name: (total / count).to(weights[name].dtype) for name, total in sums.items()}

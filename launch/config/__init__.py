@@ -6,10 +6,10 @@ from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, S
 from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import BatchArithmetic, TrainConfig
+from cloze.launch.config.training import BatchArithmetic, MaskingConfig, TrainConfig
 
 __all__ = [
     "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "DoctorConfig", "EvaluationConfig", "ExportConfig",
-    "FinetuneConfig", "LossScaleConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "QuickstartConfig",
-    "RunConfig", "ScheduleConfig", "TrainConfig", "ZeroConfig",
+    "FinetuneConfig", "LossScaleConfig", "MaskingConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig",
+    "QuickstartConfig", "RunConfig", "ScheduleConfig", "TrainConfig", "ZeroConfig",
 ]

@@ -167,11 +167,13 @@ class FinetuneConfig(RunConfig):
                             "be partitioned")
         if self.evaluation.samples is not None:
             raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
-        if self.train.micro_batch_size == "auto":
-            raise UserError("train.micro_batch_size: found auto, expected a number: it is for pretraining")
+        if self.train.micro_batch_size in ("auto", None):
+            found = self.train.micro_batch_size or "null"
+            raise UserError(f"train.micro_batch_size: found {found}, expected a number: it is for pretraining")
         for section, name, usual in (
             ("train", "initial_global_batch_size", None), ("train", "loss_reduction", "tokens"),
-            ("train", "compile", False), ("train", "memory_limit_gib", None), ("monitor", "embeddings", False),
+            ("train", "compile", False), ("train", "memory_limit_gib", None), ("train", "sequence_length", None),
+            ("monitor", "embeddings", False),
         ):
             found = getattr(getattr(self, section), name)
             if found != usual:

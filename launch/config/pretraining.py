@@ -9,7 +9,7 @@ from cloze.launch.config.checks import at_least, check_sections, check_warmup
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import TrainConfig
+from cloze.launch.config.training import MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 
@@ -39,6 +39,8 @@ class PretrainConfig(RunConfig):
     """Shape of the model; a file of configs/model/ or single fields."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """How much is trained, in which portions and with which numbers."""
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    """How much is masked, where the shards leave that to the run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its constants."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -69,6 +71,10 @@ class PretrainConfig(RunConfig):
                 if self.data_streams < 1 or size % self.data_streams:
                     raise UserError(f"data_streams: found {self.data_streams}, expected a divisor of train.{name} = "
                                     f"{size}; leave it at null to have one chosen")
+        changes = self.masking.final_rate not in (None, self.masking.rate)
+        if changes and (self.train.time_budget_hours is not None or self.train.growth):
+            raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
+                            "growing batch, expected null: how many samples it has is not known beforehand")
         check_sections(self)
         check_warmup(self)
 

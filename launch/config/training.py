@@ -28,9 +28,12 @@ class TrainConfig:
     """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
     batch_warmup_tokens: int = 0
     """Tokens after which the global batch has its full size, 0 or more, counted by the mean of the data's samples."""
-    micro_batch_size: int | Literal["auto"] = 32
+    micro_batch_size: int | Literal["auto"] | None = None
     """Samples in one forward and backward pass of one process, at most: the largest number that divides its share of a
-    batch is taken, which changes no gradient; auto: the most that fit, tried at the first start."""
+    batch is taken, which changes no gradient; auto: the most that fit, tried at the first start; null: auto on a GPU,
+    32 on a CPU."""
+    sequence_length: int | None = None
+    """Tokens of the longest sequence that the run is meant for; shards with longer ones are refused; null: any."""
     memory_limit_gib: float | None = None
     """GiB that a process may use, for micro_batch_size: auto; null: what the GPU, or its share of this machine, has."""
     learning_rate: float = 1e-4
@@ -66,9 +69,9 @@ class TrainConfig:
         if self.tf32 and self.precision != "fp32":
             raise UserError(f"train.tf32: found true with train.precision {self.precision}, expected false: its "
                             "products have 16 bits; use --train.precision fp32 with it")
-        at_least("train", self, max_steps=1, global_batch_size=1, memory_limit_gib=0, gradient_clipping=0,
-                 log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0, initial_global_batch_size=1,
-                 batch_increment=1, batch_warmup_tokens=0)
+        at_least("train", self, max_steps=1, sequence_length=1, global_batch_size=1, memory_limit_gib=0,
+                 gradient_clipping=0, log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0,
+                 initial_global_batch_size=1, batch_increment=1, batch_warmup_tokens=0)
         if self.learning_rate != AUTO and self.learning_rate <= 0:
             raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
         if self.time_budget_hours is not None and self.time_budget_hours <= 0:
@@ -104,8 +107,8 @@ class TrainConfig:
         return sizes
 
     def on(self, world_size: int) -> TrainConfig:
-        """With the micro-batch that so many processes take; auto stays."""
-        if self.micro_batch_size == "auto":
+        """With the micro-batch that so many processes take; auto and null, which the device decides, stay."""
+        if self.micro_batch_size in ("auto", None):
             return self
         return replace(self, micro_batch_size=BatchArithmetic.of(self, world_size).micro_batch_size)
 
@@ -113,6 +116,29 @@ class TrainConfig:
     def budget_seconds(self) -> float | None:
         """The time budget in the unit of the clock."""
         return None if self.time_budget_hours is None else self.time_budget_hours * 3600
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """How much is masked in the course of a run, of shards whose masks are drawn at load time."""
+
+    rate: float | None = None
+    """Share of a sample's tokens that is predicted at first, above 0, up to 1; null: the rate in the shards' manifest,
+    by which validation is masked in any case."""
+    final_rate: float | None = None
+    """The share that the run ends with; null: rate."""
+    change_begins: float = 0.0
+    """Share of the run's samples after which the rate begins to change, linearly; from 0, below 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "final_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise UserError(f"masking.{name}: found {value}, expected a share above 0, up to 1")
+        if self.final_rate is not None and self.rate is None:
+            raise UserError(f"masking.final_rate: found {self.final_rate} without masking.rate, expected both")
+        if not 0 <= self.change_begins < 1:
+            raise UserError(f"masking.change_begins: found {self.change_begins}, expected a share from 0, below 1")
 
 
 @dataclass(frozen=True)
@@ -127,7 +153,7 @@ class BatchArithmetic:
 
     @classmethod
     def of(cls, train: TrainConfig, world_size: int) -> BatchArithmetic:
-        """Divide. What is not tried yet (auto) counts as 1. Raises UserError if the processes leave a rest."""
+        """Divide. What the device decides (auto, null) counts as 1. Raises UserError if the processes leave a rest."""
         for name, size in train.batch_sizes.items():
             if size % world_size:
                 less = size - size % world_size
@@ -135,7 +161,7 @@ class BatchArithmetic:
                 raise UserError(f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
                                 f"it to {near}")
         share = math.gcd(*train.batch_sizes.values()) // world_size
-        wished = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
+        wished = 1 if train.micro_batch_size in ("auto", None) else train.micro_batch_size
         micro_batch_size = next(size for size in range(min(wished, share), 0, -1) if share % size == 0)
         grows = train.initial_global_batch_size is not None
         growth = (f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "

@@ -91,8 +91,7 @@ class Score(Operation):
     def read(self, model: Any, batch: Batch) -> list[Any]:
         ids = batch.inputs["input_ids"]
         hidden = ids.new_tensor([_hidden(each) for each in batch.encodings])
-        logits = model(masked_positions=ids.new_tensor(batch.blanks()), **batch.inputs).prediction_logits
-        return logits.float().log_softmax(-1).gather(1, hidden[:, None])[:, 0].tolist()
+        return hidden_log_probabilities(model, batch.inputs, ids.new_tensor(batch.blanks()), hidden).tolist()
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
@@ -100,6 +99,14 @@ class Score(Operation):
         names = loaded.tokenizer.tokens
         tokens = [TokenScore(names[_hidden(each)], value) for each, value in zip(encodings, values, strict=True)]
         return SentenceScore(sum(values), sum(values) / len(values), tokens)
+
+
+def hidden_log_probabilities(model: Any, inputs: dict[str, Any], positions: Any, hidden: Any) -> Any:
+    """Natural log-probabilities (N,) fp32 of the tokens `hidden` (N,) at `positions` (N,) among the concatenated ones
+    of `inputs`, which have the mask there; tensors all.
+    """
+    logits = model(masked_positions=positions, **inputs).prediction_logits.float()
+    return logits.gather(1, hidden[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def _hidden(encoding: Encoding) -> int:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -59,13 +59,14 @@ class Predictor:
         self.model, self.tokenizer, self.config = loaded.model, loaded.tokenizer, loaded.config
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Predictor:
-        """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: its newest good checkpoint).
+    def from_folder(cls, folder: str | Path, step: int | Literal["best"] | None = None) -> Predictor:
+        """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`, that of the best
+        evaluation, or None: the newest good one).
 
         Raises:
-            UserError, ModelError: the folder holds neither, or something in it is damaged.
+            UserError, ModelError: the folder holds neither, or something in it is damaged, or it has no such step.
         """
-        return cls(load_model(folder))
+        return cls(load_model(folder, step))
 
     @classmethod
     def from_hub(cls, name: str, **options: Any) -> Predictor:

@@ -33,6 +33,7 @@ from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, evaluation_batches
 from cloze.pipeline.loading.order import choose_streams
+from cloze.pipeline.samples.masking import RateSchedule
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.storage import readable_errors
@@ -44,7 +45,8 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    manifest, model = check_data(Path(config.data), config.model)
+    manifest, model = check_data(Path(config.data), config.model, config.train.sequence_length)
+    check_masking(config, manifest)
     config = replace(config, model=model, train=config.train.on(environment.world_size))
     config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
     console = Console(environment.is_main)
@@ -58,8 +60,11 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     return running.carry_out(config, runs.data_facts(manifest), environment, console, work)
 
 
-def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
+def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
     """The manifest, and the model with what the data decides filled in.
+
+    Args:
+        longest: tokens of the longest sequence that the run is meant for; None: any.
 
     Raises:
         UserError: vocabulary, length or tokenizer of shards and model do not match.
@@ -76,6 +81,10 @@ def check_data(data: Path, model: BertConfig) -> tuple[Manifest, BertConfig]:
     if tokenizer.special_tokens != manifest.special_tokens:
         raise UserError(f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
                         f"{manifest.special_tokens}, those of the manifest; prepare the data again")
+    if longest is not None and manifest.max_length > longest:
+        raise UserError(f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "
+                        f"max_length of the shards in {data}; give the shards that the run is meant for, or set it to "
+                        "null")
     if manifest.max_length > model.max_position_embeddings:
         raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
                         f"{manifest.max_length}, the max_length of the shards in {data}")
@@ -167,7 +176,8 @@ def _print_facts(config: PretrainConfig, manifest: Manifest, process: Process, e
     tokens, samples = counts["tokens"], counts["samples"] // manifest.pair_sets  # an epoch goes over one set of pairs
     histogram = manifest.splits["train"].length_histogram
     squares = sum(length * length * number for length, number in enumerate(histogram))
-    per_token = training_flops(config.model, (tokens, squares), manifest.masked_share * tokens, summed=True) / tokens
+    masked = manifest.masked_share if config.masking.rate is None else config.masking.rate
+    per_token = training_flops(config.model, (tokens, squares), masked * tokens, summed=True) / tokens
     steps_per_epoch = samples / config.train.global_batch_size
     epochs = (f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
               f"({samples:,} samples, {tokens:,} tokens)")
@@ -209,6 +219,7 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         rank=environment.rank, world_size=environment.world_size, streams=config.data_streams, seed=config.seed,
         samples_consumed=trainer.state.samples_consumed, warmup=batch_warmup(config, reader.manifest),
         segments=config.model.segments,
+        masking_rate=masking_rate(config),
     )
     try:
         shown = partial(showing, config, trainer) if trainer.evaluate else None
@@ -225,6 +236,22 @@ def batch_warmup(config: PretrainConfig, manifest: Manifest) -> BatchWarmup | No
         return None
     samples = -(-train.batch_warmup_tokens * counts["samples"] // counts["tokens"])
     return BatchWarmup(train.initial_global_batch_size, train.increment, samples)
+
+
+def check_masking(config: PretrainConfig, manifest: Manifest) -> None:
+    """Raise UserError for a masking rate where the shards hold their masks."""
+    if config.masking.rate is not None and manifest.mask_sets:
+        raise UserError(f"masking.rate: found {config.masking.rate} with shards in {config.data} that hold their "
+                        "masks, expected null; or prepare them with --masking.mode dynamic")
+
+
+def masking_rate(config: PretrainConfig) -> RateSchedule | None:
+    """The masking rate over the samples of the run; None: the manifest's."""
+    chosen = config.masking
+    if chosen.rate is None:
+        return None
+    end = config.train.max_steps * config.train.global_batch_size
+    return RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
 
 
 def showing(config: PretrainConfig, trainer, metrics):

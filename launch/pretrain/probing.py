@@ -24,17 +24,24 @@ from cloze.launch.system.memory import available_bytes, peak_bytes, resident_byt
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
 
-# Kept free: real batches are no larger than the probe's, but fragmentation and communication buffers vary.
+# Kept free for what the probe does not see: NCCL's buffers of collectives that come later (evaluation, checkpoints),
+# workspaces of kernels that other shapes choose, other processes on the GPU. Hardly for holes in the allocator's
+# segments: a model of torch's allocator that replayed BERT-base's batches of changing lengths needed up to 37% more
+# than the probe's one shape, and within 1% of what tensors held with expandable segments (system/environment.py).
 SPARE_SHARE = 0.1
 # Masked tokens of the probe's sequences over the corpus's average share: some sequences have more than others.
 MASKED_MARGIN = 1.25
 PROBE_SEED = 0
+# Of lengths drawn from the corpus's, after the longest ones: what the allocator makes of changing sizes is counted too.
+MIXED_BATCHES = 2
+# On a CPU the largest is not the fastest: what one layer makes of a micro-batch should stay in the caches.
+CPU_MICRO_BATCH = 32
 _LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
 
 
 def resolve(config: PretrainConfig, manifest: Manifest, build_model: Callable[[PretrainConfig], nn.Module],
             environment: Environment, device: torch.device, console: Console) -> PretrainConfig:
-    """The configuration with a number where `train.micro_batch_size` was auto; collective.
+    """The configuration with a number where `train.micro_batch_size` was auto or null; collective.
 
     An earlier part of the run has saved its number, which holds, as far as it divides this world's share of a batch.
 
@@ -44,13 +51,15 @@ def resolve(config: PretrainConfig, manifest: Manifest, build_model: Callable[[P
     Raises:
         UserError: not even one sequence fits.
     """
-    if config.train.micro_batch_size != "auto":
+    if config.train.micro_batch_size not in ("auto", None):
         return config
     share = math.gcd(*config.train.batch_sizes.values()) // environment.world_size  # whose rest was refused before
     candidates = [size for size in range(1, share + 1) if share % size == 0]
     saved = distributed.from_main(runs.saved_micro_batch_size(Path(config.output)) or 0, device)
     if saved:
         chosen = max(size for size in candidates if size <= saved)
+    elif config.train.micro_batch_size is None and device.type == "cpu":
+        chosen = max(size for size in candidates if size <= CPU_MICRO_BATCH)
     else:
         chosen = _search(config, manifest, build_model, environment, device, candidates)
         console.say(f"micro-batch: {chosen} sequences are the most that fit, of {manifest.max_length} tokens each")
@@ -136,7 +145,9 @@ def _stepping_stones(candidates: list[int]) -> Iterator[int]:
 
 
 class Probe:
-    """A model and an engine like the run's, trained on sequences of the greatest length, then thrown away."""
+    """A model and an engine like the run's, trained on sequences of the greatest length and on such as the run will
+    have, then thrown away.
+    """
 
     def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, environment: Environment,
                  device: torch.device) -> None:
@@ -160,13 +171,15 @@ class Probe:
         Raises:
             UserError: this rank is out of memory in a whole step, where the others wait for it and can't be asked.
         """
-        batch = self._batch(size)
-        if not self.partitions_weights and not agree(self._fits_alone(batch)):
+        longest, *mixed = self._batches(size)
+        if not self.partitions_weights and not agree(self._fits_alone(longest)):
             return False
         try:
-            for _ in range(self.micro_steps):
-                self.engine.backward(self._loss(batch) * self.world_size, scale_wrt_gas=False)
-                self.engine.step()
+            # The longest again behind each mixed one: what those left free must be of use to it.
+            for batch in (longest, *(each for other in mixed for each in (other, longest))):
+                for _ in range(self.micro_steps):
+                    self.engine.backward(self._loss(batch) * self.world_size, scale_wrt_gas=False)
+                    self.engine.step()
         except Exception as error:
             if not _out_of_memory(error):
                 raise
@@ -194,21 +207,29 @@ class Probe:
             return False
         return True
 
-    def _batch(self, size: int) -> dict:
-        """`size` sequences of the corpus's greatest length, with as many masked tokens as its sequences can have."""
-        length = self.manifest.max_length
-        masked = min(length, math.ceil(MASKED_MARGIN * length * self.manifest.masked_share))
+    def _batches(self, size: int) -> list[dict]:
+        """`size` sequences of the corpus's greatest length, and MIXED_BATCHES times such as its lengths give."""
         generator = torch.Generator().manual_seed(PROBE_SEED)
-        ids = torch.randint(self.manifest.vocab_size, (size * length,), generator=generator)
-        positions = (torch.arange(size)[:, None] * length + torch.arange(masked)).flatten()
+        histogram = torch.tensor(self.manifest.splits["train"].length_histogram, dtype=torch.float64)
+        drawn = torch.multinomial(histogram, MIXED_BATCHES * size, replacement=True, generator=generator)
+        longest = torch.full((1, size), self.manifest.max_length)
+        return [self._batch(lengths, generator) for lengths in torch.cat((longest, drawn.view(-1, size)))]
+
+    def _batch(self, lengths: torch.Tensor, generator: torch.Generator) -> dict:
+        """Sequences of these lengths, (size,), with as many masked tokens as sequences can have."""
+        share = min(1.0, MASKED_MARGIN * self.manifest.masked_share)
+        starts, tokens = lengths.cumsum(0) - lengths, int(lengths.sum())
+        ids = torch.randint(self.manifest.vocab_size, (tokens,), generator=generator)
+        places = torch.arange(tokens) - starts.repeat_interleave(lengths)
+        positions = (places < (share * lengths).ceil().repeat_interleave(lengths)).nonzero()[:, 0]
         batch = {
-            "input_ids": ids, "token_type_ids": torch.zeros_like(ids),
-            "position_ids": torch.arange(length).repeat(size),
-            "sequence_offsets": torch.arange(0, (size + 1) * length, length, dtype=torch.int32),
+            "input_ids": ids, "token_type_ids": torch.zeros_like(ids), "position_ids": places,
+            "sequence_offsets": torch.cat((starts, torch.tensor([tokens]))).int(),
             "masked_positions": positions, "labels": ids[positions],
-            "next_sentence_label": torch.zeros(size, dtype=torch.int64),
+            "next_sentence_label": torch.zeros(len(lengths), dtype=torch.int64),
         }
-        return {name: tensor.to(self.device) for name, tensor in batch.items()} | {"max_sequence_length": length}
+        longest = int(lengths.max())
+        return {name: tensor.to(self.device) for name, tensor in batch.items()} | {"max_sequence_length": longest}
 
     def release(self) -> None:
         """Give the memory back before the run takes it."""

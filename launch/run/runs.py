@@ -34,9 +34,9 @@ TRAINED_LENGTH = "max_length"  # in data.json
 # other units, as another number of processes does.)
 FREE_FIELDS = {
     "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
-    "train.micro_batch_size", "train.log_every_steps", "train.max_skipped_steps", "train.stop_before_seconds",
-    "train.gradient_checkpointing", "train.attention_kernel",
-    "train.compile", "train.deterministic", "train.memory_limit_gib", "seeds", "grid",
+    "train.micro_batch_size", "train.sequence_length", "train.log_every_steps", "train.max_skipped_steps",
+    "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel", "train.compile",
+    "train.deterministic", "train.memory_limit_gib", "seeds", "grid",
 }
 # What the optimizer's groups and their states are made by.
 GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")

@@ -6,21 +6,21 @@ import functools
 import json
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from cloze.launch.system.data_sheets import DataSheet, find_data_sheet, is_slice
 from cloze.launch.system.environment import cache_folder
 from cloze.pipeline.storage import publish_text
 
-# Dense 16-bit peaks in FLOP/s from NVIDIA's data sheets, by a part of the device's name; the first match counts.
-DATA_SHEETS = {
-    "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12,
-    "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "V100": 125e12, "T4": 65e12,
-    "RTX 4090": 165e12, "RTX 3090": 71e12,
-}
 # Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
 _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
+# Bytes of a copy that counts as bandwidth: far beyond every cache, below what any device has free. Elements of a GELU
+# that fits a core's cache: what a CPU computes, not what it moves.
+_COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
+_ELEMENTS = 1 << 18
 # Another process's work only makes a trial slower, and comes and goes: the best of short trials, spread over seconds.
 _TRIAL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.2
@@ -106,13 +106,33 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
     For GPUs the data sheet's 16-bit rate, whatever the dtype; for others, CPUs too, what `cloze doctor` has measured.
     """
-    return data_sheet_flops(device) or _measured().get(_key(device, dtype), 0.0) * _units(device) or None
+    return data_sheet_flops(device) or measured_flops(device, dtype)
+
+
+def data_sheet_of(device: torch.device) -> DataSheet | None:
+    """What the maker of a GPU says of it, or None."""
+    return find_data_sheet(device_name(device))
 
 
 def data_sheet_flops(device: torch.device) -> float | None:
-    """Peak in FLOP/s for 16-bit matrix products that the maker of a GPU names, or None."""
-    name = f" {device_name(device).replace('-', ' ')} "  # whole words: an "RTX A1000" is no "A100"
-    return next((peak for part, peak in DATA_SHEETS.items() if f" {part} " in name), None)
+    """Peak in FLOP/s for 16-bit matrix products that the maker of a GPU names, or None; of a slice (MIG) the share that
+    its processors are.
+    """
+    sheet = data_sheet_of(device)
+    if sheet is None or not is_slice(device_name(device)):
+        return None if sheet is None else sheet.flops
+    return sheet.flops * torch.cuda.get_device_properties(device).multi_processor_count / sheet.processors
+
+
+def measured_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Best products in FLOP/s that `cloze doctor` has measured and kept, or None."""
+    return _measured().get(_key(device, dtype), 0.0) * _units(device) or None
+
+
+def measured_memory(device: torch.device) -> tuple[float, float] | None:
+    """Bytes/s of a long copy and elements/s of GELU that `cloze doctor` has measured and kept, or None."""
+    found = tuple(_measured().get(key, 0.0) for key in _memory_keys(device))
+    return found if all(found) else None
 
 
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
@@ -141,23 +161,61 @@ def _rate(matrix: torch.Tensor) -> float:
     return 2 * len(matrix) ** 3 * count / seconds
 
 
+def measure_memory(device: torch.device) -> tuple[float, float]:
+    """Bytes/s, read and written, of a long copy, and elements/s of GELU in bf16, which only a CPU is slow at.
+
+    The best of many, with the threads that this process has.
+    """
+    source = torch.zeros(_COPIED[device.type], dtype=torch.uint8, device=device)
+    target, values = torch.empty_like(source), torch.zeros(_ELEMENTS, dtype=torch.bfloat16, device=device)
+    end, copied, computed = time.monotonic() + _SECONDS / 4, 0.0, 0.0
+    while time.monotonic() < end:
+        copied = max(copied, 2 * source.numel() / _seconds(lambda: target.copy_(source), device))
+        computed = max(computed, _ELEMENTS / _seconds(lambda: torch.nn.functional.gelu(values), device))
+    return copied, computed
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    _wait(device)
+    began = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - began
+
+
 def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict[torch.dtype, float]:
     """Remember measured FLOP/s for the runs of this user, each unless more was measured before; what is kept.
 
     Raises:
         UserError: the file can't be written.
     """
+    units = _units(device)
+    kept = _keep({_key(device, dtype): rate / units for dtype, rate in rates.items()})
+    return {dtype: rate * units for dtype, rate in zip(rates, kept, strict=True)}
+
+
+def keep_measured_memory(device: torch.device, rates: tuple[float, float]) -> None:
+    """Remember what `measure_memory` gave for the plans of this user, unless more was measured before.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    _keep(dict(zip(_memory_keys(device), rates, strict=True)))
+
+
+def _keep(rates: dict[str, float]) -> list[float]:
+    """Write the larger of each rate and the one that is there; what is there then."""
     before = _measured()
-    kept = {dtype: max(rate / _units(device), before.get(_key(device, dtype), 0.0)) for dtype, rate in rates.items()}
-    values = before | {_key(device, dtype): rate for dtype, rate in kept.items()}
-    publish_text(_file(), json.dumps(values, indent=1) + "\n")
-    return {dtype: rate * _units(device) for dtype, rate in kept.items()}
+    kept = {key: max(rate, before.get(key, 0.0)) for key, rate in rates.items()}
+    publish_text(_file(), json.dumps(before | kept, indent=1) + "\n")
+    return list(kept.values())
 
 
 def doubt_of_peak(device: torch.device) -> str:
     """What it means, and what to do, if a run is faster than `peak_flops`."""
     if data_sheet_flops(device) is not None:
-        return f"the data sheet's rate for {device_name(device)!r} in system/devices.py is too low; correct it there"
+        return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; "
+                "correct it there")
     return (f"the peak in {_file()} was measured by `cloze doctor` while the machine was busy, or clocked lower than "
             "now; run it again when nothing else runs: the higher value is kept")
 
@@ -172,8 +230,14 @@ def _units(device: torch.device) -> int:
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
-def _key(device: torch.device, dtype: torch.dtype) -> str:
-    return f"{device_name(device) if device.type == 'cuda' else _processor()} {dtype}"
+def _key(device: torch.device, what: torch.dtype | str) -> str:
+    return f"{device_name(device) if device.type == 'cuda' else _processor()} {what}"
+
+
+def _memory_keys(device: torch.device) -> tuple[str, str]:
+    """Unlike products, copies do not become faster with every thread: kept for each number of them."""
+    threads = "" if device.type == "cuda" else f" of {torch.get_num_threads()} threads"
+    return _key(device, f"copy{threads}"), _key(device, f"gelu{threads}")
 
 
 def _processor() -> str:
@@ -191,7 +255,7 @@ def _file() -> Path:
 
 
 def _measured() -> dict[str, float]:
-    """FLOP/s a GPU or a thread, by device and dtype; empty where nothing was measured."""
+    """FLOP/s a GPU or a thread, by device and dtype, and bytes/s; empty where nothing was measured."""
     try:
         content = json.loads(_file().read_text(encoding="utf-8"))
         return {name: float(rate) for name, rate in content.items()}

@@ -100,12 +100,19 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
 
 
+_ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+
+
 def protect_process() -> None:
     """Set what every command wants, before torch, DeepSpeed or tokenizers are imported.
 
     - TOKENIZERS_PARALLELISM: threads of `tokenizers` deadlock in forked children (datasets#620).
     - KINETO_LOG_LEVEL: torch.profiler prints when it starts and stops; above 5 it does not.
+    - PYTORCH_ALLOC_CONF: batches of ever other lengths leave the CUDA allocator's segments full of holes, which
+      expandable ones close. Read when CUDA starts; a user's own setting, under the older names too, wins.
     """
+    if not _ALLOCATOR_SETTINGS & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -25,7 +25,7 @@ from cloze.pipeline.errors import UserError
 EXIT_PROBLEM = 2
 _VERDICTS = ("skipped", "ok", "warning", "problem")
 # Where each examination of a rank runs into its time limit, the others wait as long as all of them together.
-_PATIENCE = 6
+_PATIENCE = 7
 
 
 def doctor(config: DoctorConfig) -> int:
@@ -46,7 +46,9 @@ def doctor(config: DoctorConfig) -> int:
         work_on(device)
         examiner.run("device", lambda: examinations.device(device))
         # Kept by one process of each machine: they share the file.
-        examiner.run("matrix product", lambda: examinations.matrix_product(device, environment.local_rank == 0))
+        keeps = environment.local_rank == 0
+        examiner.run("matrix product", lambda: examinations.matrix_product(device, keeps))
+        examiner.run("memory bandwidth", lambda: examinations.memory_bandwidth(device, keeps))
     examiner.run("shared memory", lambda: examinations.shared_memory(device, environment.world_size))
     if config.output:
         examiner.run("output", lambda: examinations.output(Path(config.output), environment.rank))

@@ -18,7 +18,16 @@ import torch
 from packaging.requirements import Requirement
 
 from cloze.launch.system import distributed
-from cloze.launch.system.devices import data_sheet_flops, device_name, keep_measured, measure_flops
+from cloze.launch.system.data_sheets import is_slice
+from cloze.launch.system.devices import (
+    data_sheet_flops,
+    data_sheet_of,
+    device_name,
+    keep_measured,
+    keep_measured_memory,
+    measure_flops,
+    measure_memory,
+)
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes
 from cloze.pipeline.jobs.verifying import check_shard
@@ -86,13 +95,13 @@ def device(device: torch.device) -> list[Finding]:
 
 
 def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
-    """The rate of a large matrix product; kept, where no data sheet says it, so that runs can show an MFU."""
+    """The rate of a large matrix product; kept for plans and, where no data sheet says it, for the MFU of runs."""
     rates = measure_flops(device, torch.bfloat16, torch.float32)
     bf16, fp32 = rates.values()
+    kept = keep_measured(device, rates) if keep else rates
     found = f"{bf16 / 1e12:.3g} TFLOP/s in bf16, {fp32 / 1e12:.3g} in fp32"
     sheet = data_sheet_flops(device)
     if sheet is None:
-        kept = keep_measured(device, rates) if keep else rates
         found += ", kept for the MFU of runs" if kept == rates else (
             f"; kept for the MFU of runs: {kept[torch.bfloat16] / 1e12:.3g} and {kept[torch.float32] / 1e12:.3g}, the "
             "most that was ever measured")
@@ -102,6 +111,22 @@ def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
         return [Finding("matrix product", found, "warning", "the GPU is shared, hot or held down; see nvidia-smi",
                         measure=bf16)]
     return [Finding("matrix product", found, measure=bf16)]
+
+
+def memory_bandwidth(device: torch.device, keep: bool) -> list[Finding]:
+    """The rate of a long copy in the device's memory; kept for `cloze plan`."""
+    rates = measure_memory(device)
+    if keep:
+        keep_measured_memory(device, rates)
+    rate = rates[0]
+    found = f"{rate / 1e9:.3g} GB/s, read and written"
+    sheet = data_sheet_of(device) if device.type == "cuda" else None
+    if sheet is not None and not is_slice(device_name(device)):
+        found += f"; {rate / sheet.bandwidth:.0%} of the data sheet"
+        if rate < 0.5 * sheet.bandwidth:
+            return [Finding("memory bandwidth", found, "warning", "the GPU is shared or held down; see nvidia-smi",
+                            measure=rate)]
+    return [Finding("memory bandwidth", found, measure=rate)]
 
 
 def shared_memory(device: torch.device | None, world_size: int) -> list[Finding]:

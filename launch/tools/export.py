@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.config import ExportConfig
-from cloze.launch.pretrained.loading import read_run_weights
+from cloze.launch.pretrained.loading import read_run_average
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
@@ -58,12 +58,13 @@ def export(config: ExportConfig) -> int:
 def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
     """The model folder of a checkpoint of pretraining; returns what it was."""
     model_config = runs.model_config(run)
-    step, weights = read_run_weights(run, config.step, console.warn)
-    check_finite(weights, f"step {step} of {run}")
+    steps, weights = read_run_average(run, config.average, config.step, console.warn)
+    named = ", ".join(map(str, steps))
+    check_finite(weights, f"step {named} of {run}")
     length = runs.trained_length(run)
     notes = {TRUNCATION: described(Truncation(length))} if length else {}
     save_pretrained(folder, model_config, weights, run / runs.TOKENIZER, notes=notes)
-    return f"step {step} of {run}"
+    return f"step {named} of {run}" if len(steps) == 1 else f"the mean of steps {named} of {run}"
 
 
 def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
@@ -72,8 +73,10 @@ def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console)
     if not (source / "config.json").is_file():
         raise UserError(f"run: found neither a run nor a model in {run}, expected the folder of a run of cloze "
                         "pretrain or finetune, or a Hugging Face folder")
-    if config.step is not None:
-        raise UserError(f"step: found {config.step} with {source}, which is one model, expected null; leave --step out")
+    for name, plain in (("step", None), ("average", 1)):
+        if (found := getattr(config, name)) != plain:
+            raise UserError(f"{name}: found {found} with {source}, which is one model, expected "
+                            f"{'null' if plain is None else plain}; leave --{name} out")
     if left := copy_pretrained(source, folder):
         console.say(f"left out of {source}: {', '.join(left)} (a model and its tokenizer are exported, nothing else)")
     return str(source)

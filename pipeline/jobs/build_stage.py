@@ -1,20 +1,22 @@
 """Stage 2 of preparing: a range of hashes to a shard. Collect its documents, build samples, draw masks, write."""
 
+import base64
 import hashlib
-import json
+import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from cloze.pipeline import ragged
+from cloze.pipeline.jobs import parts
+from cloze.pipeline.jobs.reports import load_report, save_report
 from cloze.pipeline.jobs.tokenize_stage import load_tokenizer
 from cloze.pipeline.samples.masking import MaskingRules, draw_sets
 from cloze.pipeline.samples.samples import Documents, SampleBuilder
 from cloze.pipeline.shards.manifest import ShardInfo
 from cloze.pipeline.shards.shards import write_shard
-from cloze.pipeline.storage import publish_text, publishing, readable_errors
+from cloze.pipeline.storage import readable_errors, sha256_of
 
 _COPIES = 0  # purposes of draws
 _SAMPLES = 1
@@ -24,7 +26,10 @@ _BEGINS = 1  # a mark, not an id
 
 @dataclass(frozen=True)
 class BuildTask:
-    """One shard of one split at one length: documents with low <= hash < high, for every pair set and mask set."""
+    """One shard of one split at one length: documents with low <= hash < high, for every pair set and mask set.
+
+    parts: by name those that hold these hashes, some hundred at most.
+    """
 
     split: str
     number: int
@@ -37,7 +42,6 @@ class BuildTask:
     fingerprint: str
     folder: str
     output: str
-    estimated_tokens: int
 
     @property
     def max_length(self) -> int:
@@ -50,7 +54,7 @@ class BuildTask:
 
 @dataclass
 class ShardReport:
-    """What a task wrote and counted. unigrams (vocab_size,): occurrences in the samples of the first pair set."""
+    """What a task wrote and counted. unigrams (vocab_size,) uint32: how often each id is in the first pair set."""
 
     shards: list[ShardInfo]
     counts: dict[str, int]
@@ -58,29 +62,31 @@ class ShardReport:
     unigrams: np.ndarray
 
     def save(self, path: Path) -> None:
-        with publishing(path.with_suffix(".npy"), durable=False) as aside, open(aside, "wb") as file:
-            np.save(file, self.unigrams)
-        content = asdict(self)
-        del content["unigrams"]
-        publish_text(path, json.dumps(content), durable=False)
+        packed = base64.b64encode(zlib.compress(self.unigrams.tobytes(), 1)).decode()
+        save_report(path, asdict(replace(self, unigrams=packed)))
 
     @classmethod
-    def load(cls, path: Path) -> "ShardReport | None":
-        """The report of a complete task; None if there is none that can be read."""
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            content["shards"] = [ShardInfo(**shard) for shard in content["shards"]]
-            return cls(**content, unigrams=np.load(path.with_suffix(".npy")))
-        except (FileNotFoundError, ValueError, KeyError, TypeError, EOFError):
+    def load(cls, path: Path, output: Path) -> "ShardReport | None":
+        """The report of a complete task, whose shards below `output` are what it says; None if there is none."""
+        if (content := load_report(path)) is None:
             return None
+        content["shards"] = [ShardInfo(**shard) for shard in content["shards"]]
+        content["unigrams"] = np.frombuffer(zlib.decompress(base64.b64decode(content["unigrams"])), np.uint32)
+        return cls(**content) if all(_is_whole(shard, output) for shard in content["shards"]) else None
+
+
+def _is_whole(shard: ShardInfo, output: Path) -> bool:
+    path = output / shard.file
+    with readable_errors(path):
+        return path.is_file() and path.stat().st_size == shard.bytes and sha256_of(path) == shard.sha256
 
 
 def build(task: BuildTask) -> ShardReport:
     """Run one task, or find that it is complete."""
-    if (complete := ShardReport.load(task.report_path)) is not None:
+    if (complete := ShardReport.load(task.report_path, Path(task.output))) is not None:
         return complete
     tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
-    documents, counts = collect(task, tokenizer.dtype)
+    documents, counts = collect(task, np.dtype(tokenizer.dtype))
     preparation = task.preparation
     builder = SampleBuilder(preparation["samples"], task.max_length, tokenizer.special_tokens)
     rules = MaskingRules(
@@ -90,7 +96,7 @@ def build(task: BuildTask) -> ShardReport:
         special_tokens=tokenizer.special_tokens,
         continues_word=tokenizer.continues_word,
     )
-    report = ShardReport([], counts, [0] * (task.max_length + 1), np.zeros(tokenizer.vocab_size, np.int64))
+    report = ShardReport([], counts, [0] * (task.max_length + 1), np.zeros(tokenizer.vocab_size, np.uint32))
     pair_sets = preparation["samples"]["pair_sets"] if task.split == "train" else 1
     for pair_set in range(pair_sets if len(documents) else 0):
         draws = (preparation["seed"], _SAMPLES, task.split, task.number, pair_set)
@@ -111,7 +117,7 @@ def build(task: BuildTask) -> ShardReport:
         histogram = np.bincount(samples.lengths, minlength=task.max_length + 1)
         report.length_histogram = (np.array(report.length_histogram) + histogram).tolist()
         if pair_set == 0:
-            report.unigrams += np.bincount(samples.input_ids, minlength=tokenizer.vocab_size)
+            report.unigrams += np.bincount(samples.input_ids, minlength=tokenizer.vocab_size).astype(np.uint32)
     report.unigrams[tokenizer.special_tokens.ids] = 0
     report.save(task.report_path)
     return report
@@ -153,39 +159,30 @@ def _count(report: ShardReport, samples, masks, flow: dict[str, int], mask_id: i
         report.counts[name] = report.counts.get(name, 0) + count
 
 
-def collect(task: BuildTask, dtype) -> tuple[Documents, dict[str, int]]:
+def collect(task: BuildTask, dtype: np.dtype) -> tuple[Documents, dict[str, int]]:
     """The documents of a task in the order of their hash, duplicates and short ones left out; then, in the same
     order, the further copies that weights ask for."""
-    columns = {name: [] for name in ("hash", "hash_rest", "document", "order", "source", "num_sentences", "num_tokens")}
-    sentences, tokens = [np.empty(0, np.int64)], [np.empty(0, dtype)]
+    tables = [parts.empty(dtype)]
     for name in task.parts:
-        part = _read_part(Path(task.folder) / name, task.low, task.high)
-        if part is None:
-            continue
-        for key, values in part.items():
-            {"sentences": sentences, "tokens": tokens}.get(key, columns.get(key)).append(values)
-    if not columns["hash"]:
-        columns = {name: [np.empty(0, np.uint64)] for name in columns}
-    table = {name: np.concatenate(values) for name, values in columns.items()}
-    sentences, tokens = np.concatenate(sentences), np.concatenate(tokens)
+        tables += parts.read(Path(task.folder) / name, task.low, task.high, dtype)
+    table = parts.joined(tables)
     num_sentences, num_tokens = table["num_sentences"].astype(np.int64), table["num_tokens"].astype(np.int64)
-    order = np.lexsort((table["order"], table["hash_rest"], table["hash"]))
-    same = np.zeros(len(order), bool)
-    same[1:] = (np.diff(table["hash"][order]) == 0) & (np.diff(table["hash_rest"][order]) == 0)
-    short = num_tokens[order] < task.preparation["samples"]["min_document_tokens"]
-    kept = order[~same & ~short]
+    rows, duplicates, duplicate_tokens = parts.distinct(table)
+    short = num_tokens[rows] < task.preparation["samples"]["min_document_tokens"]
+    kept = rows[~short]
     counts = {
         "documents": len(kept),
-        "documents_duplicate": int(same.sum()),
-        "documents_short": int((short & ~same).sum()),
-        "tokens_duplicate": int(num_tokens[order][same].sum()),
-        "tokens_short": int(num_tokens[order][short & ~same].sum()),
+        "documents_duplicate": int(duplicates.sum()),
+        "documents_short": int(short.sum()),
+        "tokens_duplicate": int(duplicate_tokens.sum()),
+        "tokens_short": int(num_tokens[rows[short]].sum()),
         "tokens_kept": int(num_tokens[kept].sum()),
     }
     copies = _copies(task, table["source"][kept], table["hash_rest"][kept])
     counts["documents_with_copies"] = int(copies.sum())
     # All first copies, then all second ones: a sample that crosses documents must not show two copies of one.
     kept = np.concatenate([kept[:0], *(kept[copies > copy] for copy in range(copies.max(initial=0)))])
+    sentences, tokens = table["sentences"], table["tokens"]
     sentence_starts = ragged.to_offsets(num_sentences)[:-1]
     token_starts = ragged.to_offsets(num_tokens)[:-1]
     lengths = ragged.gather(sentences, sentence_starts[kept], num_sentences[kept]).astype(np.int64)
@@ -212,24 +209,3 @@ def _copies(task: BuildTask, source: np.ndarray, hash_rest: np.ndarray) -> np.nd
     seed = hashlib.sha256(f"{task.preparation['seed']}/{_COPIES}".encode()).digest()
     mixed = hash_rest ^ np.uint64(int.from_bytes(seed[:8], "big"))
     return np.floor(weight).astype(np.int64) + (mixed.astype(np.float64) / 2**64 < weight % 1)
-
-
-def _read_part(path: Path, low: int, high: int) -> dict[str, np.ndarray] | None:
-    with readable_errors(path):
-        with pa.memory_map(str(path)) as source:
-            batch = pa.ipc.open_file(source).get_batch(0)
-            hashes = ragged.from_arrow(batch.column("hash"))
-            start = int(np.searchsorted(hashes, np.uint64(low)))
-            stop = len(hashes) if high > 2**64 - 1 else int(np.searchsorted(hashes, np.uint64(high)))
-            if start == stop:
-                return None
-            found = {
-                name: ragged.from_arrow(batch.column(name))[start:stop].copy()
-                for name in ("hash", "hash_rest", "document", "order", "source")
-            }
-            for name in ("sentences", "tokens"):
-                column = batch.column(name)
-                offsets = ragged.from_arrow(column.offsets)[start : stop + 1]
-                found[f"num_{name}"] = np.diff(offsets)
-                found[name] = ragged.from_arrow(column.values)[offsets[0] : offsets[-1]].copy()
-    return found

@@ -13,7 +13,8 @@ import numpy as np
 from cloze.pipeline import ragged
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.jobs.tokenize_stage import Report, encode, splitter_of
+from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE
+from cloze.pipeline.jobs.tokenize_stage import PART_BYTES, Report, encode, splitter_of
 from cloze.pipeline.readers import compression, read
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.records import Document
@@ -82,7 +83,9 @@ def estimate(
     stage_1 = whole * (2 if tokenizer.vocab_size <= 1 << 16 else 4) * 1.1
     seconds = text_bytes * (_STAGE_1 * (reading + encoding / size) + _STAGE_2 * building / size * copies)
     seconds += weight * hashing / _READ_BYTES
-    return Estimate(int(whole), seconds / config.workers, int(shard_bytes), int(shard_bytes + stage_1))
+    exchanged = stage_1 > FILES_AT_ONCE * PART_BYTES  # then the parts are there twice for a while
+    most = stage_1 + max(shard_bytes, stage_1 if exchanged else 0)
+    return Estimate(int(whole), seconds / config.workers, int(shard_bytes), int(most))
 
 
 def _first(documents: Iterable[Document], size: int) -> Iterator[Document]:

@@ -1,11 +1,12 @@
 """Where tasks run: in this process, in spawned processes, or on a Dask cluster; one concurrent.futures interface."""
 
 import importlib
+import itertools
 import multiprocessing
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -13,12 +14,16 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+import numpy as np
 import pyarrow as pa
 
 from cloze.pipeline.allocator import keep_freed_pages
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 
+# Tasks that are handed to an executor at once: enough for four on each of a thousand cores, and few enough that their
+# descriptions (some 15 kB where a task reads 512 parts) take no memory to speak of, here or in Dask's scheduler.
+_IN_FLIGHT = 4096
 _CONNECT_SECONDS = 20  # a scheduler that is there answers in one; a cluster that has just started in some more
 _DIED = (
     "a worker process died (killed, or out of memory); run the same command again, it continues where it was, "
@@ -112,6 +117,7 @@ def start_worker() -> None:
     pa.set_io_thread_count(1)
     # What tasks need is imported now, while the parent process still plans, and not with the first task.
     importlib.import_module("cloze.pipeline.jobs.tokenize_stage")
+    importlib.import_module("cloze.pipeline.jobs.exchange_stage")
     importlib.import_module("cloze.pipeline.jobs.build_stage")
 
 
@@ -157,25 +163,35 @@ def _dask(address: str) -> Iterator[Executor]:
 
 
 def run_tasks(
-    executor: Executor, function: Callable, tasks: list, weights: list[int], on_result: Callable[[int, object], None]
+    executor: Executor,
+    function: Callable,
+    task: Callable[[int], object],
+    weights: Sequence[int],
+    on_result: Callable[[int, object], None],
 ) -> None:
-    """Run all tasks, the heaviest first, so that no long one is left at the end.
+    """Run task(0), task(1), …, one for each weight, the heaviest first, so that no long one is left at the end.
 
-    `on_result(place, result)` is called in this process as they end, in any order. The first failure cancels what
-    hasn't begun and is raised: a worker's failure is the job's failure.
+    Tasks are made as they are needed. `on_result(place, result)` is called in this process as they end, in any order.
+    The first failure cancels what hasn't begun and is raised: a worker's failure is the job's failure.
     """
+    waiting = iter(np.argsort(-np.asarray(weights, np.int64), kind="stable").tolist())
     places: dict[Future, int] = {}
     ended: SimpleQueue[Future] = SimpleQueue()
-    try:
-        for place in sorted(range(len(tasks)), key=lambda place: -weights[place]):
-            future = executor.submit(function, tasks[place])
+
+    def submit(count: int) -> None:
+        for place in itertools.islice(waiting, count):
+            future = executor.submit(function, task(place))
             places[future] = place
             future.add_done_callback(ended.put)
+
+    try:
+        submit(_IN_FLIGHT)
         while places:
             if ended.empty() and isinstance(executor, LocalExecutor) and executor.help():
                 continue
             future = ended.get()
             on_result(places.pop(future), future.result())
+            submit(1)
     except BrokenProcessPool as error:
         raise UserError(_DIED) from error
     except MemoryError as error:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
-from cloze.pipeline import ragged
 from cloze.pipeline.config import PAIR_OBJECTIVES, PrepareConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs import parts
+from cloze.pipeline.jobs.exchange_stage import END, Layout
 from cloze.pipeline.jobs.tokenize_stage import PARTITIONS, Report
 
 MIN_DOCUMENTS = 64  # of a shard: a random segment B comes from another document of the same shard
@@ -16,8 +16,7 @@ MIN_DOCUMENTS = 64  # of a shard: a random segment B comes from another document
 # documents are fewer in a shard (books aren't so long); 8 always fit, of up to 3 MiB each, unless weights repeat them.
 _MOST_TOKENS = 24 << 20
 _FEWEST_DOCUMENTS = 8
-_END = 1 << 64
-_PARTITION = _END // PARTITIONS
+_PARTITION = END // PARTITIONS
 _EXACTLY_BELOW = 4096  # documents: so many of the lowest hashes are looked at one by one
 
 
@@ -30,8 +29,12 @@ class Range:
     tokens: int
 
 
-def plan_splits(config: PrepareConfig, report: Report, folder: Path) -> tuple[dict[str, tuple[int, int]], list[str]]:
+def plan_splits(
+    config: PrepareConfig, report: Report, layout: Layout, folder: Path
+) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """Hash ranges of the splits, lowest hashes first, and remarks. A share that would be too small is filled up.
+
+    report: the sum of stage 1. layout: of the parts in `folder`, of which the rounds must have been run.
 
     Raises UserError for a pair objective on a corpus in which no document has a partner.
     """
@@ -40,10 +43,8 @@ def plan_splits(config: PrepareConfig, report: Report, folder: Path) -> tuple[di
     remarks, splits, low = [], {}, 0
     shares = {"validation": config.split.validation, "test": config.split.test}
     wanted = sum(share > 0 for share in shares.values())
-    lowest = _lowest_hashes(report, folder, needed * (wanted + 1))
+    lowest, complete = _lowest_hashes(report, layout, folder, needed * (wanted + 1))
     total = int(report.documents.sum())
-    complete = len(lowest) == total
-    lowest = np.unique(lowest)
     if complete:  # duplicates are known
         total = len(lowest)
     if total == 0:
@@ -59,7 +60,7 @@ def plan_splits(config: PrepareConfig, report: Report, folder: Path) -> tuple[di
             if total < needed * (wanted + 1):
                 remarks.append(f"{split} is empty: {total} documents are too few to hold any out")
             else:
-                high = low + int(share * _END)
+                high = low + int(share * END)
                 first = int(np.searchsorted(lowest, np.uint64(low)))
                 if first + needed <= len(lowest):  # at least so many
                     high = max(high, int(lowest[first + needed - 1]) + 1)
@@ -68,23 +69,18 @@ def plan_splits(config: PrepareConfig, report: Report, folder: Path) -> tuple[di
                     high = min(high, int(lowest[total - needed * following]))
         splits[split] = (low, high)
         low = high
-    splits["train"] = (low, _END)
+    splits["train"] = (low, END)
     return splits, remarks
 
 
-def _lowest_hashes(report: Report, folder: Path, count: int) -> np.ndarray:
-    """The lowest hashes, enough of them to fill small splits; all of a small corpus. With duplicates."""
+def _lowest_hashes(report: Report, layout: Layout, folder: Path, count: int) -> tuple[np.ndarray, bool]:
+    """The lowest hashes, each once, enough of them to fill small splits; and whether these are all there are."""
     through = np.cumsum(report.documents)
     # `count` distinct ones are wanted, and duplicates may stand before them: read a good deal more.
-    last = int(np.searchsorted(through, min(max(_EXACTLY_BELOW, 16 * count), int(through[-1])))) + 1
-    high = min(last * _PARTITION, _END)
-    found = [np.empty(0, np.uint64)]
-    for name in report.parts:
-        with pa.memory_map(str(folder / name)) as source:
-            hashes = ragged.from_arrow(pa.ipc.open_file(source).get_batch(0).column("hash"))
-            stop = len(hashes) if high == _END else int(np.searchsorted(hashes, np.uint64(high)))
-            found.append(hashes[:stop].copy())
-    return np.sort(np.concatenate(found))
+    last = int(np.searchsorted(through, min(max(_EXACTLY_BELOW, 16 * count), int(through[-1]))))
+    high = (last + 1) * _PARTITION
+    found = [parts.read_hashes(folder / name, high) for name in layout.covering(0, high)]
+    return np.unique(np.concatenate(found or [np.empty(0, np.uint64)])), bool(through[last] == through[-1])
 
 
 def _fewest(tokens: float, most: int) -> int:

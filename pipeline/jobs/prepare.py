@@ -1,16 +1,19 @@
 """`cloze prepare`: text to shards, in two stages, restartable at any moment.
 
 Stage 1 tokenizes the input and scatters documents by the hash of their text (tokenizing.py); stage 2 builds a shard
-from each range of hashes (building.py). Tasks depend on the input and the configuration alone, write aside and rename,
-and leave a report when they are complete; so that running again does what is left, and the bytes are the same for
-any number of workers. The manifest is written last.
+from each range of hashes (building.py). Between them large corpora take rounds of exchange (exchanging.py). Tasks
+depend on the input and the configuration alone, write aside and rename, and leave a part, or a report when they are
+complete; so that running again does what is left, and the bytes are the same for any number of workers. This process
+plans, hands out tasks, and keeps sums of what they report. The manifest is written last.
 """
 
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +24,17 @@ from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.build_stage import BuildTask, ShardReport, build
 from cloze.pipeline.jobs.estimating import check_disk, estimate
+from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layout, exchange
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
+from cloze.pipeline.jobs.parts import DamagedPart
 from cloze.pipeline.jobs.planning import plan_shards, plan_splits
-from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, splitter_of, tokenize
+from cloze.pipeline.jobs.sources import SourceHashes, source_hash
+from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
-from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardTable, SplitInfo, entropy
+from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
 from cloze.pipeline.storage import alone, publish_text, readable_errors, sha256_of
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
 
@@ -71,6 +77,50 @@ def _remove_work(work: Path, progress: Progress) -> None:
         progress.note(f"{work} could not be removed; nothing needs it any more: remove it, or run this command again")
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What every step needs. tasks: the segments of each task of stage 1."""
+
+    config: PrepareConfig
+    tokenizer: Tokenizer
+    files: list[InputFile]
+    tasks: list[list[Segment]]
+    work: Path
+    executor: Executor
+    progress: Progress
+
+    @property
+    def tokenizer_folder(self) -> str:
+        """Of the copy that workers read."""
+        return str((Path(self.config.output) / TOKENIZER_FOLDER).resolve())
+
+    @property
+    def weights(self) -> list[float]:
+        return [source.weight for source in self.config.all_sources]
+
+
+@dataclass
+class _Built:
+    """The sum of the shards of a split at a length. shards: of each task, in the order of their hashes."""
+
+    shards: list[list[ShardInfo]]
+    length_histogram: np.ndarray
+    unigrams: np.ndarray
+    counts: dict[str, int] = field(default_factory=lambda: {"samples": 0, "tokens": 0})  # which an empty split has too
+
+    def add(self, number: int, report: ShardReport) -> None:
+        self.shards[number] = [shard for shard in report.shards if shard.samples]
+        self.length_histogram += np.array(report.length_histogram)
+        self.unigrams += report.unigrams
+        for name, count in report.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    @property
+    def info(self) -> SplitInfo:
+        shards = ShardTable.of(shard for made in self.shards for shard in made)
+        return SplitInfo(counts=self.counts, length_histogram=self.length_histogram.tolist(), shards=shards)
+
+
 def _run(
     config: PrepareConfig,
     tokenizer: Tokenizer,
@@ -87,17 +137,16 @@ def _run(
             check_disk(expected, work.parent)
             progress.note(f"estimate: {expected}")
         copy_tokenizer(tokenizer, Path(config.output) / TOKENIZER_FOLDER)  # workers read this one
-        report = _tokenize(config, tokenizer, executor, segments, work, progress)
-        hashes = _hash_sources(executor, files, progress)
-        splits, remarks = plan_splits(config, report, work)
-        for remark in remarks:
-            progress.note(remark)
-        built = _build(config, tokenizer, executor, report, splits, work, progress)
+        run = _Run(config, tokenizer, files, segments, work, executor, progress)
+        hashes = SourceHashes(files, segments)
+        report, parts = _tokenize(run, hashes)
+        built = _make_shards(run, hashes, report, Layout(parts, FILES_AT_ONCE))
         with ThreadPoolExecutor(1) as meanwhile:
             meanwhile.submit(executor.shutdown)  # its processes end while this one publishes
-            manifests = [
-                _publish(config, tokenizer, files, hashes, report, built[length], length) for length in config.lengths
+            sources = [
+                {"source": file.source, "name": file.name, "bytes": file.size, **hashes.of(file)} for file in files
             ]
+            manifests = [_publish(run, sources, report, built[length], length) for length in config.lengths]
             for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
                 manifest.save(manifest.folder)
 
@@ -132,6 +181,7 @@ def _identity(
                 "sources": [[file.source, file.name, file.size] for file in files],
                 "times of change": [file.changed for file in files],
                 "rules": _RULES,
+                "parts read at once": FILES_AT_ONCE,
                 "library versions": {each.__name__: each.__version__ for each in (np, pa, tokenizers)},
                 "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),  # other versions may differ
             }
@@ -157,7 +207,8 @@ def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], out
         )
     published = (output / FILE_NAME).stat().st_mtime_ns
     for file, source in zip(files, manifest.sources, strict=True):
-        if source["sha256"] and _touched(file) >= published and _hash_source(file) != source["sha256"]:
+        changed = source["sha256"] and _touched(file) >= published
+        if changed and source_hash(file, source.get("piece_bytes")) != source["sha256"]:
             raise UserError(
                 f"output: {output} holds data prepared from other content of {file.path}, which has changed since; "
                 "choose another --output or remove the folder"
@@ -206,138 +257,177 @@ def _open_work(output: Path, work: Path, identity: dict) -> None:
             publish_text(identity_file, json.dumps(identity))
 
 
-def _tokenize(
-    config: PrepareConfig, tokenizer: Tokenizer, executor: Executor, segments, work: Path, progress: Progress
-) -> Report:
-    tasks = [
-        TokenizeTask(
-            number=number,
-            segments=task,
-            splitter=splitter_of(task[0].file, config),
-            tokenizer=str((Path(config.output) / TOKENIZER_FOLDER).resolve()),
-            fingerprint=tokenizer.fingerprint,
-            folder=str(work.resolve()),
-            weights=[source.weight for source in config.all_sources],
-        )
-        for number, task in enumerate(segments)
-    ]
-    weights = [sum(segment.weight for segment in task.segments) for task in tasks]
-    progress.stage("tokenize", sum(weights), "bytes")
-    reports: list[Report | None] = [None] * len(tasks)
+def _tokenize(run: _Run, hashes: SourceHashes) -> tuple[Report, np.ndarray]:
+    """Stage 1: the sum of what its tasks report, and the number of parts of each."""
+    whole, parts = Report(), np.zeros(len(run.tasks), np.int64)
 
-    def on_result(place: int, result: Report) -> None:
-        reports[place] = result
-        counts = result.counts
-        progress.advance(weights[place], counts.get("documents_read", 0), counts.get("tokens", 0))
-
-    run_tasks(executor, tokenize, tasks, weights, on_result)
-    whole = Report()
-    for report in reports:
+    def on_report(number: int, report: Report) -> None:
         whole.add(**report.counts)
         whole.documents += report.documents
         whole.tokens += report.tokens
-        whole.parts += report.parts
-    return whole
+        parts[number] = report.parts
+        hashes.add(number, report.digests)
+
+    _run_stage_1(run, hashes, range(len(run.tasks)), on_report)
+    return whole, parts
 
 
-def _hash_sources(executor: Executor, files: list[InputFile], progress: Progress) -> list[str | None]:
-    hashes: list[str | None] = [None] * len(files)
-    tasks = [file for file in files if file.format != "dataset" or file.parts]
-    if tasks:
-        progress.stage("hash", sum(file.size for file in tasks), "bytes")
+def _run_stage_1(
+    run: _Run, hashes: SourceHashes, numbers: Sequence[int], on_report: Callable[[int, Report], None]
+) -> None:
+    """Run the tasks of these numbers, or find that they are complete."""
+    weights = [sum(segment.weight for segment in run.tasks[number]) for number in numbers]
+    run.progress.stage("tokenize", sum(weights), "bytes")
 
-    def on_result(place: int, digest: str) -> None:
-        hashes[tasks[place].number] = digest
-        progress.advance(tasks[place].size, 0, 0)
-
-    run_tasks(executor, _hash_source, tasks, [file.size for file in tasks], on_result)
-    return hashes
-
-
-def _hash_source(file: InputFile) -> str:
-    """SHA-256 of an input. Raises UserError if it isn't any more what was read."""
-    paths = file.parts or (file.path,)
-    with readable_errors(Path(file.path)):
-        digest, statuses = sha256_of(*paths), [os.stat(path) for path in paths]
-    size = file.size if file.parts else statuses[0].st_size  # that of a data set isn't the size of its files
-    if (size, max(status.st_mtime_ns for status in statuses)) != (file.size, file.changed):
-        raise UserError(
-            f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
-            "same command again"
+    def task(place: int) -> TokenizeTask:
+        segments = run.tasks[numbers[place]]
+        return TokenizeTask(
+            number=numbers[place],
+            segments=segments,
+            pieces=hashes.pieces(numbers[place], segments),
+            splitter=splitter_of(segments[0].file, run.config),
+            tokenizer=run.tokenizer_folder,
+            fingerprint=run.tokenizer.fingerprint,
+            folder=str(run.work.resolve()),
+            weights=run.weights,
         )
-    return digest
+
+    def on_result(place: int, report: Report) -> None:
+        run.progress.advance(weights[place], report.counts.get("documents_read", 0), report.counts.get("tokens", 0))
+        on_report(numbers[place], report)
+
+    run_tasks(run.executor, tokenize, task, weights, on_result)
 
 
-def _build(
-    config: PrepareConfig,
-    tokenizer: Tokenizer,
-    executor: Executor,
-    report: Report,
-    splits: dict,
-    work: Path,
-    progress: Progress,
-) -> dict[int, dict[str, list[ShardReport]]]:
-    """Build every shard of every split and length; reports by length and split, in the order of the shards."""
-    tasks, places = [], []
-    for length in config.lengths:
-        for split in SPLITS:
-            low, high = splits[split]
-            if low == high:
-                continue
-            for number, part in enumerate(plan_shards(report, low, high, config.shards.target_tokens)):
-                tasks.append(
-                    BuildTask(
-                        split=split,
-                        number=number,
-                        low=part.low,
-                        high=part.high,
-                        parts=report.parts,
-                        weights=[source.weight for source in config.all_sources],
-                        preparation=config.preparation(length),
-                        tokenizer=str((Path(config.output) / TOKENIZER_FOLDER).resolve()),
-                        fingerprint=tokenizer.fingerprint,
-                        folder=str(work.resolve()),
-                        output=str(length_folder(config, length).resolve()),
-                        estimated_tokens=part.tokens,
-                    )
-                )
-                places.append((length, split))
-    weights = [task.estimated_tokens for task in tasks]
-    progress.stage("build", sum(weights), "tokens")
-    results: list[ShardReport | None] = [None] * len(tasks)
+def _make_shards(
+    run: _Run, hashes: SourceHashes, report: Report, layout: Layout
+) -> dict[int, dict[str, _Built]]:
+    """The rounds of exchange and stage 2. A part that has been damaged since it was written is made again."""
+    repaired = set()
+    while True:
+        try:
+            _exchange(run, hashes, report, layout)
+            splits, remarks = plan_splits(run.config, report, layout, run.work)
+            for remark in remarks:
+                run.progress.note(remark)
+            return _build(run, report, layout, splits)
+        except DamagedPart as damaged:
+            if damaged.path in repaired:
+                raise UserError(
+                    f"{damaged.path}: damaged again after it was written anew, expected a disk that keeps what is "
+                    "written; choose another --output"
+                ) from damaged
+            repaired.add(damaged.path)
+            run.progress.note(f"{damaged.path}: isn't what was written; it is made again")
+            damaged.path.unlink(missing_ok=True)
+
+
+def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -> None:
+    """Make those parts of the last round that aren't there, and before them whatever they need and isn't there."""
+    there = {name for name in os.listdir(run.work) if name.endswith(".part")}
+    wanted = [[number for number, name in enumerate(layout.names[-1]) if name not in there]]
+    for level in range(layout.rounds, 0, -1):
+        groups = {layout.sources(level, part) for part in wanted[0]}  # many share theirs
+        needed = {number for group in groups for number in group}
+        wanted.insert(0, [number for number in sorted(needed) if layout.names[level - 1][number] not in there])
+    if tasks := layout.tasks(wanted[0]):  # whose reports are there and whose parts are not
+        for number in tasks:
+            (run.work / report_name(number)).unlink(missing_ok=True)
+        _run_stage_1(run, hashes, tasks, lambda *_: None)
+    for level in range(1, layout.rounds + 1):
+        _run_round(run, report, layout, level, wanted[level])
+
+
+def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list[int]) -> None:
+    """Make parts of one level, and then remove those of the level before."""
+    tokens = int(report.tokens.sum()) // max(1, len(layout.names[level]))  # a guess, for the bar
+
+    def task(place: int) -> ExchangeTask:
+        sources = layout.sources(level, made[place])
+        low, high = layout.bounds(level, made[place])
+        return ExchangeTask(
+            folder=str(run.work.resolve()),
+            name=layout.names[level][made[place]],
+            sources=layout.names[level - 1][sources.start : sources.stop],
+            low=low,
+            high=high,
+            tokens=np.dtype(run.tokenizer.dtype).name,
+        )
+
+    run.progress.stage(f"exchange {level}", tokens * len(made), "tokens")
+    run_tasks(
+        run.executor, exchange, task, [1] * len(made), lambda _, counts: run.progress.advance(tokens, *counts)
+    )
+    for name in os.listdir(run.work):
+        if name.endswith(".part") and name.startswith(layout.prefix(level - 1)):
+            (run.work / name).unlink(missing_ok=True)
+
+
+def _build(run: _Run, report: Report, layout: Layout, splits: dict) -> dict[int, dict[str, _Built]]:
+    """Build every shard of every split and length; their sums by length and split."""
+    config = run.config
+    plans = {
+        split: plan_shards(report, low, high, config.shards.target_tokens) if low < high else []
+        for split, (low, high) in splits.items()
+    }
+    built = {
+        length: {
+            split: _Built(
+                shards=[[] for _ in plans[split]],
+                length_histogram=np.zeros(length + 1, np.int64),
+                unigrams=np.zeros(run.tokenizer.vocab_size, np.int64),
+            )
+            for split in SPLITS
+        }
+        for length in config.lengths
+    }
+    preparations = {length: config.preparation(length) for length in config.lengths}
+    places = [
+        (length, split, number) for length in config.lengths for split in SPLITS for number in range(len(plans[split]))
+    ]
+    weights = [plans[split][number].tokens for _, split, number in places]
+    run.progress.stage("build", sum(weights), "tokens")
+
+    def task(place: int) -> BuildTask:
+        length, split, number = places[place]
+        planned = plans[split][number]
+        return BuildTask(
+            split=split,
+            number=number,
+            low=planned.low,
+            high=planned.high,
+            parts=layout.covering(planned.low, planned.high),
+            weights=run.weights,
+            preparation=preparations[length],
+            tokenizer=run.tokenizer_folder,
+            fingerprint=run.tokenizer.fingerprint,
+            folder=str(run.work.resolve()),
+            output=str(length_folder(config, length).resolve()),
+        )
 
     def on_result(place: int, result: ShardReport) -> None:
-        results[place] = result
-        counts = result.counts
-        progress.advance(weights[place], counts["documents"], counts.get("tokens", 0))
+        length, split, number = places[place]
+        built[length][split].add(number, result)
+        run.progress.advance(weights[place], result.counts["documents"], result.counts.get("tokens", 0))
 
-    run_tasks(executor, build, tasks, weights, on_result)
-    built = {length: {split: [] for split in SPLITS} for length in config.lengths}
-    for (length, split), result in zip(places, results, strict=True):
-        built[length][split].append(result)
+    run_tasks(run.executor, build, task, weights, on_result)
     return built
 
 
 def _publish(
-    config: PrepareConfig,
-    tokenizer: Tokenizer,
-    files: list[InputFile],
-    hashes: list[str | None],
-    report: Report,
-    built: dict[str, list[ShardReport]],
-    length: int,
+    run: _Run, sources: list[dict], report: Report, built: dict[str, _Built], length: int
 ) -> Manifest:
     """Everything but the manifest itself; returns that."""
+    config, tokenizer = run.config, run.tokenizer
     folder = length_folder(config, length)
     if folder != Path(config.output):
         copy_tokenizer(Tokenizer.from_folder(Path(config.output) / TOKENIZER_FOLDER), folder / TOKENIZER_FOLDER)
-    unigrams = sum((result.unigrams for result in built["train"]), np.zeros(tokenizer.vocab_size, np.int64))
-    splits = {split: _split_info(results, length) for split, results in built.items()}
-    if not splits["train"].counts.get("samples"):
+    splits = {split: made.info for split, made in built.items()}
+    if not splits["train"].counts["samples"]:
         raise UserError("input: found no sample for the train split, expected some; give more text")
     counts = dict(sorted(report.counts.items()))
     for name in ("documents", "documents_duplicate", "documents_short", "tokens_duplicate", "tokens_short"):
-        counts[name] = sum(result.counts[name] for results in built.values() for result in results)
+        counts[name] = sum(made.counts.get(name, 0) for made in built.values())
     return Manifest(
         tokenizer_fingerprint=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
@@ -348,25 +438,11 @@ def _publish(
         pair_sets=config.samples.pair_sets,
         seed=config.seed,
         preparation=json.loads(json.dumps(config.preparation(length))),
-        sources=[
-            {"source": file.source, "name": file.name, "bytes": file.size, "sha256": digest}
-            for file, digest in zip(files, hashes, strict=True)
-        ],
+        sources=sources,
         counts=counts,
-        unigram_entropy=entropy(unigrams),
+        unigram_entropy=entropy(built["train"].unigrams),
         splits=splits,
         more_lengths=config.more_lengths if folder == Path(config.output) else [],
         tokenizer_files={name: sha256_of(folder / TOKENIZER_FOLDER / name) for name in FILES},
         folder=folder,
     )
-
-
-def _split_info(results: list[ShardReport], length: int) -> SplitInfo:
-    counts = {"samples": 0, "tokens": 0}  # which an empty split has too
-    histogram = np.zeros(length + 1, np.int64)
-    for result in results:
-        histogram += np.array(result.length_histogram)
-        for name, count in result.counts.items():
-            counts[name] = counts.get(name, 0) + count
-    shards = ShardTable.of(shard for result in results for shard in result.shards if shard.samples)
-    return SplitInfo(counts=counts, length_histogram=histogram.tolist(), shards=shards)

@@ -1,33 +1,33 @@
 """Stage 1 of preparing: documents to ids, scattered by the hash of their text.
 
-A task reads some segments of the input and writes files of some 64 MB, documents in the order of their
-hash, so that stage 2 can take any range of hashes from each. A report, written last, says that a task is complete.
+A task reads some segments of the input and writes parts of some 64 MB, documents in the order of their hash, so that
+any range of hashes can be taken from each (parts.py). A report, written last, says that a task is complete.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from cloze.pipeline import ragged
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs import parts
+from cloze.pipeline.jobs.reports import load_report, save_report
+from cloze.pipeline.jobs.sources import hash_piece
 from cloze.pipeline.readers import read
 from cloze.pipeline.readers.files import InputFile, Segment
-from cloze.pipeline.records import Document, token_type
-from cloze.pipeline.storage import publish_text, publishing
+from cloze.pipeline.records import Document
 from cloze.pipeline.tokenization.sentences import SPLITTERS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 PARTITIONS = 256  # by the first byte of the hash: what stage 2 plans shards with
 _CHUNK_BYTES = 2 << 20  # of text tokenized at once: the arrays over its bytes stay in the cache
 _DOCUMENT_BYTES = 256  # that a document takes in memory beside its text: a chunk of the tiniest ones is bounded too
-_PART_BYTES = 64 << 20  # of a file: bounds memory
+PART_BYTES = 64 << 20  # of a file: bounds memory
 # Of the hash of a piece of a long document: so it lies in the train split, like all of its pieces. No held-out share
 # reaches that far; only a corpus with too few other documents (planning.plan_splits) holds some of them out.
 _LAST_BIT = 1 << 63
@@ -38,43 +38,43 @@ _SPACE = 0x20
 
 @dataclass
 class Report:
-    """What a task found: counts, and by partition documents and tokens, the latter as often as weights repeat them."""
+    """What a task found: counts; by partition documents and tokens, the latter as often as weights repeat them; the
+    number of its parts; and the SHA-256 of the piece of its file that belongs to each segment, in hexadecimal, one
+    after another."""
 
     counts: dict[str, int] = field(default_factory=dict)
     documents: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
-    parts: list[str] = field(default_factory=list)
+    parts: int = 0
+    digests: str = ""
 
     def add(self, **counts: int) -> None:
         for name, count in counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
 
     def save(self, path: Path) -> None:
-        content = {
-            "counts": self.counts,
-            "documents": self.documents.tolist(),
-            "tokens": self.tokens.tolist(),
-            "parts": self.parts,
-        }
-        publish_text(path, json.dumps(content), durable=False)
+        arrays = {"documents": self.documents.tolist(), "tokens": self.tokens.tolist()}
+        save_report(path, vars(self) | arrays)
 
     @classmethod
     def load(cls, path: Path) -> "Report | None":
         """The report of a complete task; None if there is none that can be read."""
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            content |= {name: np.array(content[name], np.int64) for name in ("documents", "tokens")}
-            return cls(**content)
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        if (content := load_report(path)) is None:
             return None
+        content |= {name: np.array(content[name], np.int64) for name in ("documents", "tokens")}
+        return cls(**content)
 
 
 @dataclass(frozen=True)
 class TokenizeTask:
-    """Everything that a worker needs; small, so that it travels to another machine."""
+    """Everything that a worker needs; small, so that it travels to another machine.
+
+    pieces: of each segment's file the bytes [start, stop) that this task hashes, those that it reads as a rule.
+    """
 
     number: int
     segments: list[Segment]
+    pieces: list[tuple[int, int]]
     splitter: str
     tokenizer: str
     fingerprint: str
@@ -83,22 +83,15 @@ class TokenizeTask:
 
     @property
     def report_path(self) -> Path:
-        return Path(self.folder) / f"task-{self.number:06d}.json"
+        return Path(self.folder) / report_name(self.number)
 
 
-def part_schema(vocab_size: int) -> pa.Schema:
-    """A row is a document; `sentences` are lengths in tokens."""
-    return pa.schema(
-        [
-            ("hash", pa.uint64()),
-            ("hash_rest", pa.uint64()),
-            ("document", pa.uint64()),
-            ("order", pa.uint64()),
-            ("source", pa.uint16()),
-            ("sentences", pa.large_list(pa.uint32())),
-            ("tokens", pa.large_list(token_type(vocab_size))),
-        ]
-    )
+def report_name(task: int) -> str:
+    return f"task-{task:06d}.json"
+
+
+def part_name(task: int, part: int) -> str:
+    return f"task-{task:06d}-{part:04d}.part"
 
 
 def splitter_of(file: InputFile, config: PrepareConfig) -> str:
@@ -121,16 +114,16 @@ def tokenize(task: TokenizeTask) -> Report:
         return complete
     tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
     report = Report()
-    held: list[dict[str, np.ndarray]] = []
+    held: list[parts.Table] = []
     size = 0
     for chunk in _chunks(task, report):
         held.append(encode(chunk, tokenizer, task.splitter, report))
         size += sum(column.nbytes for column in held[-1].values())
-        if size >= _PART_BYTES:
-            _write_part(task, report, held, tokenizer.vocab_size)
+        if size >= PART_BYTES:
+            _write_part(task, report, parts.joined(held))
             held, size = [], 0
     if held:
-        _write_part(task, report, held, tokenizer.vocab_size)
+        _write_part(task, report, parts.joined(held))
     report.save(task.report_path)
     return report
 
@@ -138,7 +131,7 @@ def tokenize(task: TokenizeTask) -> Report:
 def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Document]]]:
     """Documents with the number of their source, some two million bytes at a time."""
     chunk, size = [], 0
-    for segment in task.segments:
+    for segment, piece in zip(task.segments, task.pieces, strict=True):
         source = segment.file.source
         damaged = False  # the document, by a piece before
         for document in read([segment]):
@@ -155,14 +148,19 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
             if size >= _CHUNK_BYTES:
                 yield chunk
                 chunk, size = [], 0
+        report.digests += hash_piece(segment.file, *piece)  # what was read a moment ago, and is in memory
     if chunk:
         yield chunk
 
 
-def content_hashes(data: bytes, starts: np.ndarray, pairs: bool = False) -> list[tuple[int, int]]:
+def content_hashes(
+    data: bytes, starts: np.ndarray, pieces: list[int], pairs: bool = False
+) -> list[tuple[int, int]]:
     """128-bit hashes of texts, each with its white space made alike: the first half and the rest.
 
-    starts (N+1,): where they begin in `data`. pairs: each is two segments with a tab between them.
+    starts (N+1,): where they begin in `data`. pairs: each is two segments with a tab between them. pieces: their
+    numbers in long documents, from 1, or 0; a piece's number is a part of what is hashed, since pieces of one document
+    that are alike (of a table, a log, a poem) are not duplicates, and must not all fall into one shard.
     """
     values = np.frombuffer(data.translate(_WHITE_SPACE_IN_PAIRS if pairs else _WHITE_SPACE), np.uint8)
     space = values == _SPACE
@@ -170,9 +168,11 @@ def content_hashes(data: bytes, starts: np.ndarray, pairs: bool = False) -> list
     text = np.delete(values, again).tobytes()
     bounds = (starts - np.searchsorted(again, starts)).tolist()
     hashes = []
-    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
-        parts = text[low:high].split(b"\t")  # one, but for a pair
-        digest = hashlib.sha256(b"\t".join(part.strip() for part in parts)).digest()
+    for low, high, piece in zip(bounds[:-1], bounds[1:], pieces, strict=True):
+        segments = [segment.strip() for segment in text[low:high].split(b"\t")]  # one, but for a pair
+        if piece:
+            segments.append(b"%d" % piece)
+        digest = hashlib.sha256(b"\t".join(segments)).digest()
         hashes.append((int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")))
     return hashes
 
@@ -183,8 +183,8 @@ def _id_hash(name: str) -> int:
 
 def encode(
     chunk: list[tuple[int, Document]], tokenizer: Tokenizer, splitter: str, report: Report
-) -> dict[str, np.ndarray]:
-    """Flat arrays of a chunk's documents; those without a token are left out and counted."""
+) -> parts.Table:
+    """A table of a chunk's documents; those without a token are left out and counted."""
     documents = [document for _, document in chunk]
     data = b"".join(part for document in documents for part in (document.text, b"\n"))
     starts = ragged.to_offsets(np.array([len(document.text) + 1 for document in documents], np.int64))
@@ -198,7 +198,7 @@ def encode(
     sizes = np.bincount(owner, weights=lengths, minlength=len(documents)).astype(np.int64)
     kept = np.flatnonzero(sizes)
     report.add(documents_empty=len(documents) - len(kept), sentences=len(lengths), tokens=len(tokens))
-    hashes = content_hashes(data, starts, pairs=splitter == "pairs")
+    hashes = content_hashes(data, starts, [document.piece for document in documents], pairs=splitter == "pairs")
     hashes = [
         (hashes[number][0] | (_LAST_BIT if documents[number].piece else 0), hashes[number][1]) for number in kept
     ]
@@ -215,33 +215,22 @@ def encode(
         "document": np.array(ids, np.uint64),
         "order": np.array([documents[number].order for number in kept], np.uint64),
         "source": np.array([chunk[number][0] for number in kept], np.uint16),
-        "num_sentences": sentences[kept],
+        "num_sentences": sentences[kept].astype(np.uint32),
         "sentences": lengths.astype(np.uint32),
-        "num_tokens": sizes[kept],
+        "num_tokens": sizes[kept].astype(np.uint32),
         "tokens": tokens,
+        "duplicates": np.zeros(len(kept), np.uint32),
+        "duplicate_tokens": np.zeros(len(kept), np.uint64),
     }
 
 
-def _write_part(task: TokenizeTask, report: Report, held: list[dict], vocab_size: int) -> None:
-    columns = {name: np.concatenate([chunk[name] for chunk in held]) for name in held[0]}
-    by_hash = np.lexsort((columns["order"], columns["hash_rest"], columns["hash"]))
-    partition = (columns["hash"] >> np.uint64(56)).astype(np.int64)
-    weight = np.array(task.weights)[columns["source"].astype(np.int64)]
+def _write_part(task: TokenizeTask, report: Report, table: parts.Table) -> None:
+    """Write a part, and count what it holds, duplicates too: so plans don't depend on which documents share a part."""
+    partition = (table["hash"] >> np.uint64(56)).astype(np.int64)
+    weight = np.array(task.weights)[table["source"].astype(np.int64)]
     report.documents += np.bincount(partition, minlength=PARTITIONS)
-    report.tokens += np.bincount(partition, weights=columns["num_tokens"] * weight, minlength=PARTITIONS).astype(
+    report.tokens += np.bincount(partition, weights=table["num_tokens"] * weight, minlength=PARTITIONS).astype(
         np.int64
     )
-    schema = part_schema(vocab_size)
-    arrays = [ragged.to_arrow(columns[name][by_hash]) for name in ("hash", "hash_rest", "document", "order", "source")]
-    for name in ("sentences", "tokens"):
-        lengths = columns[f"num_{name}"]
-        starts = ragged.to_offsets(lengths)[:-1]
-        flat = ragged.gather(columns[name], starts[by_hash], lengths[by_hash])
-        arrays.append(
-            pa.LargeListArray.from_arrays(ragged.to_arrow(ragged.to_offsets(lengths[by_hash])), ragged.to_arrow(flat))
-        )
-    name = f"task-{task.number:06d}-{len(report.parts):04d}.arrow"
-    with publishing(Path(task.folder) / name) as aside:
-        with pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-    report.parts.append(name)
+    parts.write(Path(task.folder) / part_name(task.number, report.parts), table)
+    report.parts += 1

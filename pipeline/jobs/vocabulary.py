@@ -109,7 +109,7 @@ def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Prog
             progress.advance(weights[place], result[1], 0)
 
         with open_executor(config) as executor:
-            run_tasks(executor, count_words, jobs, weights, on_result)
+            run_tasks(executor, count_words, jobs.__getitem__, weights, on_result)
         counts: Counter = Counter()
         for path, _ in results:
             with pa.OSFile(str(path)) as source:

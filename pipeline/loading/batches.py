@@ -14,7 +14,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import collate, collate_several, without_loss
 from cloze.pipeline.loading.order import Order, WindowPlace, window_order
 from cloze.pipeline.records import NO_LABEL, Masks, Samples
-from cloze.pipeline.samples.masking import DynamicMasking
+from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
 from cloze.pipeline.shards.shards import ShardReader, Window
 
 _PREFETCHED = 4  # groups of batches
@@ -95,11 +95,12 @@ class _Loaded:
 class SampleStreams:
     """The endless streams of samples that make up the order, of which any may be read from any number on.
 
-    Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample). Of each stream
-    that is read the windows in use are held.
+    Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample), at the rate
+    that `masking_rate` has at the sample's position (None: the manifest's). Of each stream that is read the windows in
+    use are held.
     """
 
-    def __init__(self, reader: ShardReader, streams: int, seed: int):
+    def __init__(self, reader: ShardReader, streams: int, seed: int, masking_rate: RateSchedule | None = None):
         if reader.num_samples == 0:
             raise UserError(f"{reader.folder}: found no samples in split {reader.split!r}; prepare more text")
         self.reader = reader
@@ -108,6 +109,7 @@ class SampleStreams:
         self.order = Order([reader.block_sizes[blocks] for blocks in self._blocks], reader.manifest.max_length, streams,
                            seed)
         self._dynamic = masks_per_sample(reader)
+        self._masking_rate = masking_rate
         self._held: dict[int, list[_Loaded]] = {}
 
     def read(self, streams: range, position: int, count: int) -> tuple[np.ndarray, Samples, Masks]:
@@ -155,7 +157,9 @@ class SampleStreams:
             order = window_order(lengths, self._seed, epoch, place.stream, place.number)
             samples, masks = decoded.take(rows[order])
             if self._dynamic:
-                masks = self._dynamic.draw(samples, self._seed, epoch, indices[order])
+                positions = np.arange(place.start, place.stop) * self.order.streams + place.stream
+                rates = self._masking_rate and self._masking_rate.at(positions)
+                masks = self._dynamic.draw(samples, self._seed, epoch, indices[order], rates)
             self._held[place.stream].append(_Loaded(place.start, place.stop, indices[order], samples, masks))
 
 
@@ -195,7 +199,8 @@ class BatchStream:
     Of a global batch of G samples, in the order of streams, a rank has [rank · G / world_size, (rank + 1) · G /
     world_size): those of its own streams, and reads no others; only where the world size doesn't divide `streams` some
     are read by two. So a global batch holds the same samples for any number of ranks, also while `warmup` lets it grow.
-    `segments`: as in `collate`. A thread prefetches; `close` ends it.
+    `segments`: as in `collate`. `masking_rate`: of masks that are drawn at load time. A thread prefetches; `close` ends
+    it.
     Raises UserError if a batch size isn't a multiple of micro_batch_size × world_size, or of `streams`.
     """
 
@@ -212,6 +217,7 @@ class BatchStream:
         samples_consumed: int = 0,
         warmup: BatchWarmup | None = None,
         segments: tuple[int, int] = (0, 1),
+        masking_rate: RateSchedule | None = None,
     ):
         at_once = micro_batch_size * world_size
         for size in [global_batch_size, *([warmup.initial, warmup.increment] if warmup else [])]:
@@ -222,7 +228,7 @@ class BatchStream:
                 )
             if size % streams:
                 raise UserError(f"data_streams: found {streams}, expected a divisor of the global batch size {size}")
-        self._samples = SampleStreams(reader, streams, seed)
+        self._samples = SampleStreams(reader, streams, seed, masking_rate)
         self._size, self._micro, self._warmup = global_batch_size, micro_batch_size, warmup
         self._segments = segments
         self._rank, self._world_size = rank, world_size

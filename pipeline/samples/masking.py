@@ -95,21 +95,42 @@ class MaskingRules:
     special_tokens: SpecialTokens
     continues_word: np.ndarray
 
-    @property
-    def cap(self) -> int:
-        return self.config["max_predictions_per_sequence"] or max(1, round(self.config["rate"] * self.max_length))
+    def caps(self, rates: np.ndarray) -> np.ndarray:
+        """Most predicted tokens of samples with these masking rates, (n,) -> (n,) int64."""
+        given = self.config["max_predictions_per_sequence"]
+        follow = np.maximum(1, np.rint(rates * self.max_length)).astype(np.int64)
+        return np.full_like(follow, given) if given else follow
+
+
+@dataclass(frozen=True)
+class RateSchedule:
+    """A masking rate by the position in the stream of samples: `first` up to position `begin`, then linear to `last`,
+    which is reached at position `end`.
+    """
+
+    first: float
+    last: float
+    begin: int
+    end: int
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Rates (n,) float64 of the samples at positions (n,)."""
+        return np.interp(positions, [self.begin, self.end], [self.first, self.last])
 
 
 class Masker:
     """Draws mask sets for some samples. What every set needs is worked out once.
 
-    begins (T,) bool: tokens that begin a word although they may not say so; None: those that do are all.
+    begins (T,) bool: tokens that begin a word although they may not say so; None: those that do are all. rates (n,)
+    float: a masking rate for each sample, whose default cap then follows it; None: that of the rules for all.
     """
 
-    def __init__(self, rules: MaskingRules, samples: Samples, begins: np.ndarray | None = None):
+    def __init__(self, rules: MaskingRules, samples: Samples, begins: np.ndarray | None = None,
+                 rates: np.ndarray | None = None):
         self.rules = rules
         self.config = rules.config
         self.samples = samples
+        self._rates = np.full(len(samples), self.config["rate"]) if rates is None else rates
         ordinary = np.ones(rules.vocab_size, bool)
         ordinary[rules.special_tokens.ids] = False
         self._ordinary_ids = np.flatnonzero(ordinary)
@@ -122,8 +143,8 @@ class Masker:
         self._offsets = np.searchsorted(self._candidates, samples.offsets)
         self._sizes = np.diff(self._offsets)
         self._rows = np.repeat(np.arange(len(samples), dtype=np.int32), self._sizes)
-        wanted = np.maximum(1, np.rint(self.config["rate"] * samples.lengths)).astype(np.int64)
-        self._wanted = np.minimum(np.minimum(wanted, rules.cap), self._sizes)
+        wanted = np.maximum(1, np.rint(self._rates * samples.lengths)).astype(np.int64)
+        self._wanted = np.minimum(np.minimum(wanted, rules.caps(self._rates)), self._sizes)
         if self.config["strategy"] != "token":
             self._find_words(begins)
         elif self.config["selection"] == "count":
@@ -160,7 +181,7 @@ class Masker:
         return Masks((flat - starts).astype(np.uint16), ids, offsets)
 
     def _independent(self, draws: Draws, rows: np.ndarray) -> np.ndarray:
-        return draws.uniform(rows, _SELECT) < self.config["rate"]
+        return draws.uniform(rows, _SELECT) < self._rates[rows]
 
     def _count_tokens(self, draws: Draws) -> np.ndarray:
         """A fixed number of tokens a sample, all subsets equally likely: draw, and redraw what was there already."""
@@ -313,5 +334,6 @@ class DynamicMasking:
             continues_word=tokenizer.continues_word,
         )
 
-    def draw(self, samples: Samples, seed: int, epoch: int, indices: np.ndarray) -> Masks:
-        return Masker(self.rules, samples).draw(KeyedDraws(seed, epoch, indices))
+    def draw(self, samples: Samples, seed: int, epoch: int, indices: np.ndarray,
+             rates: np.ndarray | None = None) -> Masks:
+        return Masker(self.rules, samples, rates=rates).draw(KeyedDraws(seed, epoch, indices))

@@ -145,13 +145,21 @@ class SampleBuilder:
         return documents.tokens, segments
 
     def _full_sentences(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
-        """RoBERTa's FULL-SENTENCES (Liu et al. 2019), or DOC-SENTENCES if samples may not cross documents."""
+        """RoBERTa's FULL-SENTENCES (Liu et al. 2019), or DOC-SENTENCES if samples may not cross documents, where some
+        documents may give single sentences.
+        """
         most = self.max_length - 2
         ends = documents.sentence_offsets[1:]
         if not self.config["cross_documents"]:
-            bounds = documents.document_offsets
-            stops = ends[bounds[1:] - 1]
-            return documents.tokens, self._pack(ends.tolist(), stops.tolist(), most)
+            owners = np.repeat(np.arange(len(documents)), np.diff(documents.document_offsets))
+            share = self.config["single_share"]
+            single = np.array([share > 0 and draw() < share for _ in range(len(documents))], bool)
+            stop = single[owners]  # sentences after which a sample ends
+            stop[documents.document_offsets[1:] - 1] = True
+            segments = self._pack(ends.tolist(), ends[stop].tolist(), most)
+            owners = owners[stop].tolist()
+            segments.rows = [(*row[:5], owners[row[5]]) for row in segments.rows]
+            return documents.tokens, segments
         # One stream with a separator between documents; a separator belongs to the sentence before it.
         last = documents.document_offsets[1:-1] - 1
         source = np.insert(documents.tokens, ends[last], self.special.separator)

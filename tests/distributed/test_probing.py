@@ -13,7 +13,7 @@ import yaml
 from cloze.launch import cli
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain import probing
-from cloze.launch.pretrain.probing import SPARE_SHARE, HostMemory, Probe, largest_that_fits
+from cloze.launch.pretrain.probing import MIXED_BATCHES, SPARE_SHARE, HostMemory, Probe, largest_that_fits
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.pipeline.errors import UserError
@@ -68,7 +68,7 @@ def probing_whole_steps(world_size: int, fits: int) -> Probe:
     """A probe on a GPU whose steps, optimizer states and all, have room for so many sequences."""
     probe = Probe.__new__(Probe)
     probe.world_size, probe.micro_steps, probe.partitions_weights = world_size, 2, False
-    probe._batch = lambda size: {"size": size}
+    probe._batches = lambda size: [{"size": size}]
     probe._fits_alone, probe._loss = lambda batch: True, lambda batch: batch["size"]
 
     def backward(loss, scale_wrt_gas):
@@ -90,6 +90,26 @@ def test_a_whole_step_that_runs_out_of_memory_is_no_traceback(world_size):
     else:
         with pytest.raises(UserError, match="a whole step of 4 sequences, expected room for it; give less than 4, or"):
             largest_that_fits([1, 2, 4], probing_whole_steps(2, 2).run, Memory(10**9), bool)
+
+
+def test_the_probe_tries_the_longest_and_lengths_of_the_corpus():
+    """An allocator that has seen one shape only says nothing about a run's, which change from batch to batch."""
+    probe = Probe.__new__(Probe)
+    histogram = [0, 0, 0, 5, 0, 3, 0, 0, 2]  # sequences of 3, 5 and 8 tokens
+    probe.device = torch.device("cpu")
+    probe.manifest = SimpleNamespace(max_length=8, masked_share=0.2, vocab_size=50,
+                                     splits={"train": SimpleNamespace(length_histogram=histogram)})
+    longest, *mixed = probe._batches(64)
+    assert longest["sequence_offsets"].diff().tolist() == [8] * 64 and len(longest["labels"]) == 64 * 2
+    assert len(mixed) == MIXED_BATCHES
+    for batch in mixed:
+        lengths = batch["sequence_offsets"].diff().tolist()
+        assert set(lengths) == {3, 5, 8} and batch["max_sequence_length"] == 8
+        assert batch["position_ids"].tolist() == [place for length in lengths for place in range(length)]
+        assert len(batch["input_ids"]) == sum(lengths)
+        assert len(batch["labels"]) == sum(-(-length // 4) for length in lengths)  # a fifth, and a quarter of it more
+        assert torch.equal(batch["labels"], batch["input_ids"][batch["masked_positions"]])
+    assert len({tuple(batch["sequence_offsets"].tolist()) for batch in mixed}) == MIXED_BATCHES
 
 
 def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):

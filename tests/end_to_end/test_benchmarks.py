@@ -1,6 +1,7 @@
 """What the benchmarks print beside their figures: commands that run the contenders, with their variables."""
 
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -63,9 +64,19 @@ def test_contenders_of_fine_tuning_are_named(benchmark, capsys):
     assert "'attention': 'eager'" in printed and "transformers 5" in printed
 
 
+def test_planning_a_run_takes_little_memory_however_large_it_is(tmp_path):
+    """The benchmark of 2 × 10¹² tokens on a hundredth of them, with a round of exchange: counts of 30,522 words for
+    each shard would take 120 MB alone."""
+    command = [sys.executable, "benchmarks/planning.py", "--tokens", "2e10", "--target_tokens", str(1 << 24)]
+    subprocess.run([*command, "--json", str(tmp_path / "figures")], cwd=ROOT, check=True, capture_output=True)
+    figures = json.loads((tmp_path / "figures").read_text())
+    assert figures["rounds"] == 1 and figures["tasks"] == 7 * figures["files"] and figures["shards"] > 900
+    assert figures["parent_bytes"] - figures["parent_bytes_at_first"] < 60 << 20
+
+
 def test_peers_of_preparing_and_loading_are_named(benchmark, monkeypatch, capsys):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")  # which the benchmark sets for itself
-    benchmark("prepare", "--quick", made_corpus=lambda folder: ["file"], run=lambda *_: None)
+    benchmark("prepare", "--quick", made_corpus=lambda *_: ["file"], run=lambda *_: None)
     printed = capsys.readouterr().out
     assert "TOKENIZERS_PARALLELISM=false python" in printed and "benchmarks/prepare.py --quick" in printed
     assert "tokenizers 0." in printed and "datasets " in printed
@@ -74,3 +85,16 @@ def test_peers_of_preparing_and_loading_are_named(benchmark, monkeypatch, capsys
                   max_length=128)))
     printed = capsys.readouterr().out
     assert "benchmarks/loading.py --quick\n" in printed and "datasets " in printed.splitlines()[1]
+
+
+def test_curves_are_compared_at_equal_tokens_and_at_equal_loss(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from pretraining_curves import compare
+
+    def curve(seconds, *losses):
+        return [{"seconds": seconds * number, "tokens": number, "loss": loss} for number, loss in enumerate(losses, 1)]
+
+    found = compare({"cloze pretrain": curve(10, 5.0, 3.0, 2.0), "slow": curve(40, 5.0, 4.0, 2.5),
+                     "fast": curve(20, 6.0, 5.0, 4.0)})
+    assert found == {"loss_difference_at_equal_tokens": -0.5, "time_ratio_at_equal_tokens": 2.0,
+                     "time_ratio_to_their_last_loss": pytest.approx(120 / 25)}

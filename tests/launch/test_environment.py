@@ -1,5 +1,6 @@
 """Rank and world size from each launcher's variables."""
 
+import json
 import os
 import platform
 import subprocess
@@ -163,3 +164,14 @@ def test_freed_pages_are_kept_and_the_users_own_settings_win():
     assert done == "1" and faults < 1000  # page faults of ten tensors of 11,719 pages each
     assert run("leave")[1] > 1000
     assert run("keep", MALLOC_TRIM_THRESHOLD_="1000000")[0] == "0"
+
+
+@pytest.mark.parametrize("given", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+                                   {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}])
+def test_segments_expand_before_torch_is_imported_unless_the_user_has_set_the_allocator(given):
+    code = ("import os, sys; from cloze.launch.system.environment import protect_process; protect_process(); "
+            "from cloze.launch import cli; assert 'torch' not in sys.modules; "
+            "import json; print(json.dumps({name: os.environ[name] for name in os.environ if 'ALLOC_CONF' in name}))")
+    variables = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name} | given
+    found = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == (given or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

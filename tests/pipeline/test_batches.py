@@ -15,7 +15,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading import batches
 from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, SampleStreams, deal, evaluation_batches
-from cloze.pipeline.samples.masking import DynamicMasking
+from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
 from cloze.pipeline.shards import shards
 from cloze.pipeline.shards.shards import ShardReader
 from tests.pipeline import corpus
@@ -46,9 +46,11 @@ def data(folder):
     return folder / "data"
 
 
-def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0, streams=24, warmup=None):
+def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0, streams=24, warmup=None,
+         rate=None):
     stream = BatchStream(ShardReader(data), global_batch_size=size, micro_batch_size=micro, rank=rank,
-                         world_size=world_size, streams=streams, seed=seed, samples_consumed=start, warmup=warmup)
+                         world_size=world_size, streams=streams, seed=seed, samples_consumed=start, warmup=warmup,
+                         masking_rate=rate)
     try:
         return [next(stream) for _ in range(count)]
     finally:
@@ -266,6 +268,17 @@ def test_dynamic_masks_differ_by_epoch_and_not_by_ranks(folder):
     for number, parts in enumerate(parts_of(data, 2, 2)):
         found = [s for part in parts for micro in part.micro_batches for s in sequences(micro)]
         assert sorted(found) == sorted(s for micro in whole[number].micro_batches for s in sequences(micro))
+    changing = RateSchedule(0.5, 0.1, begin=24, end=24 * 6)
+    whole = take(data, 8, rate=changing)
+    for first, world_size in ((0, 2), (3, 3), (5, 1)):  # as many ranks, from whatever batch on
+        parts = [take(data, 8 - first, rank, world_size, start=24 * first, rate=changing) for rank in range(world_size)]
+        for number in range(8 - first):
+            together = [s for part in parts for micro in part[number].micro_batches for s in sequences(micro)]
+            expected = [s for micro in whole[first + number].micro_batches for s in sequences(micro)]
+            assert sorted(together) == sorted(expected)
+    shares = [batch.num_masked / batch.num_tokens for batch in whole]
+    assert shares[0] == pytest.approx(0.5, abs=0.02) and shares[7] == pytest.approx(0.1, abs=0.02)
+    assert shares == sorted(shares, reverse=True) or shares[6] == pytest.approx(shares[7], abs=0.02)
     stream = SampleStreams(reader, 1, seed=1)
     seen = []
     for epoch in range(2):

@@ -87,6 +87,7 @@ def test_the_same_bytes_though_a_worker_is_killed_after_it_completed_tasks(sched
         corpus.write_jsonl(tmp_path / "in" / f"{number}.jsonl.gz", corpus.documents(150, seed=number))
     prepare(corpus.config(tmp_path, [tmp_path / "in"], output=str(tmp_path / "local")))
     monkeypatch.setattr("cloze.pipeline.jobs.prepare.tokenize", partial(tokenize_or_hold, tmp_path / "pids"))
+    monkeypatch.setattr("cloze.pipeline.jobs.prepare.FILES_AT_ONCE", 4)  # ten parts: a round of exchange
     workers = [worker(scheduler) for _ in range(2)]
     try:
         wait_for_workers(scheduler, 2)

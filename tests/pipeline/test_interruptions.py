@@ -17,7 +17,8 @@ import pytest
 from cloze.launch.run.runs import LOCK, in_use, locked
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.jobs.prepare import _hash_source, prepare
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.jobs.sources import hash_piece
 from cloze.pipeline.jobs.tokenize_stage import tokenize
 from cloze.pipeline.progress import Silent
 from cloze.pipeline.shards.manifest import Manifest
@@ -62,7 +63,7 @@ def marks(paths: list[Path]) -> dict[Path, tuple[int, int]]:
 def complete(data: Path) -> list[Path]:
     """The reports of an interrupted run, and the shards that these name."""
     reports = list((data / ".work").glob("[!.]*-*.json"))
-    contents = [json.loads(path.read_text()) for path in reports]
+    contents = [json.loads(path.read_text().splitlines()[1]) for path in reports]
     return reports + [data / shard["file"] for content in contents for shard in content.get("shards", [])]
 
 
@@ -230,9 +231,9 @@ def test_an_orphan_that_writes_while_the_work_is_removed_ends_nothing(folder, un
     assert corpus.contents(tmp_path / "data") == undisturbed and not work.exists()
 
 
-@pytest.mark.parametrize("stage", [tokenize, _hash_source])
-def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, stage):
-    """Before its task begins, or after it has been read."""
+@pytest.mark.parametrize(("place", "stage"), [("prepare", tokenize), ("tokenize_stage", hash_piece)])
+def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, place, stage):
+    """Before its task begins, or after it has been read, before it has been hashed."""
     inputs = tmp_path / "in"
     for number in range(3):
         corpus.write_jsonl(inputs / f"{number}.jsonl", corpus.documents(20 - number, seed=number))
@@ -240,12 +241,12 @@ def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, stage):
     content = (inputs / "2.jsonl").read_bytes()
     status = os.stat(inputs / "2.jsonl")
 
-    def vanish(task):
+    def vanish(*arguments):
         (inputs / "2.jsonl").unlink(missing_ok=True)
-        return stage(task)
+        return stage(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"cloze.pipeline.jobs.prepare.{stage.__name__}", vanish)
+        patch.setattr(f"cloze.pipeline.jobs.{place}.{stage.__name__}", vanish)
         with pytest.raises(UserError, match=r"2\.jsonl: not found"):
             prepare(config)
     assert not (tmp_path / "data/manifest.json").exists()
@@ -287,21 +288,23 @@ def test_an_input_that_changes_is_named(tmp_path, monkeypatch):
     path = corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(20))
     config = corpus.config(tmp_path, [path])
 
-    def change(task):
-        report = tokenize(task)
+    def change(*arguments):
         with open(path, "a") as file:
             file.write('{"id": "new", "text": "More."}\n')
-        return report
+        return hash_piece(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("cloze.pipeline.jobs.prepare.tokenize", change)
+        patch.setattr("cloze.pipeline.jobs.tokenize_stage.hash_piece", change)
         with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read"):
             prepare(config)
     with pytest.raises(UserError, match="interrupted run with another sources"):
         prepare(config)
 
 
-def test_an_input_rewritten_with_the_same_size_is_not_complete_already(tmp_path):
+@pytest.mark.parametrize("segment", [4 << 20, 3000])
+def test_an_input_rewritten_with_the_same_size_is_not_complete_already(tmp_path, monkeypatch, segment):
+    """Read by one task, or by several, so that its hash is one of pieces."""
+    monkeypatch.setattr("cloze.pipeline.readers._SEGMENT_BYTES", (segment, segment))
     texts = corpus.documents(20)
     path = corpus.write_jsonl(tmp_path / "in/a.jsonl", texts)
     config = corpus.config(tmp_path, [path])

@@ -7,7 +7,7 @@ from cloze.pipeline import ragged
 from cloze.pipeline.config import MaskingConfig, SamplesConfig, SentencesConfig, SourceConfig, SplitConfig
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.records import Samples
-from cloze.pipeline.samples.masking import KeyedDraws, Masker, MaskingRules, StreamDraws
+from cloze.pipeline.samples.masking import KeyedDraws, Masker, MaskingRules, RateSchedule, StreamDraws
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
@@ -52,6 +52,22 @@ def test_count_is_the_release_formula(rate):
     wanted = np.maximum(1, np.rint(rate * LENGTHS))
     cap = round(rate * 128)
     assert np.array_equal(np.diff(masks.offsets), np.minimum(np.minimum(wanted, cap), LENGTHS - 3))
+
+
+@pytest.mark.parametrize("selection", ["count", "independent"])
+def test_each_sample_may_have_a_rate_of_its_own(selection):
+    samples = make(np.full(4000, 103))
+    rates = RateSchedule(0.4, 0.2, begin=1000, end=3000).at(np.arange(4000))
+    rules = MaskingRules({**CONFIG, "selection": selection}, 128, VOCAB, SPECIAL, CONTINUES)
+    counts = np.diff(Masker(rules, samples, rates=rates).draw(KeyedDraws(3, 0, np.arange(4000))).offsets)
+    if selection == "count":  # the default cap follows the rate: 0.15's would be 19
+        assert counts[:1000].tolist() == [41] * 1000 and counts[2000] == 31 and counts[3000:].tolist() == [21] * 1000
+    else:
+        shares = [counts[low : low + 500].mean() / 100 for low in (0, 500, 1750, 3000, 3500)]
+        np.testing.assert_allclose(shares, [0.4, 0.4, 0.3, 0.2, 0.2], atol=0.01)
+    same = Masker(rules, samples).draw(KeyedDraws(3, 0, np.arange(4000)))
+    constant = Masker(rules, samples, rates=np.full(4000, 0.15)).draw(KeyedDraws(3, 0, np.arange(4000)))
+    assert np.array_equal(same.positions, constant.positions) and np.array_equal(same.ids, constant.ids)
 
 
 def test_the_cap_caps():

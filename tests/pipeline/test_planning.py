@@ -7,6 +7,7 @@ import pytest
 
 from cloze.pipeline.config import PrepareConfig, SamplesConfig, ShardsConfig, SplitConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.executors import LocalExecutor, run_tasks
 from cloze.pipeline.jobs.planning import plan_shards
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.jobs.tokenize_stage import PARTITIONS, Report
@@ -60,6 +61,26 @@ def test_long_documents_do_not_make_shards_without_bound(documents):
     assert 8 << 20 <= min(r.tokens for r in ranges) and max(r.tokens for r in ranges) <= 24 << 20
 
 
+def test_tasks_are_made_as_they_are_needed(monkeypatch):
+    """Heaviest first; never more than a few that have not ended, so that a million take no more than those."""
+    monkeypatch.setattr("cloze.pipeline.jobs.executors._IN_FLIGHT", 3)
+    made, ended = [], []
+
+    def task(place: int) -> int:
+        made.append(place)
+        assert len(made) - len(ended) <= 3
+        return -place
+
+    def on_result(place: int, result: str) -> None:
+        assert result == str(-place)
+        ended.append(place)
+
+    weights = [5, 1, 9, 5, 0, 7, 2, 2, 8, 3]
+    run_tasks(LocalExecutor(1), str, task, weights, on_result)
+    assert made == sorted(range(10), key=lambda place: -weights[place]) and sorted(ended) == list(range(10))
+    run_tasks(LocalExecutor(1), str, task, [], on_result)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -97,3 +118,11 @@ def test_pair_sets_that_would_be_the_same_are_refused(samples):
     SamplesConfig(**samples)
     with pytest.raises(UserError, match="pair_sets: found 2, expected 1: .* draws no cuts"):
         SamplesConfig(**samples, pair_sets=2)
+
+
+def test_single_sentences_of_some_documents_need_documents_of_their_own():
+    within = {"objective": "full_sentences", "cross_documents": False}
+    assert SamplesConfig(**within, single_share=0.3, pair_sets=2).pair_sets == 2
+    for samples in ({"objective": "full_sentences"}, {"objective": "next_sentence", "cross_documents": False}):
+        with pytest.raises(UserError, match="single_share: found 0.3, expected 0, unless"):
+            SamplesConfig(**samples, single_share=0.3)

@@ -1,5 +1,6 @@
 """The whole job: the same bytes for any workers, every token accounted for."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -207,6 +208,29 @@ def test_a_document_in_pieces_stays_in_train(tmp_path, monkeypatch):
     assert manifest.counts["documents"] == manifest.counts["documents_read"] - 1 + -(-len(long) // 1990)
 
 
+def test_pieces_of_one_document_are_no_duplicates_of_each_other(tmp_path, monkeypatch):
+    """A long document whose pieces are alike loses none of them, a copy of it is dropped, and they spread."""
+    monkeypatch.setattr("cloze.pipeline.readers.lines.LONGEST_PIECE", 2000)
+    line = "ka lo mi ren tas u vor e shi dan. "
+    alike = (line * 2000)[: 2000 * 40]  # the cuts fall on places of the line that repeat themselves
+    others = corpus.documents(60, sentences=(1, 4))
+    sizes = {}
+    for name, texts in (("once", [alike, *others]), ("twice", [alike, *others, alike])):
+        path = corpus.write_jsonl(tmp_path / f"{name}.jsonl", texts)
+        output = tmp_path / f"data-{name}"
+        manifest = prepare(corpus.config(tmp_path, [path], output=str(output), split=SplitConfig(0, 0)))
+        assert manifest.counts["documents_in_pieces"] == len(texts) - 60 and tokens_lost(manifest) == 0
+        sizes[name] = manifest.splits["train"].counts["tokens_kept"]
+        assert (manifest.counts["tokens_duplicate"] > 0) == (name == "twice")
+    tokens = Tokenizer.from_folder(tmp_path / "tokenizer")
+    whole = sum(len(tokens.encode_bytes(text.encode(), np.array([0, len(text.encode())]))[0])
+                for text in [alike, *others])
+    assert sizes["once"] == sizes["twice"] == whole
+    reader = ShardReader(tmp_path / "data-once")
+    repeated = reader.take(np.arange(reader.num_samples), None)[0].document
+    assert len(set(repeated[repeated >> 63 == 1].tolist())) > 30
+
+
 @pytest.mark.parametrize("strategy", ["whole_word", "span"])
 def test_whole_words_of_a_tokenizer_without_words_are_refused(tmp_path, strategy):
     path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(20))
@@ -256,6 +280,32 @@ def test_names_that_stand_only_in_the_map_of_special_tokens(tmp_path):
     prepare(corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "old")))
     copied = json.loads((tmp_path / "data/tokenizer/tokenizer_config.json").read_text())
     assert copied == config | named and Tokenizer.from_folder(tmp_path / "data/tokenizer").names == names
+
+
+def test_sources_are_hashed_as_a_whole_or_by_the_pieces_that_tasks_read(tmp_path, monkeypatch):
+    """docs/data-format.md, in plain Python."""
+    monkeypatch.setattr("cloze.pipeline.readers._SEGMENT_BYTES", (5000, 5000))
+    monkeypatch.setattr("cloze.pipeline.readers._STRIPE_BYTES", 3000)
+    monkeypatch.setattr("cloze.pipeline.jobs.sources._AT_ONCE", 700)
+    texts = corpus.documents(40)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("\n\n".join(texts))
+    (tmp_path / "in/empty.txt").touch()
+    corpus.write_jsonl(tmp_path / "in/b.jsonl", texts[:2])
+    corpus.write_jsonl(tmp_path / "in/c.jsonl.gz", corpus.documents(60, seed=1))
+    parquet.write_table(pa.table({"text": corpus.documents(60, seed=2)}), tmp_path / "in/d.parquet", row_group_size=20)
+    parquet.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "in/e.parquet")
+    manifest = prepare(corpus.config(tmp_path, [tmp_path / "in"]))
+    pieces = {}
+    for source in manifest.sources:
+        content = (tmp_path / "in" / source["name"]).read_bytes()
+        size = source.get("piece_bytes") or max(1, len(content))
+        pieces[source["name"]] = [content[start : start + size] for start in range(0, len(content), size)] or [b""]
+        digests = [hashlib.sha256(piece).digest() for piece in pieces[source["name"]]]
+        expected = hashlib.sha256(b"".join(digests)).digest() if "piece_bytes" in source else digests[0]
+        assert source["sha256"] == expected.hex() and source["bytes"] == len(content)
+    assert len(pieces["a.txt"]) > 3 and len(pieces["c.jsonl.gz"]) > 1 and len(pieces["d.parquet"]) == 3
+    assert [len(pieces[name]) for name in ("empty.txt", "b.jsonl", "e.parquet")] == [1, 1, 1]
 
 
 def test_the_manifest_names_no_place(folder, undisturbed):

@@ -13,7 +13,7 @@ from cloze.pipeline.samples.samples import Documents, SampleBuilder
 
 SPECIAL = SpecialTokens(pad=0, unknown=1, classification=2, separator=3, mask=4)
 CONFIG = {"objective": "next_sentence", "random_share": 0.5, "short_share": 0.1, "cross_documents": True,
-          "pair_sets": 1, "min_document_tokens": 1}
+          "single_share": 0.0, "pair_sets": 1, "min_document_tokens": 1}
 OBJECTIVES = ["next_sentence", "sentence_order", "full_sentences", "single_sentences"]
 LENGTHS = st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=12), min_size=1, max_size=12)
 
@@ -116,6 +116,22 @@ def test_sentence_order_swaps_neighbours():
     assert abs(np.mean([label == 1 for _, b, label in found if b]) - 0.5) < 0.06
     for a, b, label in found:
         assert (label == 1 and a[0] == b[-1] + 1) or (label == 0 and b[0] == a[-1] + 1) or not b
+
+
+def test_some_documents_give_single_sentences():
+    lengths = [[5, 40, 5]] * 300
+    documents = make(lengths)
+    samples, counts = build(documents, 32, objective="full_sentences", cross_documents=False, single_share=0.3)
+    own = [a for a, _, _ in segments(samples)]
+    assert [token for a in own for token in a] == documents.tokens.tolist() and counts["tokens_out"] == 15000
+    sizes = {number: tuple(len(a) for a, owner in zip(own, samples.document, strict=True) if owner == 100 + number)
+             for number in range(300)}
+    # By itself each sentence, of which the long one is cut; or packed, as ever.
+    assert set(sizes.values()) == {(5, 30, 10, 5), (5, 30, 15)}
+    share = sum(size == (5, 30, 10, 5) for size in sizes.values()) / 300
+    assert abs(share - 0.3) < 0.08
+    again, _ = build(documents, 32, (2,), objective="full_sentences", cross_documents=False, single_share=0.3)
+    assert not np.array_equal(again.offsets, samples.offsets), "another set of samples draws other documents"
 
 
 def test_full_sentences_put_a_separator_between_documents_and_fill_up():

@@ -1,0 +1,227 @@
+"""Held-out loss against tokens and against time: `cloze pretrain` and transformers' Trainer, on the same batches.
+
+    python benchmarks/pretraining_curves.py --data runs/books --output runs/curves --steps 2000 [--threads 2]
+
+--data is what `cloze prepare --config books-modern` (masks drawn at load time) has written. All begin with the same
+weights of ModernBERT's architecture (4 layers of 256: configs/pretrain/small-modern.yaml) and take the same samples
+in the same order, 32 a step, with AdamW of the same constants, clipping, warmup and linear decay. Masks are drawn by
+each one's own procedure at the same rate: by `DataCollatorForLanguageModeling`, which pads, and by Cloze. All are
+measured alike every --every steps: by Cloze's model, on the same held-out samples with the same masks. The time of
+measuring and saving does not count; that of fetching and collating does. The contenders run one after another, each
+in a process of its own; nothing else should run meanwhile. Written to --output: curves.json, curves.svg; a contender
+whose curve lies there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from synthetic_batches import hardware
+from training_step import KEEP_PAGES
+
+from cloze.launch.system.environment import child_variables
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCH = 32
+RATE, BETAS, WARMUP_SHARE = 2e-3, (0.9, 0.98), 0.02  # those of configs/pretrain/small-modern.yaml
+SEED = 42
+CONTENDERS = {  # name -> (library, settings of TrainingArguments, environment)
+    "cloze pretrain": ("cloze", {}, {}),
+    "transformers Trainer, its defaults": ("transformers", {}, {}),
+    "transformers Trainer, bf16, fused, malloc": ("transformers", {"bf16": True, "optim": "adamw_torch_fused"},
+                                                  KEEP_PAGES),
+}
+
+
+def start_model(data: Path, folder: Path) -> None:
+    """The weights that all begin with, as a folder that both libraries read."""
+    from cloze.launch.cli import parse
+    from cloze.launch.system.environment import prepare_process
+
+    prepare_process()
+    from cloze.launch.pretrain.command import build_model, check_data
+
+    config = parse("pretrain", ["--config", "small-modern", "--data", str(data), "--output", str(folder)])
+    _, shape = check_data(data, config.model)
+    build_model(replace(config, model=shape, seed=SEED)).save(folder, data / "tokenizer")
+
+
+def run_cloze(data: Path, start: Path, run: Path, steps: int, every: int) -> None:
+    """A run whose checkpoints are kept, so that each can be measured afterwards."""
+    command = [
+        sys.executable, "-m", "cloze", "pretrain", "--config", "small-modern", "--data", str(data), "--output",
+        str(run), "--init_from", str(start), "--seed", str(SEED), "--train.time_budget_hours", "null",
+        "--train.max_steps", str(steps), "--train.global_batch_size", str(BATCH), "--train.micro_batch_size",
+        str(BATCH), "--train.learning_rate", str(RATE), "--schedule.warmup_share", str(WARMUP_SHARE),
+        "--train.log_every_steps",
+        str(every), "--evaluation.every_steps", "0", "--evaluation.samples", "32", "--checkpoint.every_steps",
+        str(every), "--checkpoint.keep_last", str(steps // every + 1), "--monitor.inspect_every_steps", "0",
+    ]
+    subprocess.run(command, check=True, cwd=ROOT)
+
+
+def cloze_curve(data: Path, run: Path, samples: int) -> list[dict]:
+    from cloze.launch.pretrained.loading import load_model
+    from cloze.launch.run.metrics import read_metrics
+
+    curve, seconds, before = [], 0.0, 0
+    for line in read_metrics(run):
+        if "speed/step_seconds" in line:
+            seconds += line["speed/step_seconds"] * (line["step"] - before)
+            before = line["step"]
+            loss = held_out_loss(load_model(run, before).model, data, samples)
+            curve.append({"step": before, "tokens": line["data/tokens"], "seconds": seconds, "loss": loss})
+    return curve
+
+
+def held_out_loss(model, data: Path, samples: int) -> float:
+    """Mean loss of the masked tokens of the first held-out samples, in fp32, with masks that are always the same."""
+    import torch
+
+    from cloze.pipeline.loading.batches import evaluation_batches
+    from cloze.pipeline.shards.shards import ShardReader
+
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for batch in evaluation_batches(ShardReader(data, "validation"), micro_batch_size=BATCH, rank=0, world_size=1,
+                                        max_samples=samples, segments=model.config.segments):
+            batch.pop("next_sentence_label", None)
+            output = model(**batch)
+            total += float(output.mlm_losses.sum())
+            count += int(output.num_masked)
+    return total / count
+
+
+def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int, samples: int, settings: dict) -> None:
+    """Trainer with its collator over Cloze's samples, in their order; the curve is written at the end."""
+    import numpy as np
+    import torch
+    import transformers
+
+    from cloze.launch.pretrained.loading import load_model
+    from cloze.pipeline.loading.batches import SampleStream
+    from cloze.pipeline.shards.shards import ShardReader
+
+    reader = ShardReader(data, "train")
+    stream = SampleStream(reader, SEED)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(start)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(start)
+    curve, clock = [], {"seconds": 0.0, "tokens": 0}
+
+    class Samples(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            for position in range(0, steps * BATCH, BATCH):
+                for _, _, found, _ in stream.read(position, BATCH):
+                    for low, high in zip(found.offsets, found.offsets[1:], strict=False):
+                        ids = found.input_ids[low:high].astype(np.int64)
+                        clock["tokens"] += len(ids)
+                        yield {"input_ids": ids.tolist()}
+
+    class Measured(transformers.TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            self.began = time.perf_counter()
+
+        def on_step_end(self, arguments, state, control, **_):
+            if state.global_step % every:
+                return
+            clock["seconds"] += time.perf_counter() - self.began
+            model.save_pretrained(run / "now")
+            tokenizer.save_pretrained(run / "now")
+            loss = held_out_loss(load_model(run / "now").model, data, samples)
+            curve.append({"step": state.global_step, **clock, "loss": loss})
+            print(curve[-1], flush=True)
+            self.began = time.perf_counter()
+
+    trainer = transformers.Trainer(model, transformers.TrainingArguments(
+        str(run), per_device_train_batch_size=BATCH, learning_rate=RATE, warmup_steps=WARMUP_SHARE, max_steps=steps,
+        lr_scheduler_type="linear", adam_beta1=BETAS[0], adam_beta2=BETAS[1], adam_epsilon=1e-6, weight_decay=0.01,
+        max_grad_norm=1.0, logging_steps=every, save_strategy="no", report_to="none", disable_tqdm=True, seed=SEED,
+        use_cpu=not torch.cuda.is_available(), **settings,
+    ), train_dataset=Samples(), callbacks=[Measured()], data_collator=transformers.DataCollatorForLanguageModeling(
+        tokenizer, mlm_probability=reader.manifest.masking["rate"]))
+    trainer.train()
+    (run / "curve.json").write_text(json.dumps(curve) + "\n")
+
+
+def draw(curves: dict[str, list[dict]], path: Path, title: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    for axes, (name, unit, label) in zip(figure.subplots(1, 2, sharey=True), (
+        ("tokens", 1e6, "million tokens"), ("seconds", 60, "minutes of training")), strict=True):
+        for contender, curve in curves.items():
+            axes.plot([point[name] / unit for point in curve], [point["loss"] for point in curve], label=contender)
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("held-out masked loss, nats")
+    figure.axes[0].legend(fontsize=8)
+    figure.suptitle(title, fontsize=9)
+    figure.savefig(path)
+
+
+def compare(curves: dict[str, list[dict]]) -> dict[str, float]:
+    """Against the best of theirs: the difference of the last losses, and ours over their time to their last loss."""
+    import numpy as np
+
+    ours = curves["cloze pretrain"]
+    others = {name: curve for name, curve in curves.items() if name != "cloze pretrain"}
+    best = min(others.values(), key=lambda curve: curve[-1]["loss"])
+    losses = np.minimum.accumulate([point["loss"] for point in ours])
+    reached = float(np.interp(-best[-1]["loss"], -losses, [point["seconds"] for point in ours]))
+    fastest = min(curve[-1]["seconds"] for curve in others.values())
+    return {"loss_difference_at_equal_tokens": ours[-1]["loss"] - best[-1]["loss"],
+            "time_ratio_at_equal_tokens": fastest / ours[-1]["seconds"],
+            "time_ratio_to_their_last_loss": best[-1]["seconds"] / reached if losses[-1] <= best[-1]["loss"] else 0.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="prepared folder, masks drawn at load time")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the runs, the figures and the picture")
+    parser.add_argument("--steps", type=int, default=2000, help="steps of each contender")
+    parser.add_argument("--every", type=int, help="steps between two measurements; default: a twentieth of them")
+    parser.add_argument("--samples", type=int, default=1024, help="held-out samples")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of each contender")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    every = options.every or max(1, options.steps // 20)
+    start = options.output / "start"
+    if options.worker:
+        library, settings, _ = CONTENDERS[options.worker]
+        run = options.output / options.worker.replace(" ", "-").replace(",", "")
+        if library == "cloze":
+            run_cloze(options.data, start, run, options.steps, every)
+            (run / "curve.json").write_text(json.dumps(cloze_curve(options.data, run, options.samples)) + "\n")
+        else:
+            run_transformers(options.data, start, run, options.steps, every, options.samples, settings)
+        return
+    if not start.exists():
+        start_model(options.data, start)
+    curves = {}
+    for name, (_, _, variables) in CONTENDERS.items():
+        found = options.output / name.replace(" ", "-").replace(",", "") / "curve.json"
+        if not found.exists():
+            shutil.rmtree(found.parent, ignore_errors=True)
+            words = [sys.executable, __file__, *sys.argv[1:], "--worker", name]
+            subprocess.run(words, check=True, env=child_variables(
+                OMP_NUM_THREADS=str(options.threads), TOKENIZERS_PARALLELISM="false", **variables))
+        curves[name] = json.loads(found.read_text())
+    title = f"{hardware('cpu')}, {options.threads} threads"
+    print(title, *(f"{name}: {curve[-1]}" for name, curve in curves.items()), sep="\n")
+    figures = compare(curves)
+    print(json.dumps(figures, indent=1))
+    (options.output / "curves.json").write_text(json.dumps({"title": title, **figures, "curves": curves}) + "\n")
+    draw(curves, options.output / "curves.svg", title)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`cloze evaluate`: a model measured on a suite."""

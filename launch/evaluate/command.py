@@ -1,0 +1,142 @@
+"""`cloze evaluate`: a model, a checkpoint or all checkpoints of a run, measured on a suite."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Literal
+
+from torch.utils.tensorboard import SummaryWriter
+
+from cloze.launch.evaluate.config import EvaluateConfig
+from cloze.launch.evaluate.glue import find_tasks, fine_tune
+from cloze.launch.evaluate.lines import read_lines, score_lines
+from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
+from cloze.launch.evaluate.report import draw, print_result, print_tasks, scalars, write_json
+from cloze.launch.predict.blanks import Score
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.pretrained.hub import model_path
+from cloze.launch.pretrained.loading import run_steps
+from cloze.launch.run import runs
+from cloze.launch.system.console import Console, clock
+from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.pipeline.errors import UserError
+
+_CHECKPOINT = re.compile(r"step-(\d+)")
+_PROGRESS_SECONDS = 30.0
+
+
+def evaluate(config: EvaluateConfig) -> int:
+    """Measure, print and write what was asked for; returns the exit status."""
+    console = Console()
+    folder, step = _model(config)
+    if config.suite == "glue":
+        return _fine_tune(config, folder, step, console)
+    texts = _texts(config)
+    if config.every_checkpoint:
+        return _every_checkpoint(config, folder, texts, console)
+    began = time.monotonic()
+    result = _measure(config, Predictor.from_folder(folder, step), texts, console)
+    print_result(console, f"{config.suite}: {config.model}", result)
+    console.say(f"measured in {clock(time.monotonic() - began)}")
+    if config.json:
+        write_json(Path(config.json), result)
+    if config.picture:
+        draw(Path(config.picture), config.model, result)
+    return EXIT_COMPLETE
+
+
+def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"] | None, console: Console) -> int:
+    if step == "best":
+        raise UserError("step: found best with suite glue, expected a number or null")
+    options = ["--config", config.finetune_config, *(["--model_step", str(step)] if step is not None else [])]
+    result = fine_tune(str(folder), find_tasks(Path(config.data)), Path(config.output), options, config.seeds, console)
+    if result is None:
+        console.say("stopped; the same command goes on")
+        return EXIT_REQUEUE
+    print_tasks(console, f"{config.suite}: {config.model}", result)
+    if config.json:
+        write_json(Path(config.json), result)
+    return EXIT_COMPLETE
+
+
+def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
+    """The model's folder and the step; the folder of a checkpoint, RUN/checkpoints/step-00001000, says both."""
+    folder = model_path(config)
+    found = _CHECKPOINT.fullmatch(folder.resolve().name)
+    if not found or folder.resolve().parent.name != runs.CHECKPOINTS:
+        return folder, config.step
+    if config.step is not None or config.every_checkpoint:
+        raise UserError(f"model: found the checkpoint {folder} with step or every_checkpoint, expected the folder of "
+                        "its run with them")
+    return folder.resolve().parents[1], int(found[1])
+
+
+def _texts(config: EvaluateConfig) -> list:
+    if config.suite == "lines":
+        return read_lines(config.data, config.every_nth)
+    return read_pairs(Path(config.data), config.every_nth)
+
+
+def _measure(config: EvaluateConfig, predictor: Predictor, texts: list, console: Console) -> dict:
+    predictor.require(Score())
+    progress = _Progress(console)
+    if config.suite == "lines":
+        return score_lines(predictor.loaded, texts, max_length=config.max_length, bf16=config.precision == "bf16",
+                           progress=progress)
+    return accuracies(texts, score_pairs(predictor.loaded, texts, config.precision, progress))
+
+
+class _Progress:
+    """A line now and then: tokens done and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._began = self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._said < _PROGRESS_SECONDS:
+            return
+        self._said = now
+        left = (now - self._began) / done * (total - done)
+        self.console.say(f"{done:,} of {total:,} masked tokens' sequences read, in tokens  {clock(left)} left")
+
+
+def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: Console) -> int:
+    """Measure what checkpoints the run has now and have no result yet, oldest first; then write all curves anew."""
+    if not runs.is_pretraining(run):
+        raise UserError(f"every_checkpoint: found {run}, which is no run of pretraining, expected one; leave it out")
+    folder = run / f"evaluate-{config.suite}"
+    settings = {name: getattr(config, name) for name in ("data", "precision", "every_nth", "max_length")}
+    for step in run_steps(run):
+        path = folder / f"step-{step:08d}.json"
+        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["settings"] == settings:
+            continue
+        try:
+            predictor = Predictor.from_folder(run, step)
+        except UserError:
+            if step in run_steps(run):
+                raise
+            console.warn(f"{run}: the checkpoint of step {step} has been removed by the run meanwhile; passed over")
+            continue
+        result = _measure(config, predictor, texts, console)
+        write_json(path, {"step": step, "settings": settings, "result": result})
+        console.say(f"step {step}  " + "  ".join(
+            f"{name.split('/')[1]} {value:.4f}" for name, value in scalars(config.suite, result).items()
+            if name.startswith(f"{config.suite}/")))
+    _write_curves(config.suite, folder)
+    return EXIT_COMPLETE
+
+
+def _write_curves(suite: str, folder: Path) -> None:
+    """All results of a folder as TensorBoard events, in the order of the steps."""
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    with SummaryWriter(str(folder)) as board:
+        for path in sorted(folder.glob("step-*.json")):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            for name, value in scalars(suite, content["result"]).items():
+                board.add_scalar(name, value, content["step"])

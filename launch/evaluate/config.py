@@ -1,0 +1,64 @@
+"""The fields of `cloze evaluate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cloze.launch.config.checks import at_least
+from cloze.launch.config.model import ModelConfig
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(ModelConfig):
+    """Measure a model: how probable it finds texts, or what fine-tuning makes of it."""
+
+    suite: Literal["blimp", "lines", "glue"] = "blimp"
+    """blimp: files of minimal pairs, of which the good sentence should be the more probable one; lines: held-out text,
+    each of whose lines stands alone; glue: fine-tuning on tasks of GLUE, with several seeds."""
+    data: str = ""
+    """blimp: a folder of *.jsonl files, with sentence_good and sentence_bad in each line; lines: a file, a folder
+    or a glob of text, *.jsonl with the field text among them, compressed or not; glue: a folder of tasks' folders, such
+    as SST-2 or cola, with train.tsv and dev.tsv."""
+    step: int | Literal["best"] | None = None
+    """Checkpoint of a run; best: that of its best evaluation; null: the newest good one."""
+    every_checkpoint: bool = False
+    """Whether all checkpoints of a run are measured, those that have not been yet; beside their curves in TensorBoard
+    stand in RUN/evaluate-SUITE the results of each. Also while the run goes on."""
+    json: str | None = None
+    """File for the results; null: none."""
+    picture: str | None = None
+    """Picture file (*.png, *.pdf, *.svg) of the results; null: none."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Numbers of the matrix products. auto: blimp in bf16, and again in fp32 where it is close (see
+    docs/evaluate.md); lines in fp32."""
+    every_nth: int = 1
+    """For a first look: 10 measures every tenth line, or pair of each file, from the first on; at least 1, which is
+    all."""
+    max_length: int = 128
+    """lines: longest sequence in tokens, special tokens included; a longer line is cut into windows, one after another,
+    which don't see each other; at least 8."""
+
+    seeds: int = 5
+    """glue: runs of each task, at least 1."""
+    finetune_config: str = "small-models"
+    """glue: YAML of what `cloze finetune` is told, by its path or its name in configs/finetune/."""
+    output: str | None = None
+    """glue: folder of the fine-tuning runs; complete ones are not repeated."""
+
+    def __post_init__(self) -> None:
+        at_least("evaluate", self, every_nth=1, max_length=8, seeds=1)
+        if not self.data:
+            raise UserError("data: found none, expected what the suite is made of; give --data FOLDER")
+        if self.every_checkpoint and (self.step is not None or self.json or self.picture):
+            raise UserError("every_checkpoint: found true with step, json or picture, expected it alone: what is "
+                            "measured lies in RUN/evaluate-SUITE")
+        if self.picture and not self.picture.endswith((".png", ".pdf", ".svg")):
+            raise UserError(f"picture: found {self.picture}, expected a name that ends in .png, .pdf or .svg")
+        if self.picture and self.suite != "blimp":
+            raise UserError(f"picture: found {self.picture} with suite {self.suite}, expected none: only blimp has one")
+        if self.suite == "glue" and self.output is None:
+            raise UserError("output: found none with suite glue, expected a folder for the fine-tuning runs")
+        if self.suite == "glue" and self.every_checkpoint:
+            raise UserError("every_checkpoint: found true with suite glue, expected false: name a checkpoint with step")

@@ -1,0 +1,72 @@
+"""Pseudo-log-likelihoods of many texts: each token masked in turn and judged by all others (Salazar et al. 2020, arXiv
+1910.14659), on sequences of one length at a time, without padding.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from cloze.launch.predict.blanks import hidden_log_probabilities
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.encoding import Encoding
+
+# Tokens of one forward. Of 2,048 to 16,384 the fastest on two cores for 8 layers of 256, in bf16 and in fp32.
+BATCH_TOKENS = 8192
+
+
+@torch.inference_mode()
+def pseudo_log_likelihoods(
+    loaded: LoadedModel, encodings: Sequence[Encoding], *, bf16: bool = False,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> np.ndarray:
+    """Sum of the natural log-probabilities of each sequence's tokens, special tokens apart; (n,) float64.
+
+    Args:
+        bf16: whether matrix products are made in bf16.
+        progress: told how many tokens have gone through the model since it was told last.
+    """
+    sums = np.zeros(len(encodings))
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)  # where the special tokens stand -> numbers
+    for number, encoding in enumerate(encodings):
+        alike[tuple(encoding.parts)].append(number)
+    with torch.autocast(loaded.device, torch.bfloat16, enabled=bf16):
+        for parts, numbers in sorted(alike.items(), key=lambda item: -len(item[0])):
+            places = np.flatnonzero(parts)
+            ids = np.array([encodings[number].ids for number in numbers])
+            at_once = max(1, BATCH_TOKENS // len(parts))
+            values = np.empty(len(numbers) * len(places))
+            for start in range(0, len(values), at_once):
+                variants = np.arange(start, min(start + at_once, len(values)))
+                rows, columns = ids[variants // len(places)], places[variants % len(places)]
+                values[variants] = _hidden(loaded, rows, columns)
+                progress(rows.size)
+            sums[numbers] = values.reshape(len(numbers), -1).sum(axis=1)
+    return sums
+
+
+def num_tokens(encodings: Sequence[Encoding]) -> int:
+    """Tokens that go through the model for them: every sequence once for each of its ordinary tokens."""
+    return sum(len(encoding) * np.count_nonzero(encoding.parts) for encoding in encodings)
+
+
+def _hidden(loaded: LoadedModel, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Log-probabilities (N,) of the tokens in one column of each row of ids (N, L), which the mask hides."""
+    count, length = rows.shape
+    hidden = rows[np.arange(count), columns]
+    rows = rows.copy()
+    rows[np.arange(count), columns] = loaded.tokenizer.special_tokens.mask
+    to_device = {"device": loaded.device}
+    inputs = {
+        "input_ids": torch.as_tensor(rows.reshape(-1), **to_device),
+        "sequence_offsets": torch.arange(0, rows.size + 1, length, dtype=torch.int32, **to_device),
+        "max_sequence_length": length,
+    }
+    if loaded.config.type_vocab_size > 1:
+        inputs["token_type_ids"] = torch.full_like(inputs["input_ids"], loaded.config.segments[0])
+    positions = torch.as_tensor(np.arange(count) * length + columns, **to_device)
+    found = hidden_log_probabilities(loaded.model, inputs, positions, torch.as_tensor(hidden, **to_device))
+    return found.double().cpu().numpy()

@@ -1,0 +1,63 @@
+"""Held-out text, line by line: the pseudo-log-likelihood of a character, by which vocabularies, masking rates and ways
+of sampling can be compared, as the loss of masked tokens cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import plan, read
+
+
+def read_lines(data: str, every_nth: int = 1) -> list[str]:
+    """Lines that are not blank, without white space around them, of all documents in the source's order.
+
+    Raises:
+        UserError: there is no such file, or it is no text.
+    """
+    _, tasks = plan(PrepareConfig(input=[data]))
+    texts = (document.text.decode("utf-8") for task in tasks for document in read(task))
+    lines = (line.strip() for text in texts for line in text.split("\n"))
+    chosen = [line for line in lines if line][::every_nth]
+    if not chosen:
+        raise UserError(f"data: found no line of text in {data}, expected at least one")
+    return chosen
+
+
+def score_lines(
+    loaded: LoadedModel, lines: list[str], *, max_length: int, bf16: bool, progress: Callable[[int, int], None],
+) -> dict:
+    """What all lines have together; lines that repeat count each time and are scored once.
+
+    Raises:
+        UserError: a line has no token, as one of control characters alone.
+    """
+    number = {line: place for place, line in enumerate(dict.fromkeys(lines))}
+    pieces, owners = [], []
+    for line, place in number.items():
+        found = list(loaded.encoder.windows(line, length=max_length, step=max_length, place=f"line {place + 1}"))
+        pieces += found
+        owners += [place] * len(found)
+    done, total = 0, num_tokens(pieces)
+
+    def count(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        progress(done, total)
+
+    sums, tokens = [0.0] * len(number), [0] * len(number)
+    for place, piece, value in zip(
+        owners, pieces, pseudo_log_likelihoods(loaded, pieces, bf16=bf16, progress=count), strict=True
+    ):
+        sums[place] += float(value)
+        tokens[place] += sum(part > 0 for part in piece.parts)
+    characters = sum(map(len, lines))
+    likelihood = sum(sums[number[line]] for line in lines)
+    return {
+        "lines": len(lines), "characters": characters, "tokens": sum(tokens[number[line]] for line in lines),
+        "log_likelihood": likelihood, "log_likelihood_per_character": likelihood / characters,
+    }

@@ -1,0 +1,132 @@
+"""Minimal pairs, such as BLiMP's (Warstadt et al. 2020, arXiv 1912.00582): of two sentences the good one should be the
+more probable.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors
+
+# BLiMP's 13 terms are 12 phenomena: the paper counts the two paradigms of s-selection as argument structure.
+_PHENOMENA = {"s-selection": "argument_structure"}
+# Nats below which two sentences that bf16 has scored are scored again in fp32: docs/evaluate.md says how far apart the
+# two were found.
+CLOSE = 1.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sentences, and where they belong."""
+
+    good: str
+    bad: str
+    paradigm: str
+    phenomenon: str
+    place: str
+    """File and line, for messages."""
+
+
+def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
+    """The pairs of all *.jsonl files of a folder. A paradigm is what `UID` names, without it the file; a phenomenon
+    what `linguistics_term` names, without it the paradigm.
+
+    Raises:
+        UserError: there is no such file, or a line is not a pair.
+    """
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise UserError(f"data: found no *.jsonl file in {folder}, expected a folder of files with sentence_good and "
+                        "sentence_bad in each line")
+    pairs = []
+    for path in files:
+        with readable_errors(path):
+            lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            if number % every_nth == 0 and line.strip():
+                pairs.append(_pair(line, path.stem, f"{path}:{number + 1}"))
+    if not pairs:
+        raise UserError(f"data: found no pairs in the *.jsonl files of {folder}, expected at least one")
+    return pairs
+
+
+def _pair(line: str, name: str, place: str) -> Pair:
+    try:
+        content = json.loads(line)
+        good, bad = content["sentence_good"], content["sentence_bad"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{place}: found no pair ({type(error).__name__}: {error}), expected an object with "
+                        "sentence_good and sentence_bad") from error
+    for text in (good, bad):
+        if not isinstance(text, str):
+            raise UserError(f"{place}: found {text!r}, expected a sentence")
+    paradigm = str(content.get("UID") or name)
+    term = str(content.get("linguistics_term") or paradigm)
+    return Pair(good, bad, paradigm, _PHENOMENA.get(term, term), place)
+
+
+def score_pairs(
+    loaded: LoadedModel, pairs: list[Pair], precision: str, progress: Callable[[int, int], None],
+) -> np.ndarray:
+    """Log-probability of the good sentence over that of the bad one, (n,) float64. Sentences that repeat are scored
+    once.
+
+    Args:
+        precision: fp32; bf16; or auto: bf16, and fp32 for those that bf16 finds less than `CLOSE` apart.
+        progress: told tokens done and tokens in all.
+
+    Raises:
+        UserError: a sentence is empty, or longer than the model's positions.
+    """
+    texts = {pair.good: pair.place for pair in reversed(pairs)} | {pair.bad: pair.place for pair in reversed(pairs)}
+    number = {text: place for place, text in enumerate(texts)}
+    encodings = [loaded.encoder.encode(text, place=place) for text, place in texts.items()]
+    sides = np.array([[number[pair.good], number[pair.bad]] for pair in pairs])
+    done, total = 0, num_tokens(encodings)
+
+    def count(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        progress(done, total)
+
+    scores = pseudo_log_likelihoods(loaded, encodings, bf16=precision != "fp32", progress=count)
+    if precision == "auto":
+        close = np.abs(scores[sides[:, 0]] - scores[sides[:, 1]]) < CLOSE
+        again = np.unique(sides[close])
+        chosen = [encodings[place] for place in again]
+        total += num_tokens(chosen)
+        exact = scores.copy()
+        exact[again] = pseudo_log_likelihoods(loaded, chosen, progress=count)
+        # A pair is decided by one precision: never by a sentence in fp32 and another in bf16.
+        return np.where(close, exact[sides[:, 0]] - exact[sides[:, 1]], scores[sides[:, 0]] - scores[sides[:, 1]])
+    return scores[sides[:, 0]] - scores[sides[:, 1]]
+
+
+def accuracies(pairs: list[Pair], differences: np.ndarray) -> dict:
+    """Percent of pairs whose good sentence is the more probable (a tie is not): of each paradigm; the means of these
+    over each phenomenon, over all paradigms, and of the phenomena's.
+    """
+    right, phenomenon = defaultdict(list), {}
+    for pair, difference in zip(pairs, differences, strict=True):
+        right[pair.paradigm].append(bool(difference > 0))
+        phenomenon[pair.paradigm] = pair.phenomenon
+    paradigms = {name: 100 * statistics.fmean(values) for name, values in sorted(right.items())}
+    groups = defaultdict(list)
+    for name, value in paradigms.items():
+        groups[phenomenon[name]].append(value)
+    phenomena = {name: statistics.fmean(values) for name, values in sorted(groups.items())}
+    return {
+        "paradigms": paradigms, "phenomena": phenomena,
+        "mean_of_paradigms": statistics.fmean(paradigms.values()),
+        "mean_of_phenomena": statistics.fmean(phenomena.values()),
+    }

@@ -1,0 +1,77 @@
+"""What a suite has found: as a table, as a picture, as curves over the checkpoints of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cloze.launch.system.console import Console
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text, readable_errors
+
+_MEANS = ("mean_of_paradigms", "mean_of_phenomena")
+
+
+def print_result(console: Console, title: str, result: dict) -> None:
+    """A table: of pairs the phenomena with their paradigms, of lines its numbers."""
+    if "paradigms" not in result:
+        console.facts(title, [(name.replace("_", " "), f"{value:,.5f}" if isinstance(value, float) else f"{value:,}")
+                              for name, value in result.items()])
+        return
+    console.facts(title, [
+        *((name.replace("_", " "), f"{value:.1f}") for name, value in result["paradigms"].items()), ("", ""),
+        *((name.replace("_", " "), f"{value:.1f}") for name, value in result["phenomena"].items()), ("", ""),
+        *((name.replace("_", " "), f"{result[name]:.2f}") for name in _MEANS),
+    ])
+
+
+def print_tasks(console: Console, title: str, result: dict) -> None:
+    """A table of fine-tuned tasks: the median over the seeds, and their spread."""
+    console.table(title, ("task", "metric", "median", "mean ± deviation", "seeds"), [
+        (task, each["metric"], f"{each['median']:.4f}",
+         f"{each['mean']:.4f}" + ("" if each["deviation"] is None else f" ± {each['deviation']:.4f}"),
+         str(len(each["seeds"]))) for task, each in result["tasks"].items()])
+
+
+def write_json(path: Path, result: dict) -> None:
+    """The result as it is."""
+    with readable_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish_text(path, json.dumps(result, indent=1) + "\n")
+
+
+def draw(path: Path, title: str, result: dict) -> None:
+    """Bars of the phenomena, the least first from below, and their mean.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("picture: found no matplotlib, expected it for pictures; pip install 'cloze[pictures]'"
+                        ) from error
+    phenomena = dict(sorted(result["phenomena"].items(), key=lambda item: item[1]))
+    figure = Figure(figsize=(8, 1.2 + 0.32 * len(phenomena)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.barh([name.replace("_", " ") for name in phenomena], list(phenomena.values()), color="#4477aa")
+    for place, value in enumerate(phenomena.values()):
+        axes.text(value + 0.5, place, f"{value:.1f}", va="center", fontsize=8)
+    axes.axvline(50, color="black", linewidth=0.8, linestyle=":")  # chance
+    mean = result["mean_of_phenomena"]
+    axes.axvline(mean, color="#cc6677", linewidth=1)
+    axes.set_title(f"{title}: mean of phenomena {mean:.2f}%", fontsize=10)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("pairs whose good sentence is the more probable, %")
+    with readable_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+
+
+def scalars(suite: str, result: dict) -> dict[str, float]:
+    """A result as curves: `SUITE/NAME`."""
+    if "paradigms" not in result:
+        return {f"{suite}/log_likelihood_per_character": result["log_likelihood_per_character"]}
+    return ({f"{suite}/{name}": result[name] for name in _MEANS}
+            | {f"{suite}-phenomena/{name}": value for name, value in result["phenomena"].items()}
+            | {f"{suite}-paradigms/{name}": value for name, value in result["paradigms"].items()})

@@ -1,0 +1,176 @@
+"""`cloze plan`: will it fit, how long does it take, what does it cost? An estimate; nothing is run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from cloze.launch.pretrain.probing import SPARE_SHARE
+from cloze.launch.system.console import Console, clock
+from cloze.launch.system.environment import Environment
+from cloze.launch.tools.planning import assumptions
+from cloze.launch.tools.planning.config import PlanConfig
+from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step
+from cloze.launch.tools.planning.machines import find_machine
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.storage import publish_text
+
+_GIB = 2**30
+
+
+def plan(config: PlanConfig, environment: Environment) -> None:
+    """Print the estimate, and write it as JSON where asked. One process does; `environment` is that of the command."""
+    estimator = make_estimator(config)
+    stage = config.zero.stage
+    step = estimator.step(stage, estimator.micro_batch_size(stage))
+    figures = _figures(config, estimator, step)
+    _print(config, estimator, step, figures)
+    if config.json:
+        publish_text(Path(config.json), json.dumps(figures, indent=1) + "\n")
+
+
+def make_estimator(config: PlanConfig) -> Estimator:
+    """What estimates the steps of this run.
+
+    Raises:
+        UserError: the device is not known, no length is given, or processes leave a rest of the batch.
+    """
+    machine = find_machine(config.device)
+    if config.link_gigabytes is not None:
+        machine = replace(machine, link=config.link_gigabytes * 1e9)
+    model, lengths = config.model, _lengths(config)
+    if not model.vocab_size:
+        known = Manifest.load(config.data).vocab_size if config.data else assumptions.VOCAB_SIZE
+        model = replace(model, vocab_size=known)
+    cluster = Cluster(machine, config.gpus, min(config.gpus_per_machine, config.gpus), config.network_gigabytes * 1e9)
+    return Estimator(replace(config, model=model), lengths, cluster)
+
+
+def _lengths(config: PlanConfig) -> Lengths:
+    if config.data:
+        manifest = Manifest.load(config.data)
+        return Lengths(tuple(manifest.splits["train"].length_histogram), manifest.masked_share)
+    if config.train.sequence_length is None:
+        raise UserError("plan: found neither data nor train.sequence_length, expected one of them: how long the "
+                        "sequences are; add --train.sequence_length 128")
+    return Lengths.of_procedure(config.train.sequence_length, config.short_share, config.masked_share)
+
+
+def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> dict:
+    """What the JSON file holds."""
+    machine, gpus = estimator.cluster.machine, config.gpus
+    seconds = estimator.seconds_of_run(step)
+    hours = seconds / 3600
+    weights = estimator.parameters
+    return {
+        "estimate": True, "device": machine.name, "gpus": gpus, "fits": step.fits, "memory_bytes": step.memory.total,
+        "memory_by_kind": asdict(step.memory), "device_memory_bytes": estimator.limit,
+        "parameters": weights, "micro_batch_size": step.batch.micro_batch_size,
+        "largest_micro_batch_size": estimator.largest_micro_batch(config.zero.stage),
+        "gradient_accumulation_steps": step.batch.gradient_accumulation_steps,
+        "launches_per_micro_step": step.micro.launches, "micro_step_seconds": step.micro.seconds,
+        "micro_step_device_seconds": step.micro.device_seconds, "micro_step_host_seconds": step.micro.host_seconds,
+        "device_seconds_by_kind": step.micro.by_kind, "optimizer_seconds": step.optimizer.seconds,
+        "gradient_seconds": step.gradient_seconds, "communication_seconds": step.communication_seconds,
+        "step_seconds": step.seconds, "tokens_per_second": step.tokens_per_second,
+        "mfu": step.flops / step.seconds / (machine.flops * gpus), "hours": hours,
+        "tokens": step.tokens * seconds / step.seconds,
+        "checkpoint_bytes": _checkpoint_bytes(config, estimator),
+        "data_bytes_per_second": step.tokens_per_second * assumptions.SHARD_BYTES_A_TOKEN,
+        "cost": None if config.price_per_hour is None else config.price_per_hour * gpus * hours,
+        "stages": {stage: _stage(estimator, stage) for stage in estimator.stages()},
+    }
+
+
+def _checkpoint_bytes(config: PlanConfig, estimator: Estimator) -> int:
+    """fp32 weights and the optimizer's states; where weights are 16-bit, these too."""
+    memory = estimator.memory(0, 1)
+    halved = config.zero.stage > 0 and config.train.precision in ("bf16", "fp16")
+    return 4 * estimator.parameters + memory.moments + (2 * estimator.parameters if halved else 0)
+
+
+def _stage(estimator: Estimator, stage: int) -> dict:
+    """A ZeRO stage with its largest micro-batch."""
+    size = estimator.largest_micro_batch(stage)
+    if size is None:
+        return {"fits": False, "memory_bytes": estimator.memory(stage, 1).total}
+    step = estimator.step(stage, size)
+    return {"fits": True, "memory_bytes": step.memory.total, "micro_batch_size": size,
+            "communication_seconds": step.communication_seconds, "tokens_per_second": step.tokens_per_second}
+
+
+def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: dict) -> None:
+    console = Console()
+    console.facts("cloze plan: an estimate, nothing was run", [*_memory_rows(estimator, step, figures),
+                                                                *_time_rows(config, step, figures)])
+    console.table("ZeRO stages, each with its largest micro-batch",
+                  ("stage", "memory", "micro-batch", "communication", "tokens/s"),
+                  [_stage_row(*each) for each in figures["stages"].items()])
+    console.say(_assumed(config, estimator))
+
+
+def _memory_rows(estimator: Estimator, step: Step, figures: dict) -> list[tuple[str, str]]:
+    machine, largest = estimator.cluster.machine, figures["largest_micro_batch_size"]
+    kinds = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in figures["memory_by_kind"].items())
+    return [
+        ("device", f"{figures['gpus']} x {machine.name}: {machine.flops / 1e12:,.3g} TFLOP/s dense, "
+                   f"{estimator.limit / 1e9:.0f} GB ({machine.origin})"),
+        ("model", f"{estimator.parameters:,} parameters"),
+        ("batch", str(step.batch)),
+        ("fits", f"{'yes' if step.fits else 'NO'}: {figures['memory_bytes'] / _GIB:.1f} GiB of "
+                 f"{estimator.limit / _GIB:.1f}, of which {SPARE_SHARE:.0%} stay free: {kinds}"),
+        ("largest micro-batch", "none" if largest is None else
+         f"{largest} sequences of {estimator.lengths.longest} tokens"),
+    ]
+
+
+def _time_rows(config: PlanConfig, step: Step, figures: dict) -> list[tuple[str, str]]:
+    micro, gpus = step.micro, config.gpus
+    parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in micro.by_kind.items())
+    waits = "the device waits for it" if micro.host_seconds > micro.device_seconds else "hidden behind the device"
+    reading = step.tokens_per_second / gpus / assumptions.TOKENS_A_SECOND_OF_A_READER
+    rows = [
+        ("device time", f"{micro.device_seconds * 1e3:.1f} ms a micro-step: {parts}"),
+        ("launches", f"{micro.launches:,} a micro-step, {micro.host_seconds * 1e3:.1f} ms of the host: {waits}"),
+        ("optimizer", f"{step.optimizer.seconds * 1e3:.1f} ms a step, and {step.gradient_seconds * 1e3:.1f} ms for "
+                      "passes over gradients"),
+        ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, none of it hidden"),
+        ("step", f"{step.seconds:.3g} s for {step.tokens:,.0f} tokens"),
+        ("speed", f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device; MFU "
+                  f"{figures['mfu']:.1%}"),
+        ("run", f"{clock(figures['hours'] * 3600)} hours for {figures['tokens'] / 1e9:,.3g} billion tokens"),
+        ("checkpoint", f"{figures['checkpoint_bytes'] / 1e9:.2f} GB each, {config.checkpoint.keep_last} kept"),
+        ("data", f"{figures['data_bytes_per_second'] / 1e6:,.1f} MB/s of shards in all, {reading:.1%} of a core for "
+                 "each process"),
+    ]
+    if figures["cost"] is not None:
+        rows.append(("cost", f"{figures['cost']:,.0f} at {config.price_per_hour:g} a device and hour"))
+    return rows
+
+
+def _stage_row(stage: int, found: dict) -> tuple[str, ...]:
+    memory = f"{found['memory_bytes'] / _GIB:.1f} GiB"
+    if not found["fits"]:
+        return (str(stage), memory, "none fits", "", "")
+    return (str(stage), memory, str(found["micro_batch_size"]), f"{found['communication_seconds'] * 1e3:.1f} ms",
+            f"{found['tokens_per_second']:,.0f}")
+
+
+def _assumed(config: PlanConfig, estimator: Estimator) -> str:
+    """What the figures rest on, in one paragraph."""
+    machine, lengths = estimator.cluster.machine, estimator.lengths
+    said = [f"products at most {machine.best_product:.0%} of the peak",
+            f"memory at {machine.bandwidth / 1e9:,.0f} GB/s"]
+    if not machine.is_cpu:
+        said += [f"{assumptions.HOST_SECONDS * 1e6:.0f} µs of the host a launch "
+                 f"({assumptions.COMPILED_HOST_SECONDS * 1e6:.0f} compiled)"]
+    if config.gpus > 1:
+        said += [f"links at {assumptions.COLLECTIVE:.0%} of {machine.link / 1e9:.0f} GB/s inside a machine and of "
+                 f"{config.network_gigabytes:g} GB/s between machines"]
+    source = config.data or f"{config.short_share:.0%} of them shorter"
+    said += [f"{lengths.mean:.0f} tokens a sequence ({source}), {lengths.masked_share:.0%} of them masked",
+             "the full batch from the first step", "no evaluation, no wait for data or checkpoints"]
+    return (f"assumed: {'; '.join(said)}. Constants and their sources: launch/tools/planning/assumptions.py; how well "
+            "they foretell published rates: docs/scaling.md")

@@ -1,0 +1,50 @@
+"""What `cloze plan` is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.config.checks import at_least
+from cloze.launch.tools.planning.assumptions import MASKED_SHARE, NETWORK_GIGABYTES, SHORT_SHARE
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class PlanConfig(PretrainConfig):
+    """Estimate, without running it, whether a pretraining run fits, how long it takes and what it costs."""
+
+    data: str = ""
+    """Folder that `cloze prepare` wrote, whose lengths and masks count; empty: the fields below."""
+    output: str = ""
+    """Not read."""
+    device: str = "this"
+    """h100, a100-80gb, l4, ... (an unknown name lists them); cpu or this: this machine's, as `cloze doctor` measured
+    it."""
+    gpus: int = 1
+    """Processes of the run, each with a device, at least 1."""
+    gpus_per_machine: int = 8
+    """Devices of one machine, between which link_gigabytes holds, at least 1."""
+    link_gigabytes: float | None = None
+    """GB/s from a device to the others of its machine, in one direction, above 0; null: what its data sheet says."""
+    network_gigabytes: float = NETWORK_GIGABYTES
+    """GB/s from a device to other machines, in one direction, above 0: 50 is a card of 400 Gbit/s for each."""
+    price_per_hour: float | None = None
+    """Of one device, in any currency, 0 or more; null: no cost is given."""
+    short_share: float = SHORT_SHARE
+    """Without data: share of sequences that are shorter than the greatest length, evenly, 0 to 1."""
+    masked_share: float = MASKED_SHARE
+    """Without data: share of tokens to predict, above 0 and at most 1."""
+    json: str | None = None
+    """File for the figures; null: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("plan", self, gpus=1, gpus_per_machine=1, price_per_hour=0)
+        for name in ("link_gigabytes", "network_gigabytes"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise UserError(f"plan.{name}: found {getattr(self, name)}, expected more than 0")
+        if not 0 <= self.short_share <= 1:
+            raise UserError(f"plan.short_share: found {self.short_share}, expected 0 to 1")
+        if not 0 < self.masked_share <= 1:
+            raise UserError(f"plan.masked_share: found {self.masked_share}, expected more than 0 and at most 1")

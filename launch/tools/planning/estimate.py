@@ -1,0 +1,248 @@
+"""From a run's configuration, its lengths and a machine to memory, time and traffic of a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+
+import torch
+
+from cloze.launch.config import BatchArithmetic, PretrainConfig
+from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.pretrain.probing import MASKED_MARGIN, SPARE_SHARE
+from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_SECONDS
+from cloze.launch.tools.planning.machines import Machine
+from cloze.launch.tools.planning.memory import Memory, memory, traffic, weights_are_16_bit
+from cloze.launch.tools.planning.roofline import Cost, cost
+from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, trace_micro_step, trace_optimizer
+from cloze.model.config import BertConfig
+from cloze.model.flops import training_flops
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What the sequences of a run are like."""
+
+    histogram: tuple[float, ...]
+    """Share of the sequences of each length; index: tokens."""
+    masked_share: float
+    """Of the tokens, those to predict."""
+
+    @classmethod
+    def of_procedure(cls, longest: int, short_share: float, masked_share: float) -> Lengths:
+        """Of BERT's procedure: full ones, and a share that is cut evenly at 1 to `longest` tokens."""
+        shares = [0.0] + [short_share / longest] * longest
+        shares[longest] += 1 - short_share
+        return cls(tuple(shares), masked_share)
+
+    @property
+    def longest(self) -> int:
+        return max(length for length, share in enumerate(self.histogram) if share)
+
+    @cached_property
+    def mean(self) -> float:
+        """Tokens of a sequence."""
+        return sum(length * share for length, share in enumerate(self.histogram)) / sum(self.histogram)
+
+    @cached_property
+    def mean_square(self) -> float:
+        return sum(length**2 * share for length, share in enumerate(self.histogram)) / sum(self.histogram)
+
+    def typical(self, count: int) -> Batch:
+        """`count` sequences whose lengths are spread as all are: quantiles in the middle of equal parts."""
+        total, lengths, seen, length = sum(self.histogram), [], 0.0, -1
+        for place in range(count):
+            while seen < (place + 0.5) / count * total and length < len(self.histogram) - 1:
+                length += 1
+                seen += self.histogram[length]
+            lengths.append(max(1, length))
+        return Batch(tuple(lengths), max(1, round(self.masked_share * sum(lengths))))
+
+    def largest(self, count: int) -> Batch:
+        """The most that `count` sequences can be: all of the greatest length, as `micro_batch_size: auto` tries."""
+        masked = min(self.longest, math.ceil(MASKED_MARGIN * self.longest * self.masked_share))
+        return Batch((self.longest,) * count, masked * count)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """How many processes there are and what connects them."""
+
+    machine: Machine
+    processes: int
+    a_machine: int
+    """Processes on one machine."""
+    network: float
+    """Bytes/s of each process to other machines, in one direction."""
+
+    def collective_seconds(self, sent: float, count: int) -> float:
+        """Time of `count` collectives in which each process sends so many bytes.
+
+        Rings pass all devices of a machine before they leave it, each through another device's network card: a machine
+        sends to the next as much as a device to its neighbour, over all of its cards.
+        """
+        inside = self.processes <= self.a_machine
+        rate = self.machine.link if inside else min(self.network * self.a_machine, self.machine.link)
+        rounds = math.ceil(math.log2(self.processes)) if self.processes > 1 else 0
+        return sent / (rate * COLLECTIVE) + count * rounds * COLLECTIVE_SECONDS
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step of one process, in seconds, and what it does."""
+
+    batch: BatchArithmetic
+    memory: Memory
+    fits: bool
+    micro: Cost
+    """Forward and backward of one micro-batch."""
+    optimizer: Cost
+    gradient_seconds: float
+    """Passes over the gradients: their norm, clipping, copies for their sum."""
+    communication_seconds: float
+    seconds: float
+    tokens: float
+    """Of all processes."""
+    flops: float
+    """Model FLOPs of all processes."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+@lru_cache(maxsize=256)
+def _micro_trace(run: ModelRun, batch: Batch) -> Trace:
+    return trace_micro_step(run, batch)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Estimates steps of one configuration on one cluster."""
+
+    config: PretrainConfig
+    lengths: Lengths
+    cluster: Cluster
+
+    def run(self, stage: int) -> ModelRun:
+        """How the model runs there."""
+        train, machine = self.config.train, self.cluster.machine
+        halved = weights_are_16_bit(train.precision, stage)
+        dtype = {"fp16": torch.float16, "fp32": None}.get(train.precision, torch.bfloat16)
+        return ModelRun(
+            self.config.model, on_gpu=not machine.is_cpu, has_flash=machine.has_flash,
+            attention_kernel=train.attention_kernel, gradient_checkpointing=train.gradient_checkpointing,
+            weights=dtype if halved else torch.float32, autocast=None if halved else dtype,
+        )
+
+    @cached_property
+    def parameters(self) -> int:
+        """Of the model, shared ones once."""
+        return _count(self.config.model)
+
+    @cached_property
+    def _optimizer(self) -> tuple[Trace, int]:
+        # DeepSpeed's kernel, which would be compiled here, moves what torch's fused one does.
+        config = replace(self.config.optimizer, implementation="torch")
+        return trace_optimizer(self.config.model, partial(build_optimizer, config=config, learning_rate=1e-3))
+
+    def memory(self, stage: int, micro_batch_size: int) -> Memory:
+        """The most that a process holds, with sequences of the greatest length."""
+        trace = _micro_trace(self.run(stage), self.lengths.largest(micro_batch_size))
+        zero = self.config.zero
+        return memory(
+            stage, self.parameters, self.cluster.processes, trace.peak_bytes, precision=self.config.train.precision,
+            states=self._optimizer[1], on_gpu=not self.cluster.machine.is_cpu,
+            offload_optimizer=zero.offload_optimizer, offload_parameters=zero.offload_parameters,
+        )
+
+    def fits(self, needed: Memory) -> bool:
+        """Whether it leaves what `micro_batch_size: auto` leaves free."""
+        return needed.total <= self.limit * (1 - SPARE_SHARE)
+
+    @property
+    def limit(self) -> float:
+        """Bytes that a process may use."""
+        given = self.config.train.memory_limit_gib
+        return self.cluster.machine.memory_bytes if given is None else given * 2**30
+
+    def largest_micro_batch(self, stage: int) -> int | None:
+        """The most sequences that fit, of the sizes that divide a process's share; None: not even one.
+
+        Memory grows with the sequences by a straight line, which two sizes give; the size it leads to is then traced.
+        """
+        share = math.gcd(*self.config.train.batch_sizes.values()) // self.cluster.processes
+        sizes = [size for size in range(1, share + 1) if share % size == 0]
+        low, high = min(4, share), min(16, share)
+        base, slope = self.memory(stage, low).total, 0.0
+        if high > low:
+            slope = (self.memory(stage, high).total - base) / (high - low)
+        for size in reversed(sizes):
+            if size == 1 or base + slope * (size - low) <= 1.02 * self.limit * (1 - SPARE_SHARE):
+                if self.fits(self.memory(stage, size)):
+                    return size
+        return None
+
+    def step(self, stage: int, micro_batch_size: int) -> Step:
+        """A step with the micro-batch that so many sequences allow."""
+        train, machine = replace(self.config.train, micro_batch_size=micro_batch_size), self.cluster.machine
+        batch = BatchArithmetic.of(train, self.cluster.processes)
+        sequences = self.lengths.typical(batch.micro_batch_size)
+        micro = cost(machine, _micro_trace(self.run(stage), sequences), compiled=train.compile)
+        optimizer = cost(machine, self._optimizer[0])
+        if stage:  # its own share of the weights, in few flat tensors
+            seconds = optimizer.device_seconds / self.cluster.processes
+            optimizer = replace(optimizer, device_seconds=seconds, seconds=seconds)
+        sent, count = traffic(stage, self.parameters, self.cluster.processes, batch.gradient_accumulation_steps,
+                              precision=train.precision)
+        communication = self.cluster.collective_seconds(sent, count)
+        passes = self._gradient_bytes(stage) / machine.bandwidth
+        seconds = batch.gradient_accumulation_steps * micro.seconds + optimizer.seconds + passes + communication
+        needed = self.memory(stage, batch.micro_batch_size)
+        tokens = train.global_batch_size * self.lengths.mean
+        sizes = tokens, train.global_batch_size * self.lengths.mean_square
+        flops = training_flops(self.config.model, sizes, round(tokens * self.lengths.masked_share), summed=True)
+        return Step(batch, needed, self.fits(needed), micro, optimizer, passes, communication, seconds, tokens, flops)
+
+    def _gradient_bytes(self, stage: int) -> float:
+        """Moved by the norm (read), clipping (read, written) and, of several processes, the copy of all gradients into
+        one buffer, its division and the copy back.
+        """
+        size = 4 * self.parameters / (self.cluster.processes if stage else 1)
+        return size * (3 + (6 if self.cluster.processes > 1 else 0))
+
+    def stages(self) -> list[int]:
+        """The ZeRO stages that the optimizer and the precision allow."""
+        if self.config.optimizer.name != "adamw":
+            return [0]
+        return [stage for stage in range(4) if stage or self.config.train.precision != "fp16"]
+
+    def micro_batch_size(self, stage: int) -> int:
+        """The configured one, or for auto the largest.
+
+        Raises:
+            UserError: not even one sequence fits.
+        """
+        wished = self.config.train.micro_batch_size
+        if wished not in ("auto", None):
+            return wished
+        found = self.largest_micro_batch(stage)
+        if found is None:
+            needed = self.memory(stage, 1)
+            raise UserError(
+                f"plan: found {needed.total / 2**30:.1f} GiB needed for one sequence at zero.stage {stage}, expected "
+                f"at most {1 - SPARE_SHARE:.0%} of {self.limit / 2**30:.1f} GiB; set train.gradient_checkpointing to "
+                "all, raise zero.stage, or take a smaller model")
+        return found
+
+    def seconds_of_run(self, step: Step) -> float:
+        """Of all steps with the full batch; of a time budget, the budget."""
+        return self.config.train.budget_seconds or self.config.train.max_steps * step.seconds
+
+
+@lru_cache(maxsize=8)
+def _count(config: BertConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in ModelRun(config).build().parameters())

@@ -1,0 +1,98 @@
+"""The machines of a plan: devices by their data sheets or by what `cloze doctor` measured, and what connects them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from cloze.launch.system import devices
+from cloze.launch.system.data_sheets import DATA_SHEETS, DataSheet
+from cloze.launch.system.memory import available_bytes, resident_bytes
+from cloze.launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, CPU_PRODUCT, FLASH, SUSTAINED
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the estimate knows of one process's device."""
+
+    name: str
+    flops: float
+    """Peak of 16-bit products, FLOP/s: what MFU is a share of."""
+    bandwidth: float
+    """Of its memory, as it can be had: bytes/s."""
+    memory_bytes: float
+    processors: int
+    architecture: str
+    best_product: float
+    """Share of `flops` that products of the best shapes reach."""
+    link: float
+    """To the other devices of the machine, bytes/s in one direction."""
+    has_flash: bool
+    origin: str
+    """Where the figures are from."""
+    elements: float = math.inf
+    """Of a CPU, whose operations on single elements are bound by arithmetic too: elements/s of GELU in bf16."""
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.architecture == "cpu"
+
+    @property
+    def flash(self) -> tuple[float, float]:
+        """Shares of `flops` of flash attention, forward and backward."""
+        return FLASH.get(self.architecture, FLASH["ampere"])
+
+
+def find_machine(name: str) -> Machine:
+    """The device of this name: of a data sheet (h100, a100-80gb-pcie), `cpu`, or `this` one.
+
+    Raises:
+        UserError: there is no such device, or nothing was measured of this one.
+    """
+    if name == "this":
+        return _this(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if name == "cpu":
+        return _this(torch.device("cpu"))
+    sheets = {sheet.key: sheet for sheet in DATA_SHEETS}
+    if name.lower() not in sheets:
+        raise UserError(f"plan.device: found {name!r}, expected this, cpu, or one of {', '.join(sheets)}")
+    return of_data_sheet(sheets[name.lower()])
+
+
+def of_data_sheet(sheet: DataSheet) -> Machine:
+    """A device that is not here."""
+    return Machine(sheet.name, sheet.flops, sheet.bandwidth * BANDWIDTH, sheet.memory_bytes, sheet.processors,
+                   sheet.architecture, SUSTAINED * BEST_PRODUCT[sheet.architecture], sheet.link, sheet.has_flash,
+                   sheet.source)
+
+
+def measured(device: torch.device, product: float, bandwidth: float, elements: float, memory_bytes: float) -> Machine:
+    """A device whose best product (FLOP/s), bandwidth (bytes/s) and GELU (elements/s) were measured."""
+    if device.type == "cpu":
+        return Machine("CPU", product, bandwidth, memory_bytes, 1, "cpu", CPU_PRODUCT, bandwidth, False, "measured",
+                       elements)
+    sheet = devices.data_sheet_of(device)
+    if sheet is None:  # measured alone: the peak is then what was reached
+        return Machine(devices.device_name(device), product, bandwidth, memory_bytes,
+                       torch.cuda.get_device_properties(device).multi_processor_count, "ampere", SUSTAINED, 32e9,
+                       torch.cuda.get_device_capability(device) >= (8, 0), "measured")
+    share = SUSTAINED * product / sheet.flops
+    return Machine(sheet.name, sheet.flops, bandwidth, memory_bytes, sheet.processors, sheet.architecture, share,
+                   sheet.link, sheet.has_flash, f"{sheet.source}; product and bandwidth measured here")
+
+
+def _this(device: torch.device) -> Machine:
+    product = devices.measured_flops(device, torch.bfloat16)
+    rates = devices.measured_memory(device)
+    if product is None or rates is None:
+        sheet = devices.data_sheet_of(device) if device.type == "cuda" else None
+        if sheet is None:
+            raise UserError(f"plan.device: found no measurement of {devices.device_name(device)}, expected one; run "
+                            "`cloze doctor` first")
+        return of_data_sheet(sheet)
+    if device.type == "cuda":
+        return measured(device, product, *rates, torch.cuda.get_device_properties(device).total_memory)
+    return measured(device, product, *rates, (resident_bytes() or 0) + (available_bytes() or 0))

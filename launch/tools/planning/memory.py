@@ -1,0 +1,85 @@
+"""Bytes of a GPU's memory by kind, and what processes send each other, by ZeRO stage.
+
+As DeepSpeed 0.19.8 does it with fp32 accumulation, which launch/engine/building.py always asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from cloze.launch.tools.planning.assumptions import (
+    BUCKET_ELEMENTS,
+    COLLECTIVE_BUFFER_BYTES,
+    CONTEXT_BYTES,
+    CPU_CONTEXT_BYTES,
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device."""
+
+    weights: int
+    """Parameters in the dtype that products take, and fp32 masters where they are others."""
+    gradients: int
+    moments: int
+    activations: int
+    """The most that forward and backward hold beside these, copies of weights in 16 bits included."""
+    buffers: int
+    """Of reductions, and what CUDA and NCCL take for themselves."""
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
+def share(count: int, processes: int) -> int:
+    """Elements of a partition: padded to be equal."""
+    return -(-count // processes)
+
+
+def weights_are_16_bit(precision: str, stage: int) -> bool:
+    """Whether parameters are 16-bit with fp32 masters; else they are fp32 (`deepspeed_config`)."""
+    return precision == "fp16" or (precision == "bf16" and stage > 0)
+
+
+def memory(stage: int, count: int, processes: int, activations: int, *, precision: str, states: int, on_gpu: bool,
+           offload_optimizer: bool = False, offload_parameters: bool = False) -> Memory:
+    """Of one process.
+
+    Args:
+        count: parameters of the model. states: bytes that the optimizer keeps of all of them.
+    """
+    own = share(count, processes)
+    halved = weights_are_16_bit(precision, stage)
+    model = 2 * count if halved else 4 * count
+    if stage == 3:
+        # Its own share, and the layers that are gathered at the time: all of them, up to stage3_max_live_parameters.
+        model = (0 if offload_parameters else share(model, processes)) + (2 if halved else 4) * min(count, 10**9)
+    masters = (4 * own if halved else 0) if not offload_optimizer else 0
+    moments = (share(states, processes) if stage else states) if not offload_optimizer else 0
+    # Stages 2 and 3 keep the sums of their own share; a micro-step's gradients pass through buckets.
+    gradients = 4 * count if stage < 2 else (0 if offload_optimizer else 4 * own)
+    bucket = 4 * min(count, BUCKET_ELEMENTS) if processes > 1 or stage >= 2 else 0
+    system = CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0) if on_gpu else CPU_CONTEXT_BYTES
+    return Memory(model + masters, gradients, moments, activations, bucket + system)
+
+
+def traffic(stage: int, count: int, processes: int, micro_steps: int, *, precision: str) -> tuple[float, int]:
+    """Bytes that one process sends in a step, and collectives, of a ring's (n - 1) / n of the whole each way.
+
+    Stages 0 and 1 sum fp32 gradients once a step; stage 2 reduces them in every micro-step; stage 3 gathers weights for
+    forward and backward too. Stages 1 and 2 gather new weights after the step.
+    """
+    if processes == 1:
+        return 0.0, 0
+    ring = (processes - 1) / processes
+    weights = count * (2 if weights_are_16_bit(precision, stage) else 4)
+    buckets = share(count, BUCKET_ELEMENTS)
+    if stage == 0:
+        return ring * 2 * 4 * count, buckets
+    if stage == 1:
+        return ring * (2 * 4 * count + weights), 2 * buckets
+    if stage == 2:
+        return ring * (micro_steps * 4 * count + weights), (micro_steps + 1) * buckets
+    return ring * micro_steps * (4 * count + 2 * weights), 3 * micro_steps * buckets

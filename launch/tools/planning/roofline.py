@@ -1,0 +1,122 @@
+"""How long the kernels of a trace take, on a device that is known by a few figures (assumptions.py)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from cloze.launch.tools.planning.assumptions import (
+    COMPILED_HOST_SECONDS,
+    CPU_BATCHED_PRODUCT,
+    CPU_HOST_SECONDS,
+    HOST_SECONDS,
+    KERNEL_SECONDS,
+    LAUNCHES,
+    LIST_TENSORS,
+    PRODUCT_OVERHEAD_LENGTH,
+    SPLIT_LENGTH,
+    TILE,
+)
+from cloze.launch.tools.planning.machines import Machine
+from cloze.launch.tools.planning.trace import Kernel, Trace
+
+
+def launches(kernel: Kernel) -> int:
+    """Kernels on the device that an operation becomes."""
+    if kernel.name.startswith(("_foreach", "_fused")):
+        return math.ceil(kernel.tensors / LIST_TENSORS)
+    return LAUNCHES.get(kernel.name, LAUNCHES.get(kernel.kind, 1))
+
+
+def product_efficiency(machine: Machine, shape: tuple[int, ...]) -> float:
+    """Share of the peak: whole tiles over whole waves of processors, begin and end of a tile, the best there is.
+
+    `shape`: batch, rows, inner length, columns.
+    """
+    batch, rows, inner, columns = shape
+    if machine.is_cpu:
+        return machine.best_product if batch == 1 else CPU_BATCHED_PRODUCT
+    tiles = batch * math.ceil(rows / TILE[0]) * math.ceil(columns / TILE[1])
+    in_tiles = batch * rows * columns / (tiles * TILE[0] * TILE[1])
+    parts = max(1, min(inner // SPLIT_LENGTH, machine.processors // tiles)) if tiles < machine.processors else 1
+    waves = math.ceil(tiles * parts / machine.processors)
+    busy = tiles * parts / (waves * machine.processors)
+    length = inner / parts
+    return machine.best_product * in_tiles * busy * length / (length + PRODUCT_OVERHEAD_LENGTH)
+
+
+def kernel_seconds(machine: Machine, kernel: Kernel) -> float:
+    """The longer of computing and moving, and the filling and emptying of the device by every launch."""
+    if kernel.kind == "product":
+        computing = kernel.flops / (machine.flops * product_efficiency(machine, kernel.shape))
+    elif kernel.flops:
+        computing = kernel.flops / (machine.flops * machine.flash[kernel.kind == "attention_backward"])
+    else:
+        computing = 0.0
+    if machine.is_cpu and kernel.kind != "product":
+        computing = kernel.elements / machine.elements
+    starting = 0.0 if machine.is_cpu else KERNEL_SECONDS * launches(kernel)
+    return max(computing, kernel.bytes / machine.bandwidth) + starting
+
+
+def fuse(trace: Trace) -> list[Kernel]:
+    """The kernels that are left as torch.compile makes them: all single operations that wait for the same product, or
+    other kernel apart, become one, which reads what comes from outside and writes what is used outside.
+    """
+    stages: dict[int, int] = {}  # by storage: the kernel apart, by its index + 1, that it waits for; 0: none
+    groups: dict[int, list[Kernel]] = {}
+    readers: dict[int, set[int]] = {}
+    for index, kernel in enumerate(trace.kernels):
+        stage = max((stages.get(number, 0) for number, _ in kernel.reads), default=0)
+        group = stage
+        if kernel.kind != "pointwise":
+            stage, group = index + 1, -index - 1
+        groups.setdefault(group, []).append(kernel)
+        for number, _ in kernel.reads:
+            readers.setdefault(number, set()).add(group)
+        for number, _ in kernel.writes:
+            stages[number] = stage
+    return [_fused(kernels, group, readers) if group >= 0 else kernels[0] for group, kernels in groups.items()]
+
+
+def _fused(kernels: list[Kernel], group: int, readers: dict[int, set[int]]) -> Kernel:
+    reads: dict[int, int] = {}
+    made: dict[int, int] = {}
+    for kernel in kernels:
+        for number, size in kernel.reads:
+            if number not in made:
+                reads[number] = max(size, reads.get(number, 0))
+        for number, size in kernel.writes:
+            made[number] = max(size, made.get(number, 0))
+    # What nobody reads is a result: a gradient, a loss.
+    kept = {number: size for number, size in made.items() if number in reads or readers.get(number, set()) != {group}}
+    return Kernel("fused", "pointwise", reads=tuple(reads.items()), writes=tuple(kept.items()))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What some kernels take."""
+
+    device_seconds: float
+    """If the device never waits for the host."""
+    host_seconds: float
+    """That the host takes to launch them."""
+    launches: int
+    by_kind: dict[str, float]
+    """Of device_seconds: product, attention, pointwise, other."""
+    seconds: float
+    """By the clock: a GPU waits for the host, or the host for the GPU; a CPU does one after the other."""
+
+
+def cost(machine: Machine, trace: Trace, *, compiled: bool = False) -> Cost:
+    """Of all kernels of a trace, one after another."""
+    kernels = fuse(trace) if compiled else trace.kernels
+    by_kind: Counter = Counter()
+    for kernel in kernels:
+        by_kind[kernel.kind.removesuffix("_backward")] += kernel_seconds(machine, kernel)
+    count, device = sum(map(launches, kernels)), sum(by_kind.values())
+    if machine.is_cpu:
+        return Cost(device, count * CPU_HOST_SECONDS, count, dict(by_kind), device + count * CPU_HOST_SECONDS)
+    host = count * (COMPILED_HOST_SECONDS if compiled else HOST_SECONDS)
+    return Cost(device, host, count, dict(by_kind), max(device, host))

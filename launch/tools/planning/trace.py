@@ -1,0 +1,322 @@
+"""A step's kernels and memory, from the run's own code on tensors that hold nothing.
+
+The model and the optimizer run under torch's FakeTensorMode: every operation is dispatched and no number is computed,
+so that BERT-large at any batch takes seconds and hardly any memory. Tensors are fake ones of the CPU; what a GPU would
+do otherwise (`_as_on_gpu`) is answered as it would. Autocast casts the model's operations alike on both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cloze.model import attention, bert, heads
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.copies import WeightCopies
+
+# Make no kernel: memory without contents, and questions about tensors.
+_SILENT = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh",
+           "device", "sym_size", "sym_numel", "sym_stride", "is_same_size", "scalar_tensor", "set_", "lift",
+           "_record_function_enter_new", "_record_function_exit"}
+# Matrix products by the place of their factors among the tensors that they take.
+_PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One operation on the device."""
+
+    name: str
+    """ATen's name of it."""
+    kind: str
+    """product, attention, attention_backward, pointwise (which fuses with its like), other."""
+    shape: tuple[int, ...] = ()
+    """Of a product: batch, rows, inner length, columns."""
+    flops: float = 0.0
+    reads: tuple[tuple[int, int], ...] = ()
+    """Number of each storage read, and bytes of it."""
+    writes: tuple[tuple[int, int], ...] = ()
+    tensors: int = 1
+    """Of an operation on lists of tensors: how many."""
+    elements: int = 0
+    """Of the largest tensor that it takes or makes; of lists, of one list."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved from and to the device's memory."""
+        return sum(size for _, size in self.reads) + sum(size for _, size in self.writes)
+
+
+@dataclass
+class Trace:
+    """What a run of some code has done."""
+
+    kernels: list[Kernel] = field(default_factory=list)
+    peak_bytes: int = 0
+    """The most that tensors made in it have held at once."""
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down the operations that pass it."""
+
+    def __init__(self, attention_flops: Callable[[str, Sequence[Tensor]], float]) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self._attention_flops = attention_flops
+        self._numbers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._held = 0
+        self._count = 0
+
+    def _number(self, tensor: Tensor, is_new: bool) -> int:
+        storage = tensor.untyped_storage()
+        if storage not in self._numbers:
+            self._count += 1
+            self._numbers[storage] = self._count
+            if is_new:
+                size = storage.nbytes()
+                self._held += size
+                self.trace.peak_bytes = max(self.trace.peak_bytes, self._held)
+                weakref.finalize(storage, self._free, size)
+        return self._numbers[storage]
+
+    def _free(self, size: int) -> None:
+        self._held -= size
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        reads = tuple((self._number(tensor, False), _bytes(tensor)) for tensor in taken)
+        aliases = [each.alias_info for each in function._schema.returns if each.alias_info is not None]
+        if any(not alias.is_write for alias in aliases):
+            return result  # a view
+        writes = tuple((self._number(tensor, True), _bytes(tensor)) for tensor in made)
+        if not writes:  # in place, on lists
+            writes = tuple((self._number(tensor, False), _bytes(tensor)) for tensor in _written(function, args))
+        if name in _SILENT or not (reads or writes):
+            return result
+        kind, shape, flops = self._work(name, taken)
+        tensors = max((len(argument) for argument in args if isinstance(argument, (list, tuple))), default=1)
+        elements = (sum(tensor.numel() for tensor in taken[:tensors]) if tensors > 1 else
+                    max(tensor.numel() for tensor in [*taken, *made]))
+        self.trace.kernels.append(Kernel(name, kind, shape, flops, reads, writes, max(1, tensors), elements))
+        return result
+
+    def _work(self, name: str, taken: Sequence[Tensor]) -> tuple[str, tuple[int, ...], float]:
+        if name in _PRODUCTS:
+            first, second = (taken[place].shape for place in _PRODUCTS[name])
+            shape = (math.prod(first[:-2]), first[-2], first[-1], second[-1])
+            return "product", shape, 2.0 * math.prod(shape)
+        if "attention" in name or "attn" in name:
+            kind = "attention_backward" if "backward" in name else "attention"
+            return kind, (), self._attention_flops(kind, taken)
+        fuses = name not in _APART and not name.startswith(("_foreach", "_fused"))
+        return "pointwise" if fuses else "other", (), 0.0
+
+
+# Kernels of their own also in compiled code: they move rows, draw, or are sums that a table is.
+_APART = {"embedding", "embedding_dense_backward", "index_select", "index_put", "index_add", "index", "gather",
+          "scatter_add_", "random_", "searchsorted", "_efficientzerotensor", "copy_"}
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes that a kernel reads or writes of it; what is expanded lies there once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _written(function, args: tuple) -> list[Tensor]:
+    return [leaf for argument, value in zip(function._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+# Rows and columns of scores that flash attention computes at a time (flash_fwd_launch_template.h, heads of 64): what a
+# window or a short sequence leaves of such a tile is computed all the same.
+_TILE = 128
+
+
+def _scores_seen(config: BertConfig, lengths: Sequence[int]) -> float:
+    """Scores of one head that attention computes, of the mean layer, in whole tiles."""
+    rounded = [-(-length // _TILE) * _TILE for length in lengths]
+    total = 0
+    for layer in range(config.num_hidden_layers):
+        reach = config.local_attention_window + _TILE if config.attends_locally(layer) else math.inf
+        total += sum(length * min(length, reach) for length in rounded)
+    return total / config.num_hidden_layers
+
+
+def _attention_flops(config: BertConfig, lengths: Sequence[int]) -> Callable[[str, Sequence[Tensor]], float]:
+    """FLOPs of one call: two products forward, five backward, where scores are computed again (arXiv 2205.14135)."""
+    concatenated = _scores_seen(config, lengths)
+
+    def flops(kind: str, taken: Sequence[Tensor]) -> float:
+        query = next(tensor for tensor in taken if tensor.dim() >= 3 and tensor.is_floating_point())
+        padded = query.dim() == 4  # (B, heads, S, head size)
+        scores = query.shape[0] * query.shape[2] ** 2 if padded else concatenated
+        return (4.0 if kind == "attention" else 10.0) * scores * config.hidden_size
+
+    return flops
+
+
+class _OnGpu:
+    """What `select_kernel` asks of the hidden vectors, as a GPU's would answer."""
+
+    is_cuda, device = True, torch.device("cuda")
+
+    def __init__(self, hidden: Tensor, dtype: torch.dtype) -> None:
+        self.dtype, self.dim = dtype, hidden.dim
+
+
+def _efficient_sdpa(query, key, value, layout, bias, probability: float, dropout_seed: int | None):
+    """The kernel that torch's scaled dot product attention becomes on CUDA where there is a bias."""
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+    if bias is not None:
+        bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    dropped = 0.0 if dropout_seed is None else probability
+    result = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropped, False)[0]
+    return result.transpose(1, 2), None
+
+
+@contextlib.contextmanager
+def _as_on_gpu(has_flash: bool) -> Iterator[None]:
+    """Let the model do what it does on a GPU: the places where it asks for its device, answered for one."""
+
+    def select(name, config, hidden, *rest) -> str:
+        return choose(name, config, _OnGpu(hidden, hidden.dtype), *rest)
+
+    choose = attention.select_kernel
+    kept = bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS
+    bert.select_kernel, attention._has_flash = select, lambda device: has_flash
+    attention.KERNELS["sdpa"] = _efficient_sdpa
+    heads._CHUNK_ELEMENTS = dict.fromkeys((False, True), heads._CHUNK_ELEMENTS[True])
+    try:
+        yield
+    finally:
+        bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS = kept
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch by its sizes."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each sequence."""
+    masked: int
+    """Tokens to predict, of all sequences."""
+    padded: bool = False
+    """Whether the model is given (B, S) with a mask, as other codes do, and not concatenated tokens."""
+    everywhere: bool = False
+    """Whether the vocabulary is projected at every token, as other codes do, and not at masked ones alone."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    def inputs(self) -> dict:
+        """What forward takes, of no contents but for the offsets, which CPU kernels look at."""
+        longest, count = max(self.lengths), len(self.lengths)
+
+        def ids(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.int64)
+
+        common = {"next_sentence_label": ids(count), "dropout_seed": 1}
+        if self.padded:
+            tokens = (count, longest)
+            places = tokens if self.everywhere else (count, self.masked // count)
+            common |= {"attention_mask": torch.empty(tokens, dtype=torch.bool), "labels": ids(*places)}
+            return common | {"input_ids": ids(*tokens), "token_type_ids": ids(*tokens), "position_ids": ids(*tokens),
+                             "masked_positions": None if self.everywhere else ids(*places)}
+        tokens = self.tokens
+        return common | {"input_ids": ids(tokens), "token_type_ids": ids(tokens), "position_ids": ids(tokens),
+                         "max_sequence_length": longest, "masked_positions": ids(self.masked),
+                         "labels": ids(self.masked)}
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """How the model is run: what of the configuration and of the device decides its kernels."""
+
+    config: BertConfig
+    on_gpu: bool = True
+    has_flash: bool = True
+    attention_kernel: str = "auto"
+    gradient_checkpointing: str = "none"
+    weights: torch.dtype = torch.float32
+    autocast: torch.dtype | None = torch.bfloat16
+    """What products are cast to; None: nothing is cast."""
+
+    def copies(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """The 16-bit weights with which a step computes (launch/engine/state.py, weight_copies)."""
+        if not self.on_gpu or self.autocast is None or self.weights != torch.float32:
+            return contextlib.nullcontext()
+        return WeightCopies(model, self.autocast)
+
+    def build(self) -> BertForPreTraining:
+        """A model of fake tensors; under FakeTensorMode."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(self.weights)
+        try:
+            return BertForPreTraining(self.config, attention_kernel=self.attention_kernel,
+                                      gradient_checkpointing=self.gradient_checkpointing)
+        finally:
+            torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def record(config: BertConfig, lengths: Sequence[int]) -> Iterator[Trace]:
+    """Write down what runs within, under FakeTensorMode: of a model of such a shape on such sequences."""
+    recorder = _Recorder(_attention_flops(config, lengths))
+    with recorder:
+        yield recorder.trace
+
+
+def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
+    """Forward and backward of a micro-batch, gradients added to those that are there. The peak is what tensors hold
+    beyond weights and gradients. Copies of weights, which a step makes once, are counted in each.
+    """
+    offsets = torch.tensor([0, *torch.tensor(batch.lengths).cumsum(0).tolist()], dtype=torch.int32)
+    place = _as_on_gpu(run.has_flash) if run.on_gpu else contextlib.nullcontext()
+    with FakeTensorMode(allow_non_fake_inputs=True), place:
+        model = run.build()
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        inputs = batch.inputs() | ({} if batch.padded else {"sequence_offsets": offsets})
+        with record(run.config, batch.lengths) as trace, run.copies(model):
+            with torch.autocast("cpu", run.autocast or torch.bfloat16, enabled=run.autocast is not None):
+                output = model(**inputs)
+                loss = output.mlm_losses.sum() + output.next_sentence_losses.sum()
+            loss.backward()
+            del output, loss
+    return trace
+
+
+def trace_optimizer(config: BertConfig, build: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[Trace, int]:
+    """A step of the optimizer over fp32 weights, after its first; and bytes of its states."""
+    tiny = BertForPreTraining(BertConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+                                         intermediate_size=8))
+    for parameter in tiny.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    build(tiny).step()  # what its code keeps for good must not be made of fake tensors
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = ModelRun(config).build()
+        optimizer = build(model)
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        recorder = _Recorder(lambda kind, taken: 0.0)
+        with recorder:
+            optimizer.step()
+        states = sum(_bytes(leaf) for state in optimizer.state.values() for leaf in tree_leaves(state)
+                     if isinstance(leaf, Tensor) and leaf.dim())
+    return recorder.trace, states

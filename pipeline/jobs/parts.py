@@ -1,0 +1,219 @@
+"""Parts: the files of a preparation's own work, tokenized documents in the order of their hash.
+
+A part is written once and read by ranges of hashes. It is a row of blocks of some 128 KiB, each the columns of some
+documents one after another; then an index with the first hash of each block, its place, counts and checksums; then
+the index's own checksum and length. So a range takes three reads, however large the part is, and a byte that has
+changed since is found when it is read: `DamagedPart`, and whoever knows how makes the part again.
+"""
+
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from cloze.pipeline import ragged
+from cloze.pipeline.storage import publishing, readable_errors
+
+Table = dict[str, np.ndarray]
+
+# Of a document. The hash is the first column of a block, and has a checksum of its own, so that it can be read alone.
+_COLUMNS = {
+    "hash": np.uint64,
+    "hash_rest": np.uint64,
+    "document": np.uint64,
+    "order": np.uint64,
+    "duplicate_tokens": np.uint64,
+    "num_sentences": np.uint32,
+    "num_tokens": np.uint32,
+    "duplicates": np.uint32,
+    "source": np.uint16,
+}
+_DOCUMENT_BYTES = sum(np.dtype(dtype).itemsize for dtype in _COLUMNS.values())
+_SENTENCE = np.dtype(np.uint32)  # a length in tokens
+_BLOCK_BYTES = 128 << 10  # the share of one of 512 ranges in a part of 64 MiB
+_INDEX = np.dtype([
+    ("hash", "<u8"), ("offset", "<u8"), ("documents", "<u4"), ("sentences", "<u4"), ("tokens", "<u4"),
+    ("hash_crc", "<u4"), ("crc", "<u4"),
+])
+_TRAILER = np.dtype([("blocks", "<u4"), ("crc", "<u4")])
+_CRC_START = 0x50415254  # of the index: from 0 a file that ends in zeros would look like one of no blocks
+
+
+class DamagedPart(Exception):
+    """A part that isn't there, or isn't what was written."""
+
+    def __init__(self, path: str):
+        super().__init__(path)
+        self.path = Path(path)
+
+
+def empty(dtype: np.dtype) -> Table:
+    """A table of no document. dtype: of the tokens."""
+    kinds = _COLUMNS | {"sentences": _SENTENCE, "tokens": dtype}
+    return {name: np.empty(0, kind) for name, kind in kinds.items()}
+
+
+def joined(tables: list[Table]) -> Table:
+    """Several tables as one. Columns: those of `_COLUMNS` (D,), `sentences` (S,), `tokens` (T,)."""
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def distinct(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of a table in the order of their hashes, of each text the first in the order of the source; and, for each,
+    how many documents are its copies (itself not counted), and how many tokens these have."""
+    by_hash = np.lexsort((table["order"], table["hash_rest"], table["hash"]))
+    first = np.zeros(len(by_hash), bool)
+    first[:1] = True
+    for name in ("hash", "hash_rest"):
+        column = table[name][by_hash]
+        first[1:] |= column[1:] != column[:-1]
+    rows, starts = by_hash[first], np.flatnonzero(first)
+    if len(rows) == len(by_hash):
+        return rows, table["duplicates"][rows], table["duplicate_tokens"][rows]
+    # reduceat widens integers unless it is told their type
+    documents = np.add.reduceat(table["duplicates"][by_hash] + np.uint32(1), starts, dtype=np.uint32)
+    tokens = np.add.reduceat((table["duplicate_tokens"] + table["num_tokens"])[by_hash], starts, dtype=np.uint64)
+    return rows, documents - np.uint32(1), tokens - table["num_tokens"][rows]
+
+
+def write(path: Path, table: Table) -> tuple[int, int]:
+    """Write the distinct documents of a table as a part: aside, fsync, rename. Returns their number and tokens."""
+    rows, duplicates, duplicate_tokens = distinct(table)
+    columns = {name: table[name][rows] for name in _COLUMNS}
+    columns |= {"duplicates": duplicates, "duplicate_tokens": duplicate_tokens}
+    flat = [
+        (name, ragged.to_offsets(table[f"num_{name}"])[:-1][rows], columns[f"num_{name}"].astype(np.int64))
+        for name in ("sentences", "tokens")
+    ]
+    sizes = _DOCUMENT_BYTES + flat[0][2] * _SENTENCE.itemsize + flat[1][2] * table["tokens"].itemsize
+    ends = np.cumsum(sizes)
+    cuts = ragged.union(np.searchsorted(ends, np.arange(0, ends[-1] if len(ends) else 0, _BLOCK_BYTES)),
+                        np.array([len(rows)]))
+    index = np.zeros(len(cuts) - 1, _INDEX)
+    with publishing(path) as aside, open(aside, "wb") as file:
+        for number, (low, high) in enumerate(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)):
+            hashes, *others = (column[low:high] for column in columns.values())
+            for name, starts, lengths in flat:
+                others.append(ragged.gather(table[name], starts[low:high], lengths[low:high]))
+            rest = b"".join(others)
+            index[number] = (hashes[0], file.tell(), high - low, len(others[-2]), len(others[-1]), zlib.crc32(hashes),
+                             zlib.crc32(rest))
+            file.write(hashes)
+            file.write(rest)
+        file.write(index)
+        file.write(np.array((len(index), zlib.crc32(index, _CRC_START)), _TRAILER))
+    return len(rows), int(flat[1][2].sum())
+
+
+def read(path: Path, low: int, high: int, dtype: np.dtype) -> list[Table]:
+    """The documents of a part with low <= hash < high, a table for each block that has some. dtype: of the tokens."""
+    with _open(path) as file:
+        index = _read_index(file, path)
+        blocks = index[_places(index, low, high)]
+        if not len(blocks):
+            return []
+        begin = int(blocks["offset"][0])
+        data = _read_exactly(file, path, begin, int(blocks["offset"][-1]) + _size(blocks[-1], dtype) - begin)
+    found = []
+    for block in blocks:
+        start = int(block["offset"]) - begin
+        rest = start + 8 * int(block["documents"])
+        if (zlib.crc32(data[start:rest]), zlib.crc32(data[rest : start + _size(block, dtype)])) != (
+            block["hash_crc"], block["crc"]
+        ):
+            raise DamagedPart(str(path))
+        table = _table(data, start, block, dtype)
+        if (rows := _within(table["hash"], low, high)).start < rows.stop:
+            found.append(_part(table, rows))
+    return found
+
+
+def read_hashes(path: Path, high: int) -> np.ndarray:
+    """The hashes below `high` of a part, ascending."""
+    with _open(path) as file:
+        index = _read_index(file, path)
+        found = [np.empty(0, np.uint64)]
+        for block in index[_places(index, 0, high)]:
+            data = _read_exactly(file, path, int(block["offset"]), 8 * int(block["documents"]))
+            if zlib.crc32(data) != block["hash_crc"]:
+                raise DamagedPart(str(path))
+            found.append(np.frombuffer(data, np.uint64))
+    hashes = np.concatenate(found)
+    return hashes[_within(hashes, 0, high)]
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[int]:
+    """A descriptor to read from."""
+    with readable_errors(path):
+        try:
+            file = os.open(path, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise DamagedPart(str(path)) from error
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+
+def _read_exactly(file: int, path: Path, offset: int, count: int) -> memoryview:
+    found = b""
+    while len(found) < count and (more := os.pread(file, count - len(found), offset + len(found))):
+        found = found + more if found else more
+    if len(found) < count:
+        raise DamagedPart(str(path))
+    return memoryview(found)
+
+
+def _read_index(file: int, path: Path) -> np.ndarray:
+    size = os.fstat(file).st_size - _TRAILER.itemsize
+    if size < 0:
+        raise DamagedPart(str(path))
+    trailer = np.frombuffer(_read_exactly(file, path, size, _TRAILER.itemsize), _TRAILER)[0]
+    length = int(trailer["blocks"]) * _INDEX.itemsize
+    if length > size:
+        raise DamagedPart(str(path))
+    data = _read_exactly(file, path, size - length, length)
+    if zlib.crc32(data, _CRC_START) != trailer["crc"]:
+        raise DamagedPart(str(path))
+    return np.frombuffer(data, _INDEX)
+
+
+def _places(index: np.ndarray, low: int, high: int) -> slice:
+    """The blocks that may have hashes in [low, high): one that begins below `low` may reach it."""
+    within = _within(index["hash"], low, high)
+    return slice(max(0, within.start - 1), within.stop)
+
+
+def _within(hashes: np.ndarray, low: int, high: int) -> slice:
+    """Where ascending hashes lie in [low, high); `high` may be 2^64."""
+    stop = len(hashes) if high >= 1 << 64 else int(np.searchsorted(hashes, np.uint64(high)))
+    return slice(int(np.searchsorted(hashes, np.uint64(low))), stop)
+
+
+def _size(block: np.void, dtype: np.dtype) -> int:
+    return (int(block["documents"]) * _DOCUMENT_BYTES + int(block["sentences"]) * _SENTENCE.itemsize
+            + int(block["tokens"]) * dtype.itemsize)
+
+
+def _table(data: memoryview, start: int, block: np.void, dtype: np.dtype) -> Table:
+    table = {}
+    for name, kind, count in [
+        *((name, np.dtype(kind), int(block["documents"])) for name, kind in _COLUMNS.items()),
+        ("sentences", _SENTENCE, int(block["sentences"])), ("tokens", dtype, int(block["tokens"])),
+    ]:
+        table[name] = np.frombuffer(data, kind, count, start)
+        start += count * kind.itemsize
+    return table
+
+
+def _part(table: Table, rows: slice) -> Table:
+    """Some neighbouring rows of a table, over the same memory."""
+    part = {name: table[name][rows] for name in _COLUMNS}
+    for name in ("sentences", "tokens"):
+        start = int(table[f"num_{name}"][: rows.start].sum(dtype=np.int64))
+        part[name] = table[name][start : start + int(part[f"num_{name}"].sum(dtype=np.int64))]
+    return part

@@ -1,0 +1,125 @@
+"""Which input was read: the hashes of files, made by the tasks that read them, piece by piece.
+
+A file that one task reads is hashed as a whole. One that several read is hashed in as many pieces of equal size (the
+last may be smaller), and its hash is that of theirs: so nothing is read twice, and no task's work grows with a file.
+"""
+
+import hashlib
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.storage import describe
+
+_AT_ONCE = 1 << 20  # bytes
+_DIGEST_BYTES = 32
+
+
+def is_hashed(file: InputFile) -> bool:
+    """Data sets on the hub have no files here; their commit says what was read."""
+    return file.format != "dataset" or bool(file.parts)
+
+
+def hash_piece(file: InputFile, start: int, stop: int) -> str:
+    """SHA-256 of bytes [start, stop) of a file, in hexadecimal.
+
+    Raises UserError if the file isn't any more what the run was planned with.
+    """
+    digest, found, changed = hashlib.sha256(), 0, 0
+    try:
+        for path in _paths(file):
+            stream = os.open(path, os.O_RDONLY)  # not `open`, which costs more than hashing a small file
+            try:
+                size = os.fstat(stream).st_size
+                place, end = max(start - found, 0), min(stop - found, size)
+                while place < end and (data := os.pread(stream, min(end - place, _AT_ONCE), place)):
+                    digest.update(data)
+                    place += len(data)
+                changed = max(changed, os.fstat(stream).st_mtime_ns)
+            finally:
+                os.close(stream)
+            found += size
+    except OSError as error:
+        raise UserError(describe(error, Path(file.path))) from error
+    size = file.size if file.parts else found  # that of a data set is not the size of its files
+    if is_hashed(file) and (size, changed) != (file.size, file.changed):
+        raise UserError(
+            f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
+            "same command again"
+        )
+    return digest.hexdigest()
+
+
+def source_hash(file: InputFile, piece_bytes: int | None) -> str:
+    """The hash of a file in pieces of so many bytes (None: as a whole), all by this process."""
+    size = _size(file)
+    pieces = [(start, start + piece_bytes) for start in range(0, size, piece_bytes)] if piece_bytes else [(0, size)]
+    return _joined(bytes.fromhex("".join(hash_piece(file, *piece) for piece in pieces)))
+
+
+class SourceHashes:
+    """The hashes of all files, put together from what tasks report in any order.
+
+    tasks: the segments of each task; those of a file are neighbours, in the order of the files.
+    """
+
+    def __init__(self, files: list[InputFile], tasks: list[list[Segment]]):
+        self._counts = np.zeros(len(files), np.int64)  # of segments, and so of pieces
+        self._spans = np.zeros(len(files), np.int64)  # of the first segment
+        for segment in itertools.chain.from_iterable(tasks):
+            number = segment.file.number
+            self._spans[number] = self._spans[number] or segment.stop - segment.start
+            self._counts[number] += 1
+        self._first = ragged.to_offsets(self._counts)
+        self._starts = ragged.to_offsets(np.array([len(task) for task in tasks], np.int64))
+        self._digests = bytearray(_DIGEST_BYTES * int(self._starts[-1]))
+
+    def pieces(self, task: int, segments: list[Segment]) -> list[tuple[int, int]]:
+        """The bytes [start, stop) of the file of each of a task's segments that it hashes."""
+        found = []
+        for place, segment in enumerate(segments, int(self._starts[task])):
+            size = self._piece_bytes(segment.file)
+            number = place - int(self._first[segment.file.number])
+            found.append((number * size, (number + 1) * size))
+        return found
+
+    def add(self, task: int, digests: str) -> None:
+        """What a task has found of its pieces."""
+        start, stop = (_DIGEST_BYTES * int(self._starts[number]) for number in (task, task + 1))
+        self._digests[start:stop] = bytes.fromhex(digests)
+
+    def of(self, file: InputFile) -> dict:
+        """What the manifest says: the hash, and where it is one of several pieces the size of these."""
+        start, stop = (_DIGEST_BYTES * int(self._first[number]) for number in (file.number, file.number + 1))
+        if not is_hashed(file):
+            return {"sha256": None}
+        if start == stop:  # a table without rows: no task read it
+            return {"sha256": source_hash(file, None)}
+        several = {"piece_bytes": self._piece_bytes(file)} if self._counts[file.number] > 1 else {}
+        return {"sha256": _joined(bytes(self._digests[start:stop])), **several}
+
+    def _piece_bytes(self, file: InputFile) -> int:
+        """Those of plain text are what each task reads; of others they are equal shares."""
+        count = int(self._counts[file.number])
+        if count == 1 or file.compression or file.format in ("parquet", "dataset"):
+            return -(-_size(file) // count)
+        return int(self._spans[file.number])
+
+
+def _joined(digests: bytes) -> str:
+    """The hash of a file from those of its pieces: of a single one that itself, else the SHA-256 of all of them."""
+    return (digests if len(digests) == _DIGEST_BYTES else hashlib.sha256(digests).digest()).hex()
+
+
+def _paths(file: InputFile) -> tuple[str, ...]:
+    return (file.parts or (file.path,)) if is_hashed(file) else ()
+
+
+def _size(file: InputFile) -> int:
+    """Bytes of the file, or of the files of a saved data set, which aren't what it says of itself."""
+    return sum(os.stat(path).st_size for path in _paths(file)) if file.parts else file.size

@@ -1,0 +1,224 @@
+"""`cloze evaluate` against plain loops over transformers' own models, and over the checkpoints of a real run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cloze.launch.cli import main
+from cloze.launch.evaluate.pairs import Pair, accuracies
+from cloze.launch.predict.predictor import Predictor
+from tests.launch.tiny_models import save_model
+from tests.launching import train, weights
+from tests.synthetic import make_shards
+
+GOOD = ("the man went to the store", "a cat sat on the mat .", "who ate an apple ?", "the sky is blue", "milk is good",
+        "paris is the capital of france", "the man walked to the mat", "an apple is blue")
+BAD = ("the man went to store the", "a cat sat the on mat .", "who an ate apple ?", "the sky are blue", "milk is good",
+       "paris the is capital of france", "the man walking to the mat and a cat", "a apple is blue")
+TERMS = {"first": "s-selection", "second": "argument_structure", "third": "binding"}
+
+
+def write_pairs(folder):
+    """Three paradigms of two phenomena. The fifth pair is a tie; some sentences occur twice."""
+    folder.mkdir()
+    for number, (uid, term) in enumerate(TERMS.items()):
+        rows = [{"sentence_good": good, "sentence_bad": bad, "UID": uid, "linguistics_term": term}
+                for good, bad in zip(GOOD[number:], BAD[number:], strict=True)]
+        (folder / f"file-{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["BertForMaskedLM", "BertForPreTraining"])
+def model(request, tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "hf", request.param)
+
+
+def plain_score(folder):
+    """text -> pseudo-log-likelihood, by transformers alone, a masked sequence at a time."""
+    reference = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def score(text: str, pieces: int | None = None) -> float:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        total = 0.0
+        for start in range(0, len(ids), pieces or len(ids)):
+            whole = [tokenizer.cls_token_id, *ids[start : start + (pieces or len(ids))], tokenizer.sep_token_id]
+            for place in range(1, len(whole) - 1):
+                masked = torch.tensor([[*whole[:place], tokenizer.mask_token_id, *whole[place + 1 :]]])
+                with torch.no_grad():
+                    logits = reference(input_ids=masked).logits[0, place]
+                total += float(logits.double().log_softmax(-1)[whole[place]])
+        return total
+
+    return score
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32"])
+def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, precision):
+    data, found = write_pairs(tmp_path / "pairs"), tmp_path / "new" / "found.json"
+    assert main(["evaluate", str(model), "--suite", "blimp", "--data", str(data), "--json", str(found),
+                 "--precision", precision, "--picture", str(tmp_path / "found.svg")]) == 0
+    score = plain_score(model)
+    right = {uid: [score(good) > score(bad) for good, bad in zip(GOOD[number:], BAD[number:], strict=True)]
+             for number, uid in enumerate(TERMS)}
+    assert not right["first"][4], "a tie is wrong"
+    expected = {uid: 100 * sum(values) / len(values) for uid, values in right.items()}
+    phenomena = {"argument_structure": (expected["first"] + expected["second"]) / 2, "binding": expected["third"]}
+    result = json.loads(found.read_text())
+    assert result.keys() == {"paradigms", "phenomena", "mean_of_paradigms", "mean_of_phenomena"}
+    assert result["paradigms"] == pytest.approx(expected) and result["phenomena"] == pytest.approx(phenomena)
+    assert result["mean_of_paradigms"] == pytest.approx(sum(expected.values()) / 3)
+    assert result["mean_of_phenomena"] == pytest.approx(sum(phenomena.values()) / 2)
+    assert f"{result['mean_of_phenomena']:.2f}" in capsys.readouterr().out
+    assert "binding" in (tmp_path / "found.svg").read_text()
+
+
+def test_only_a_more_probable_good_sentence_is_right():
+    pairs = [Pair("a", "b", "p", "q", "here")] * 4
+    assert accuracies(pairs, [1e-9, 0.0, -1e-9, float("nan")])["paradigms"] == {"p": 25.0}
+
+
+def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_path, capsys):
+    lines = [*GOOD[:3], "the man went to the store and bought a gallon of milk", GOOD[0]]
+    with gzip.open(tmp_path / "held-out.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"text": "\n".join(lines[:2]) + "\n\n"}) + "\n")
+        file.write(json.dumps({"text": " \n" + "\n".join(lines[2:])}) + "\n")
+    assert main(["evaluate", str(model), "--suite", "lines", "--data", str(tmp_path / "held-out.jsonl.gz"),
+                 "--max_length", "8", "--json", str(tmp_path / "found.json")]) == 0
+    score = plain_score(model)
+    expected = sum(score(line, pieces=6) for line in lines)
+    result = json.loads((tmp_path / "found.json").read_text())
+    assert result["lines"] == 5 and result["characters"] == sum(map(len, lines))
+    assert result["log_likelihood"] == pytest.approx(expected, abs=1e-3)
+    assert result["log_likelihood_per_character"] == pytest.approx(expected / result["characters"], abs=1e-5)
+    assert "log likelihood per character" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with three checkpoints whose masking rate falls, and a folder of pairs of its words."""
+    folder = tmp_path_factory.mktemp("run")
+    data = make_shards(folder / "data", mask_sets=0, pairs=False)
+    output = train(data, folder / "run", "--train.max_steps", "6", "--checkpoint.every_steps", "2",
+                   "--checkpoint.keep_last", "3", "--masking.rate", "0.5", "--masking.final_rate", "0.1")
+    assert "complete" in (folder / "run" / "status.json").read_text(), output
+    (folder / "pairs").mkdir()
+    rows = [{"sentence_good": f"w{n} w{n + 1} w{n + 2} w{n + 3}", "sentence_bad": f"w{n} w{n + 9} w{n + 2} w{n + 3}"}
+            for n in range(40)]
+    (folder / "pairs" / "cycle.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def found(run, *arguments) -> dict:
+    path = run / "found.json"
+    assert main(["evaluate", *arguments, "--data", str(run / "pairs"), "--json", str(path)]) == 0
+    return json.loads(path.read_text())
+
+
+def test_every_checkpoint_once_and_as_curves(run, capsys, monkeypatch):
+    each = {step: found(run, str(run / "run"), "--step", str(step)) for step in (2, 4, 6)}
+    assert found(run, str(run / "run")) == each[6]
+    assert found(run, str(run / "run" / "checkpoints" / "step-00000004")) == each[4]
+    assert each[6]["phenomena"] == each[6]["paradigms"] == {"cycle": each[6]["mean_of_paradigms"]}
+    shutil.rmtree(run / "run" / "evaluate-blimp", ignore_errors=True)
+    arguments = ["evaluate", str(run / "run"), "--data", str(run / "pairs"), "--every_checkpoint", "true"]
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["2", "4", "6"]
+    assert main(arguments) == 0 and capsys.readouterr().out == "", "what has a result is not measured again"
+    (run / "run" / "evaluate-blimp" / "step-00000004.json").unlink()
+    assert main(arguments) == 0 and capsys.readouterr().out.startswith("step 4 ")
+    board = EventAccumulator(str(run / "run" / "evaluate-blimp")).Reload()
+    curve = [(event.step, event.value) for event in board.Scalars("blimp/mean_of_phenomena")]
+    assert curve == [(step, pytest.approx(result["mean_of_phenomena"])) for step, result in each.items()]
+
+
+def test_a_run_goes_on_beside_its_results(run, capsys):
+    """A folder evaluate-SUITE in a run is nothing that a resume would refuse."""
+    (run / "run" / "evaluate-blimp").mkdir(exist_ok=True)
+    shutil.copytree(run / "run", run / "again")
+    output = train(run / "data", run / "again", "--train.max_steps", "6", "--checkpoint.every_steps", "2",
+                   "--checkpoint.keep_last", "3", "--masking.rate", "0.5", "--masking.final_rate", "0.1")
+    assert "another run" not in output
+
+
+def test_the_mean_of_the_last_checkpoints(run, tmp_path, capsys):
+    assert main(["export", str(run / "run"), "--output", str(tmp_path / "hf"), "--average", "2"]) == 0
+    assert "the mean of steps 4, 6 of" in capsys.readouterr().out
+    names = {"bert.embeddings.word_embeddings.weight": "bert.embeddings.word.weight"}
+    exported, parts = load_file(tmp_path / "hf" / "model.safetensors"), [weights(run / "run", step) for step in (4, 6)]
+    for theirs, ours in names.items():
+        expected = (parts[0][ours].double() + parts[1][ours].double()) / 2
+        vocabulary = exported[theirs].shape[0]  # our rows are padded
+        assert torch.equal(exported[theirs], expected.float()[:vocabulary])
+    assert Predictor.from_folder(tmp_path / "hf").score("w1 w2").log_probability < 0
+    assert main(["export", str(run / "run"), "--output", str(tmp_path / "more"), "--average", "4"]) == 2
+    assert "found 3 checkpoints up to step 6, expected the 4" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "hf"), "--output", str(tmp_path / "more"), "--average", "2"]) == 2
+    assert "average: found 2 with" in capsys.readouterr().err
+
+
+def test_a_masking_rate_needs_masks_that_are_not_drawn_yet(run, tmp_path, capsys):
+    data = make_shards(tmp_path / "data")
+    output = train(data, tmp_path / "run", "--train.max_steps", "2", "--masking.rate", "0.5", status=2)
+    assert "masking.rate: found 0.5 with shards" in output
+    sections = ["pretrain", "--data", str(data), "--output", str(tmp_path / "run")]
+    for arguments, message in (
+        (["--masking.final_rate", "0.1"], "masking.final_rate: found 0.1 without masking.rate"),
+        (["--masking.rate", "1.5"], "masking.rate: found 1.5, expected a share"),
+        (["--masking.rate", "0.3", "--masking.final_rate", "0.1", "--train.time_budget_hours", "1"],
+         "how many samples it has is not known"),
+    ):
+        assert main([*sections, *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_fine_tuning_with_seeds(tmp_path, capsys):
+    model = save_model(tmp_path / "hf")
+    rows = [(text, number % 2) for number, text in enumerate([*GOOD, *BAD])]
+    for name in ("train", "dev"):
+        (tmp_path / "tasks" / "SST-2").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tasks" / "SST-2" / f"{name}.tsv").write_text(
+            "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    short = tmp_path / "short.yaml"
+    short.write_text("epochs: 1\nevaluate_every_epochs: null\nmax_length: 32\n"
+                     "train: {global_batch_size: 8, micro_batch_size: 8, precision: fp32}\n")
+    arguments = ["evaluate", str(model), "--suite", "glue", "--data", str(tmp_path / "tasks"), "--seeds", "2",
+                 "--output", str(tmp_path / "runs"), "--finetune_config", str(short), "--json",
+                 str(tmp_path / "found.json")]
+    assert main(arguments) == 0, capsys.readouterr().out
+    result = json.loads((tmp_path / "found.json").read_text())["tasks"]["sst2"]
+    own = {seed: json.loads((tmp_path / "runs" / "sst2" / f"seed-{seed}" / "results.json").read_text())
+           for seed in ("1", "2")}
+    assert result["seeds"] == {seed: each["validation"]["accuracy"] for seed, each in own.items()}
+    assert result["metric"] == "accuracy" and result["mean"] == pytest.approx(sum(result["seeds"].values()) / 2)
+    capsys.readouterr()
+    assert main(arguments) == 0 and "2 of 2 runs are complete already" in capsys.readouterr().out
+    (tmp_path / "tasks" / "SST-2" / "dev.tsv").unlink()
+    assert main(arguments) == 2 and "found no task of GLUE" in capsys.readouterr().err
+
+
+def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.jsonl").write_text('{"sentence_good": "the cat"}\n')
+    for arguments, message in (
+        ([str(model), "--suite", "blimp"], "data: found none"),
+        ([str(model), "--data", str(tmp_path / "empty")], "data: found no *.jsonl file in"),
+        ([str(model), "--data", str(tmp_path / "broken")], "a.jsonl:1: found no pair (KeyError: 'sentence_bad')"),
+        ([str(model), "--data", str(run / "pairs"), "--step", "3"], "step: found 3 with"),
+        ([str(run / "run"), "--data", str(run / "pairs"), "--step", "3"], "no good checkpoint of step 3"),
+        ([str(model), "--data", str(run / "pairs"), "--every_checkpoint", "true"], "which is no run of pretraining"),
+    ):
+        assert main(["evaluate", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
