@@ -15,7 +15,7 @@ from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.predict.vectors import WordInContext
 from cloze.launch.pretrained.hub import model_path
-from cloze.launch.system.console import Console, figure
+from cloze.launch.system.console import Console, counting, figure
 from cloze.pipeline.errors import UserError
 
 
@@ -27,7 +27,9 @@ def predict(config: Input) -> int:
     console, cut = Console(), Counter()
     results = _answered(predictor, config, cut)
     if config.output:
-        number = write_results(Path(config.output), config, predictor.loaded, results)
+        with counting("texts") as done:
+            noted = ((done(), *pair)[1:] for pair in results)
+            number = write_results(Path(config.output), config, predictor.loaded, noted)
         console.say(f"wrote {number:,} results to {config.output}")
     else:
         _print(config, results)

@@ -38,6 +38,8 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
         yield from _parse(sys.stdin.buffer, "standard input", config.lines == "json", kind)
         return
     path = Path(config.file)
+    if not path.exists():
+        raise UserError(f"file: found no {path}, expected a file of texts")
     if config.lines is None and (tables.ending(path) in tables.ENDINGS or path.is_dir()):
         yield from _from_table(path, tuple(config.text_columns), learned, kind)
         return
@@ -83,7 +85,8 @@ def _find_columns(path: Path, found: tuple[str, ...], asked: tuple[str, ...], le
     else:
         wanted = own
     if missing := [name for name in needed if name not in found]:
-        raise tables.missing_columns(path, found, {"text_columns": missing})
+        said = tables.missing_columns(path, found, {"text_columns": missing})
+        raise UserError(f"{said}, or add --lines text if each of its lines is a text")
     if len(wanted.texts) > 2 and not kind.takes_choices:
         raise UserError(f"text_columns: found {len(wanted.texts)} columns, expected one, or two for pairs")
     return wanted

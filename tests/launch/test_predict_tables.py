@@ -11,6 +11,7 @@ import pytest
 from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
 from tests.launch.tiny_models import labels, save_model
+from tests.terminal import terminal
 
 TEXTS = ["the cat sat", 'a "good" film, and\na bad one', "the sky is blue"]  # quotes, a comma, a line's end
 
@@ -149,3 +150,13 @@ def test_a_late_column_is_not_lost(folders, tmp_path, capsys, monkeypatch):
     path.write_text("".join(json.dumps({"review": "the cat"} | extra) + "\n" for extra in ({}, {}, {"more": 1})))
     asked = ("classify", folders / "classifier", "--file", path, "--output", output)
     assert "'more'" in refused(capsys, *asked) and not output.exists()
+
+
+def test_a_terminal_shows_how_far_it_is(folders, tmp_path, monkeypatch):
+    path = write(tmp_path / "new.csv", [{"review": text} for text in TEXTS])
+    with terminal() as (stream, shown):
+        monkeypatch.setattr("sys.stderr", stream)
+        status = main(["predict", "classify", str(folders / "classifier"), "--file", str(path), "--output",
+                       str(tmp_path / "results.csv")])
+        monkeypatch.undo()
+    assert status == 0 and b"3 texts" in bytes(shown)
