@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import cloze
 
 
 class ModelError(ValueError):
@@ -144,6 +147,25 @@ class BertConfig:
     """The vocabulary's matrices are padded to a multiple of this; the padding is masked out and never
     exported.
     """
+
+    @classmethod
+    def preset(cls, name: str, **changes: object) -> BertConfig:
+        """A shape of configs/model/ by its name: base, large, modern, ...; `changes`: fields with other values.
+
+        Raises:
+            ModelError: there is no such shape.
+        """
+        folder = Path(cloze.__file__).parent / "configs" / "model"
+        shapes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+        if name not in shapes:
+            raise ModelError(f"preset: found {name!r}, expected one of {', '.join(shapes)}")
+        kinds, values = get_type_hints(cls), {}
+        for line in shapes[name].read_text(encoding="utf-8").splitlines():  # flat YAML; no library on this floor
+            field, _, value = line.partition("#")[0].partition(":")
+            if value := value.strip():
+                kind = kinds[field]
+                values[field] = value == "true" if kind is bool else kind(value) if kind in (int, float) else value
+        return cls(**values | changes)
 
     def __post_init__(self) -> None:
         check_kinds("model", self)

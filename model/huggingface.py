@@ -422,9 +422,7 @@ def save_pretrained(
     if tokenizer_folder is not None:
         _copy_tokenizer(Path(tokenizer_folder), folder, config)
     _write_weights(weights, folder)
-    aside = folder / "config.json.tmp"
-    aside.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(aside, folder / "config.json")
+    _write_config(values, folder)
 
 
 def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
@@ -452,6 +450,23 @@ def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> lis
         _write_weights(weights, folder)
     _copy_tokenizer(source, folder, config)
     return sorted(path.name for path in source.iterdir() if path.name not in taken)
+
+
+def cast_pretrained(folder: str | os.PathLike, dtype: torch.dtype) -> None:
+    """Give the weights of a model folder another number format. Raises ModelError for one that does not hold them."""
+    folder = Path(folder)
+    weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+               for name, tensor in _read_weights(folder).items()}
+    check_finite(weights, f"{folder} in {str(dtype).removeprefix('torch.')}")
+    values = _read_config(folder) | {"dtype": str(dtype).removeprefix("torch.")}
+    _write_weights(weights, folder)
+    _write_config(values, folder)
+
+
+def _write_config(values: dict, folder: Path) -> None:
+    aside = folder / "config.json.tmp"
+    aside.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(aside, folder / "config.json")
 
 
 def _write_weights(weights: StateDict, folder: Path) -> None:
