@@ -122,13 +122,26 @@ def parse(name: str, arguments: list[str]) -> Any:
                          configs=command.configs)
 
 
+def _with_operation(arguments: list[str]) -> list[str]:
+    """`predict MODEL ...` with the operation that the model's head is for; anything else as it is."""
+    words = arguments[1:]
+    if arguments[0] != "predict" or " ".join(arguments[:2]) in COMMANDS or not words:
+        return arguments
+    operations = [name.split()[1] for name in COMMANDS if name.startswith("predict ")]
+    if difflib.get_close_matches(words[0], operations, 1) and not os.path.exists(words[0]):
+        return arguments  # a slip: it is answered with the nearest operation
+    return ["predict", _load("cloze.launch.predict.choosing:operation_for")(words), *words]
+
+
 def usage(first_word: str = "") -> str:
     """What `cloze --help` prints; with a first word, such as predict, only of the commands that begin with it."""
     shown = {name: command for name, command in COMMANDS.items() if name.startswith(first_word)}
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {command.help}" for name, command in shown.items()]
     return "\n".join([
-        "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]", "", "commands:", *lines, "",
+        "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]",
+        "       cloze predict MODEL TEXT ...   (the operation that the model's head is for)",
+        "       cloze --version", "", "commands:", *lines, "",
         "`cloze COMMAND --help` explains every field; `--print_config` prints the resolved configuration.",
     ])
 
@@ -224,7 +237,7 @@ def _run(arguments: list[str]) -> int:
         if not _is_utf8(word):
             raise UserError(f"cloze: found the word '{os.fsencode(word).decode(errors='backslashreplace')}', expected "
                             "UTF-8, as configurations and manifests are written; rename the file or the folder")
-    name, rest = split_command(arguments)
+    name, rest = split_command(_with_operation(arguments))
     config = parse(name, rest)  # before the command's module, which may import for seconds
     if COMMANDS[name].trains and config.processes != 1 and _starts_ranks(config.processes):
         return run_ranks(name, rest, config.processes)
@@ -255,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, OSError):
             if error.errno not in _MENDABLE or error.filename is None:
                 raise
-            error = describe(error, Path(os.fsdecode(error.filename)))
+            error = describe(error, Path(str(error.filename)))
         if _waits(said=False):
             time.sleep(SAID_SECONDS)
         # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.

@@ -69,16 +69,16 @@ class PretrainConfig(RunConfig):
                             "which has word embeddings of its own, expected one of the two; leave the other out")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        changes = self.masking.final_rate not in (None, self.masking.rate)
+        if changes and (self.train.time_budget_hours is not None or self.train.growth):
+            raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
+                            "growing batch, expected null: how many samples it has is not known beforehand")
         check_processes(self)
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():
                 if self.data_streams < 1 or size % self.data_streams:
                     raise UserError(f"data_streams: found {self.data_streams}, expected a divisor of train.{name} = "
                                     f"{size}; leave it at null to have one chosen")
-        changes = self.masking.final_rate not in (None, self.masking.rate)
-        if changes and (self.train.time_budget_hours is not None or self.train.growth):
-            raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
-                            "growing batch, expected null: how many samples it has is not known beforehand")
         check_sections(self)
         check_warmup(self)
 

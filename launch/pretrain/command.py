@@ -228,16 +228,6 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         stream.close()
 
 
-def batch_warmup(config: PretrainConfig, manifest: Manifest) -> BatchWarmup | None:
-    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
-    every batch without asking."""
-    train, counts = config.train, manifest.splits["train"].counts
-    if train.initial_global_batch_size is None:
-        return None
-    samples = -(-train.batch_warmup_tokens * counts["samples"] // counts["tokens"])
-    return BatchWarmup(train.initial_global_batch_size, train.increment, samples)
-
-
 def check_masking(config: PretrainConfig, manifest: Manifest) -> None:
     """Raise UserError for a masking rate where the shards hold their masks."""
     if config.masking.rate is not None and manifest.mask_sets:
@@ -252,6 +242,16 @@ def masking_rate(config: PretrainConfig) -> RateSchedule | None:
         return None
     end = config.train.max_steps * config.train.global_batch_size
     return RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
+
+
+def batch_warmup(config: PretrainConfig, manifest: Manifest) -> BatchWarmup | None:
+    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
+    every batch without asking."""
+    train, counts = config.train, manifest.splits["train"].counts
+    if train.initial_global_batch_size is None:
+        return None
+    samples = -(-train.batch_warmup_tokens * counts["samples"] // counts["tokens"])
+    return BatchWarmup(train.initial_global_batch_size, train.increment, samples)
 
 
 def showing(config: PretrainConfig, trainer, metrics):

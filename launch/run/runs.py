@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
@@ -21,6 +22,7 @@ from cloze.pipeline.yaml_text import load_yaml
 CONFIG = "config.yaml"
 DATA = "data.json"
 DEEPSPEED = "deepspeed.json"
+SOFTWARE = "software.json"  # what the newest start ran
 STATUS = "status.json"
 TOKENIZER = "tokenizer"
 MODEL = "model"  # of a finished run of fine-tuning
@@ -244,6 +246,7 @@ def describe(config, facts: dict[str, str], save_tokenizer: Callable[[Path], obj
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # What makes the folder a run's, after what it is compared by; the next start adds what one cut short has not.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
+    publish_text(folder / SOFTWARE, json.dumps(software(), indent=1) + "\n")
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
     target = folder / TOKENIZER
     if not target.exists():

@@ -53,6 +53,8 @@ def choose_kernels(device: torch.device, *, tf32: bool, deterministic: bool) -> 
     # Padded batches and ALiBi are for the memory-efficient kernel, whichever version of cuDNN there is: newer ones put
     # themselves first on Hopper, and refuse a dropout that is no multiple of 1/16 (sdp_utils.cpp).
     torch.backends.cuda.enable_cudnn_sdp(False)
+    # Its backward adds in no fixed order; plain products and a softmax, which then serve, do.
+    torch.backends.cuda.enable_mem_efficient_sdp(not deterministic)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written

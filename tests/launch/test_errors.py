@@ -72,7 +72,7 @@ def error_of(capsys, *arguments) -> str:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["--train.max_step", "3"], "did you mean train.max_steps?"),
+        (["--train.max_step", "3"], "did you mean --train.max_steps?"),
         (["--train.max_steps", "many"], "train.max_steps"),
         (["--train.learning_rate", "-1"], "train.learning_rate: found -1"),
         (["--train.precision", "fp8"], "fp8"),
@@ -121,7 +121,7 @@ def test_a_wrong_field_names_itself_what_was_found_and_what_was_expected(data, t
 def test_a_typo_in_a_yaml_file(data, tmp_path, capsys):
     (tmp_path / "c.yaml").write_text("train:\n  learning_rat: 1\n")
     line = error_of(capsys, "pretrain", "--config", tmp_path / "c.yaml", "--data", data, "--output", tmp_path / "run")
-    assert "learning_rat" in line and "did you mean train.learning_rate?" in line
+    assert "learning_rat" in line and "did you mean --train.learning_rate?" in line
 
 
 def test_no_shards_a_damaged_shard_a_foreign_tokenizer(data, tmp_path, capsys):
