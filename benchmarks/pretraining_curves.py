@@ -59,12 +59,12 @@ def run_cloze(data: Path, start: Path, run: Path, steps: int, every: int) -> Non
     """A run whose checkpoints are kept, so that each can be measured afterwards."""
     command = [
         sys.executable, "-m", "cloze", "pretrain", "--config", "small-modern", "--data", str(data), "--output",
-        str(run), "--init_from", str(start), "--seed", str(SEED), "--train.time_budget_hours", "null",
-        "--train.max_steps", str(steps), "--train.global_batch_size", str(BATCH), "--train.micro_batch_size",
-        str(BATCH), "--train.learning_rate", str(RATE), "--schedule.warmup_share", str(WARMUP_SHARE),
-        "--train.log_every_steps",
-        str(every), "--evaluation.every_steps", "0", "--evaluation.samples", "32", "--checkpoint.every_steps",
-        str(every), "--checkpoint.keep_last", str(steps // every + 1), "--monitor.inspect_every_steps", "0",
+        str(run), "--init_from", str(start), "--seed", str(SEED), "--data_streams", "1",
+        "--train.time_budget_hours", "null", "--train.max_steps", str(steps), "--train.global_batch_size", str(BATCH),
+        "--train.micro_batch_size", str(BATCH), "--train.learning_rate", str(RATE), "--schedule.warmup_share",
+        str(WARMUP_SHARE), "--train.log_every_steps", str(every), "--evaluation.every_steps", "0",
+        "--evaluation.samples", "32", "--checkpoint.every_steps", str(every), "--checkpoint.keep_last",
+        str(steps // every + 1), "--monitor.inspect_every_steps", "0",
     ]
     subprocess.run(command, check=True, cwd=ROOT)
 
