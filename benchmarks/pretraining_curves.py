@@ -59,12 +59,12 @@ def run_cloze(data: Path, start: Path, run: Path, steps: int, every: int) -> Non
     """A run whose checkpoints are kept, so that each can be measured afterwards."""
     command = [
         sys.executable, "-m", "cloze", "pretrain", "--config", "small-modern", "--data", str(data), "--output",
-        str(run), "--init_from", str(start), "--seed", str(SEED), "--train.time_budget_hours", "null",
-        "--train.max_steps", str(steps), "--train.global_batch_size", str(BATCH), "--train.micro_batch_size",
-        str(BATCH), "--train.learning_rate", str(RATE), "--schedule.warmup_share", str(WARMUP_SHARE),
-        "--train.log_every_steps",
-        str(every), "--evaluation.every_steps", "0", "--evaluation.samples", "32", "--checkpoint.every_steps",
-        str(every), "--checkpoint.keep_last", str(steps // every + 1), "--monitor.inspect_every_steps", "0",
+        str(run), "--init_from", str(start), "--seed", str(SEED), "--data_streams", "1",
+        "--train.time_budget_hours", "null", "--train.max_steps", str(steps), "--train.global_batch_size", str(BATCH),
+        "--train.micro_batch_size", str(BATCH), "--train.learning_rate", str(RATE), "--schedule.warmup_share",
+        str(WARMUP_SHARE), "--train.log_every_steps", str(every), "--evaluation.every_steps", "0",
+        "--evaluation.samples", "32", "--checkpoint.every_steps", str(every), "--checkpoint.keep_last",
+        str(steps // every + 1), "--monitor.inspect_every_steps", "0",
     ]
     subprocess.run(command, check=True, cwd=ROOT)
 
@@ -108,11 +108,13 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
     import transformers
 
     from cloze.launch.pretrained.loading import load_model
-    from cloze.pipeline.loading.batches import SampleStream
+    from cloze.pipeline.loading.batches import SampleStreams
+    from cloze.pipeline.loading.order import choose_streams
     from cloze.pipeline.shards.shards import ShardReader
 
     reader = ShardReader(data, "train")
-    stream = SampleStream(reader, SEED)
+    streams = choose_streams([BATCH], 1)
+    stream = SampleStreams(reader, streams, SEED)
     tokenizer = transformers.AutoTokenizer.from_pretrained(start)
     model = transformers.AutoModelForMaskedLM.from_pretrained(start)
     curve, clock = [], {"seconds": 0.0, "tokens": 0}
@@ -120,11 +122,11 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
     class Samples(torch.utils.data.IterableDataset):
         def __iter__(self):
             for position in range(0, steps * BATCH, BATCH):
-                for _, _, found, _ in stream.read(position, BATCH):
-                    for low, high in zip(found.offsets, found.offsets[1:], strict=False):
-                        ids = found.input_ids[low:high].astype(np.int64)
-                        clock["tokens"] += len(ids)
-                        yield {"input_ids": ids.tolist()}
+                _, found, _ = stream.read(range(streams), position, BATCH // streams)
+                for low, high in zip(found.offsets, found.offsets[1:], strict=False):
+                    ids = found.input_ids[low:high].astype(np.int64)
+                    clock["tokens"] += len(ids)
+                    yield {"input_ids": ids.tolist()}
 
     class Measured(transformers.TrainerCallback):
         def on_train_begin(self, *_, **__):

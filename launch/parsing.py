@@ -7,16 +7,22 @@ import json
 import re
 from argparse import ArgumentError
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
 import jsonargparse
+import yaml
 from docstring_parser import parse_from_object
 
 import cloze
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.yaml_text import load_yaml
 
 Config = TypeVar("Config")
+
+# What reads files and values for jsonargparse, with a bound on what they expand to.
+jsonargparse.set_loader("yaml", partial(load_yaml, load=jsonargparse.get_loader("yaml")), (yaml.YAMLError,))
 
 CONFIGS = Path(cloze.__file__).parent / "configs"  # those that are installed with the code, a folder a kind
 
@@ -100,6 +106,8 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
         raise
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
         raise UserError(f"cloze {name}: {_one_line(str(error), parser)}; see cloze {name} --help") from error
+    except RecursionError as error:
+        raise UserError(f"cloze {name}: found values that are nested too deep, expected sections of values") from error
     return config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
 
 

@@ -21,7 +21,7 @@ SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
 
 
 _LARGEST = 1 << 24  # of any size: larger ones are mistakes, and would be found out by the memory that they take
-_MOST_POSITIONS = 1 << 20
+_MOST = {"max_position_embeddings": 1 << 20, "vocab_padding_multiple": 1 << 12}  # of those that no weight may tell
 
 
 def check_kinds(section: str, config: object) -> None:
@@ -178,7 +178,7 @@ class BertConfig:
         ):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ModelError(f"model.{name}: found {getattr(self, name)}, expected at least {least}")
-            most = _MOST_POSITIONS if name == "max_position_embeddings" else _LARGEST
+            most = _MOST.get(name, _LARGEST)
             if getattr(self, name) is not None and getattr(self, name) > most:
                 raise ModelError(f"model.{name}: found {str(getattr(self, name))[:20]}, expected at most {most}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_sections, check_warmup
+from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -125,6 +125,9 @@ class FinetuneConfig(RunConfig):
     grid: list[str] = field(default_factory=list)
     """Settings to try, `FIELD=VALUE,VALUE` each, as learning_rate=2e-5,3e-5 (`train.` may be left out); every
     combination is run."""
+    processes: int | Literal["auto"] = 1
+    """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
+    torchrun, srun, deepspeed or mpirun, these start them."""
     seed: int = 42
     """Seed of the new head, order of examples and dropout, 0 or more."""
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
@@ -179,6 +182,10 @@ class FinetuneConfig(RunConfig):
             if found != usual:
                 expected = "null" if usual is None else usual
                 raise UserError(f"{section}.{name}: found {found}, expected {expected}: it is for pretraining")
+        check_processes(self)
+        if self.processes != 1 and (self.seeds > 1 or self.grid):
+            raise UserError(f"processes: found {self.processes} with seeds or grid, expected 1: a sweep starts a run "
+                            "of one process on each GPU")
         check_sections(self)
         if self.train.max_steps is not None:  # else the steps are not counted yet
             check_warmup(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_sections, check_warmup
+from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -24,6 +24,9 @@ class PretrainConfig(RunConfig):
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
     seed: int = 42
     """Seed of initial weights, order of samples and dropout, 0 or more."""
+    processes: int | Literal["auto"] = 1
+    """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
+    torchrun, srun, deepspeed or mpirun, these start them."""
     data_streams: int | None = None
     """Streams that the order of samples is divided into, of which each process reads its own: at least 1, a divisor of
     every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the processes."""
@@ -66,15 +69,16 @@ class PretrainConfig(RunConfig):
                             "which has word embeddings of its own, expected one of the two; leave the other out")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        changes = self.masking.final_rate not in (None, self.masking.rate)
+        if changes and (self.train.time_budget_hours is not None or self.train.growth):
+            raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
+                            "growing batch, expected null: how many samples it has is not known beforehand")
+        check_processes(self)
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():
                 if self.data_streams < 1 or size % self.data_streams:
                     raise UserError(f"data_streams: found {self.data_streams}, expected a divisor of train.{name} = "
                                     f"{size}; leave it at null to have one chosen")
-        changes = self.masking.final_rate not in (None, self.masking.rate)
-        if changes and (self.train.time_budget_hours is not None or self.train.growth):
-            raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
-                            "growing batch, expected null: how many samples it has is not known beforehand")
         check_sections(self)
         check_warmup(self)
 

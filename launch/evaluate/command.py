@@ -102,7 +102,7 @@ class _Progress:
             return
         self._said = now
         left = (now - self._began) / done * (total - done)
-        self.console.say(f"{done:,} of {total:,} masked tokens' sequences read, in tokens  {clock(left)} left")
+        self.console.say(f"scored {done:,} of {total:,} tokens  {clock(left)} left")
 
 
 def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: Console) -> int:

@@ -13,6 +13,7 @@ import torch
 from cloze.launch.predict.blanks import hidden_log_probabilities
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.texts.encoding import Encoding
+from cloze.model.bert import BertForPreTraining, PreTrainingOutput
 
 # Tokens of one forward. Of 2,048 to 16,384 the fastest on two cores for 8 layers of 256, in bf16 and in fp32.
 BATCH_TOKENS = 8192
@@ -26,25 +27,25 @@ def pseudo_log_likelihoods(
     """Sum of the natural log-probabilities of each sequence's tokens, special tokens apart; (n,) float64.
 
     Args:
-        bf16: whether matrix products are made in bf16.
+        bf16: whether the encoder's matrix products are made in bf16.
         progress: told how many tokens have gone through the model since it was told last.
     """
     sums = np.zeros(len(encodings))
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)  # where the special tokens stand -> numbers
     for number, encoding in enumerate(encodings):
         alike[tuple(encoding.parts)].append(number)
-    with torch.autocast(loaded.device, torch.bfloat16, enabled=bf16):
-        for parts, numbers in sorted(alike.items(), key=lambda item: -len(item[0])):
-            places = np.flatnonzero(parts)
-            ids = np.array([encodings[number].ids for number in numbers])
-            at_once = max(1, BATCH_TOKENS // len(parts))
-            values = np.empty(len(numbers) * len(places))
-            for start in range(0, len(values), at_once):
-                variants = np.arange(start, min(start + at_once, len(values)))
-                rows, columns = ids[variants // len(places)], places[variants % len(places)]
-                values[variants] = _hidden(loaded, rows, columns)
-                progress(rows.size)
-            sums[numbers] = values.reshape(len(numbers), -1).sum(axis=1)
+    model = _EncoderInBf16(loaded.model) if bf16 else loaded.model
+    for parts, numbers in sorted(alike.items(), key=lambda item: -len(item[0])):
+        places = np.flatnonzero(parts)
+        ids = np.array([encodings[number].ids for number in numbers])
+        at_once = max(1, BATCH_TOKENS // len(parts))
+        values = np.empty(len(numbers) * len(places))
+        for start in range(0, len(values), at_once):
+            variants = np.arange(start, min(start + at_once, len(values)))
+            rows, columns = ids[variants // len(places)], places[variants % len(places)]
+            values[variants] = _hidden(loaded, model, rows, columns)
+            progress(rows.size)
+        sums[numbers] = values.reshape(len(numbers), -1).sum(axis=1)
     return sums
 
 
@@ -53,7 +54,22 @@ def num_tokens(encodings: Sequence[Encoding]) -> int:
     return sum(len(encoding) * np.count_nonzero(encoding.parts) for encoding in encodings)
 
 
-def _hidden(loaded: LoadedModel, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+class _EncoderInBf16:
+    """A model with masked-LM head whose encoder alone makes products in bf16: rounded logits would double the error,
+    and the head, at one token of each sequence, takes little time.
+    """
+
+    def __init__(self, model: BertForPreTraining) -> None:
+        self.model = model
+
+    def __call__(self, masked_positions: torch.Tensor, **inputs) -> PreTrainingOutput:
+        with torch.autocast(masked_positions.device.type, torch.bfloat16):
+            encoded = self.model.bert(read_tokens=masked_positions, **inputs)
+        return PreTrainingOutput(prediction_logits=self.model.masked_lm(encoded.last_hidden_state.float()))
+
+
+def _hidden(loaded: LoadedModel, model: BertForPreTraining | _EncoderInBf16, rows: np.ndarray, columns: np.ndarray
+            ) -> np.ndarray:
     """Log-probabilities (N,) of the tokens in one column of each row of ids (N, L), which the mask hides."""
     count, length = rows.shape
     hidden = rows[np.arange(count), columns]
@@ -68,5 +84,5 @@ def _hidden(loaded: LoadedModel, rows: np.ndarray, columns: np.ndarray) -> np.nd
     if loaded.config.type_vocab_size > 1:
         inputs["token_type_ids"] = torch.full_like(inputs["input_ids"], loaded.config.segments[0])
     positions = torch.as_tensor(np.arange(count) * length + columns, **to_device)
-    found = hidden_log_probabilities(loaded.model, inputs, positions, torch.as_tensor(hidden, **to_device))
+    found = hidden_log_probabilities(model, inputs, positions, torch.as_tensor(hidden, **to_device))
     return found.double().cpu().numpy()

@@ -120,7 +120,7 @@ def prepare_trainer(job: Job, process: Process):
     """The trainer, at the step of the newest checkpoint if there is one, and the job with what it is trained on; then
     the folder is described."""
     config, environment = job.config, process.environment
-    checkpoints, step, elastic = running.open_checkpoints(config, process)
+    checkpoints, step, elastic = running.open_checkpoints(config, job.facts, process)
     if step is not None:  # the newest checkpoint that it started from may be another one by now
         job = replace(job, source=replace(job.source, step=checkpoints.state(step).get("model_step")))
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
@@ -132,7 +132,8 @@ def prepare_trainer(job: Job, process: Process):
     engine = build_engine(model, config, made, process.device)
     _print_facts(job, process, engine, [("parameters", parameters), ("weights", origin)])
     trainer = running.make_trainer(
-        config, process, engine, checkpoints, facts={"model_step": job.source.step}, objective=FinetuningObjective(),
+        config, process, engine, checkpoints, facts=job.facts, more={"model_step": job.source.step},
+        objective=FinetuningObjective(),
         evaluate=Evaluation(job, engine, environment, process.device), flops=partial(_flops, model.config),
     )
     running.resume(trainer, step)

@@ -144,7 +144,7 @@ def take_word_vectors(config: PretrainConfig, model, console: Console) -> None:
 def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process):
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     environment, console = process.environment, process.console
-    checkpoints, step, elastic = running.open_checkpoints(config, process)
+    checkpoints, step, elastic = running.open_checkpoints(config, runs.data_facts(manifest), process)
     model = build_model(config)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     if step is None and config.init_word_vectors:
@@ -228,16 +228,6 @@ def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
         stream.close()
 
 
-def batch_warmup(config: PretrainConfig, manifest: Manifest) -> BatchWarmup | None:
-    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
-    every batch without asking."""
-    train, counts = config.train, manifest.splits["train"].counts
-    if train.initial_global_batch_size is None:
-        return None
-    samples = -(-train.batch_warmup_tokens * counts["samples"] // counts["tokens"])
-    return BatchWarmup(train.initial_global_batch_size, train.increment, samples)
-
-
 def check_masking(config: PretrainConfig, manifest: Manifest) -> None:
     """Raise UserError for a masking rate where the shards hold their masks."""
     if config.masking.rate is not None and manifest.mask_sets:
@@ -252,6 +242,16 @@ def masking_rate(config: PretrainConfig) -> RateSchedule | None:
         return None
     end = config.train.max_steps * config.train.global_batch_size
     return RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
+
+
+def batch_warmup(config: PretrainConfig, manifest: Manifest) -> BatchWarmup | None:
+    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
+    every batch without asking."""
+    train, counts = config.train, manifest.splits["train"].counts
+    if train.initial_global_batch_size is None:
+        return None
+    samples = -(-train.batch_warmup_tokens * counts["samples"] // counts["tokens"])
+    return BatchWarmup(train.initial_global_batch_size, train.increment, samples)
 
 
 def showing(config: PretrainConfig, trainer, metrics):

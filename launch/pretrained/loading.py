@@ -35,8 +35,8 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
         model = BertForPreTraining(runs.model_config(folder))
-        step, weights = read_run_weights(folder, step)
-        check_finite(weights, f"step {step} of {folder}")
+        found, weights = read_run_weights(folder, step)
+        check_finite(weights, f"step {found} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
         return _computing(LoadedModel(model, tokenizer, str(folder), length and Truncation(length)))

@@ -60,11 +60,12 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
     model_config = runs.model_config(run)
     steps, weights = read_run_average(run, config.average, config.step, console.warn)
     named = ", ".join(map(str, steps))
-    check_finite(weights, f"step {named} of {run}")
+    said = f"step {named} of {run}" if len(steps) == 1 else f"the mean of steps {named} of {run}"
+    check_finite(weights, said)
     length = runs.trained_length(run)
     notes = {TRUNCATION: described(Truncation(length))} if length else {}
     save_pretrained(folder, model_config, weights, run / runs.TOKENIZER, notes=notes)
-    return f"step {named} of {run}" if len(steps) == 1 else f"the mean of steps {named} of {run}"
+    return said
 
 
 def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
