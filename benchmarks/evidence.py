@@ -190,7 +190,7 @@ def baseline(setting: Setting, data: Path) -> float:
     if setting.metric != "accuracy":
         return 0.0
     from cloze.launch.config.tasks import TASKS
-    from cloze.launch.finetune.tables import read_table
+    from cloze.launch.texts.tables import read_table
 
     task = TASKS[setting.task]
     train, measured = ([row.values[task.targets[0]] for row in read_table(data / file, task.header, task.texts[0]).rows]

@@ -119,7 +119,10 @@ def cluster(folder: Path):
         worker = subprocess.Popen(
             [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "2", "--no-dashboard",
              "--no-nanny", "--host", "127.0.0.1"], **common)
-        time.sleep(3)  # until it has told the scheduler of itself
+        from distributed import Client  # a dependency of this contender alone
+
+        with Client(address) as client:
+            client.wait_for_workers(1, timeout=120)
         yield address, scheduler
     finally:
         for process in filter(None, (worker, scheduler)):

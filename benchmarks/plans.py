@@ -13,17 +13,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cloze.launch import cli
 from cloze.launch.system.environment import prepare_deepspeed, read_environment
 
-RECIPES = {
-    "bert-base-phase1": 0.15, "bert-base-phase2": 0.15, "bert-large-phase1": 0.15, "bert-large-phase2": 0.15,
-    "nvidia-lamb-large-phase1": 0.15, "nvidia-lamb-large-phase2": 0.15, "mlperf-large": 0.15, "academic-24h": 0.15,
-    "mosaicbert-base": 0.30, "crammed-24h": 0.25, "roberta-base": 0.15, "modernbert-base": 0.30,
-}
-CARDS = ("a10", "a100-40gb", "a100-80gb", "h100", "h200")
+# Share of the tokens that each recipe's data has masked (configs/prepare/).
+MASKED = {"mosaicbert-base": 0.30, "crammed-24h": 0.25, "modernbert-base": 0.30}
+RECIPES = ("bert-base-phase1", "bert-base-phase2", "bert-large-phase1", "bert-large-phase2", "nvidia-lamb-large-phase1",
+           "nvidia-lamb-large-phase2", "academic-24h", "mosaicbert-base", "crammed-24h", "roberta-base",
+           "modernbert-base")
+CARDS = ("a10", "a100-40gb", "h100", "h200")
 # Recipe, and what changes where a batch does not divide.
 SCALING = (
     ("roberta-base", {8: (), 64: (), 1024: ()}),
     ("nvidia-lamb-large-phase1", {8: (), 64: (), 1024: ()}),
-    ("modernbert-base", {8: (), 64: ("--train.global_batch_size", "4608", "--train.initial_global_batch_size", "768"),
+    ("modernbert-base", {8: (), 64: ("--train.initial_global_batch_size", "2304"),
                          1024: ("--train.global_batch_size", "4096", "--train.initial_global_batch_size", "1024")}),
 )
 
@@ -33,7 +33,7 @@ def estimate(recipe: str, device: str, gpus: int, *more: str):
     from cloze.launch.tools.plan import make_estimator
 
     config = cli.parse("plan", ["--config", recipe, "--device", device, "--gpus", str(gpus), "--masked_share",
-                                str(RECIPES[recipe]), *more])
+                                str(MASKED.get(recipe, 0.15)), *more])
     estimator = make_estimator(config)
     stage = config.zero.stage
     size = estimator.largest_micro_batch(stage)
@@ -71,7 +71,7 @@ def scaling() -> None:
                 f"{micro.launches:,}: {micro.host_seconds * 1e3:.0f}, {micro.device_seconds * 1e3:.0f} ms",
                 f"{step.communication_seconds * 1e3:.1f} ms", f"{step.seconds:.3g} s",
                 f"{step.tokens_per_second / 1e6:.2f} M", f"{mfu:.0%}",
-                f"{estimator.seconds_of_run(step) / 3600:,.1f}",
+                f"{estimator.seconds_of_run(step) / 3600:,.3g}",
                 f"{step.tokens_per_second * 4.1 / 1e6:,.0f} MB/s")
 
 

@@ -109,10 +109,12 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
 
     from cloze.launch.pretrained.loading import load_model
     from cloze.pipeline.loading.batches import SampleStreams
+    from cloze.pipeline.loading.order import choose_streams
     from cloze.pipeline.shards.shards import ShardReader
 
     reader = ShardReader(data, "train")
-    stream = SampleStreams(reader, 1, SEED)
+    streams = choose_streams([BATCH], 1)
+    stream = SampleStreams(reader, streams, SEED)
     tokenizer = transformers.AutoTokenizer.from_pretrained(start)
     model = transformers.AutoModelForMaskedLM.from_pretrained(start)
     curve, clock = [], {"seconds": 0.0, "tokens": 0}
@@ -120,7 +122,7 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
     class Samples(torch.utils.data.IterableDataset):
         def __iter__(self):
             for position in range(0, steps * BATCH, BATCH):
-                _, found, _ = stream.read(range(1), position, BATCH)
+                _, found, _ = stream.read(range(streams), position, BATCH // streams)
                 for low, high in zip(found.offsets, found.offsets[1:], strict=False):
                     ids = found.input_ids[low:high].astype(np.int64)
                     clock["tokens"] += len(ids)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloze import __version__
-from cloze.launch.system.environment import prepare_process, protect_process, read_environment
+from cloze.launch.system.environment import end_with_parent, prepare_process, protect_process, read_environment
+from cloze.launch.system.ranks import run_ranks
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe
@@ -23,6 +24,7 @@ from cloze.pipeline.storage import describe
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
     import jsonargparse
 
+EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
@@ -47,6 +49,8 @@ class Command:
     """The folder of configs/ whose files `--config` takes by name."""
     prepares: bool = False
     """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
+    trains: bool = False
+    """Whether the configuration's `processes` are started, each with the same command."""
 
 
 def _prediction(help: str, config: str) -> Command:
@@ -63,7 +67,7 @@ COMMANDS = {
     "verify": Command("check every shard against its hash", "cloze.launch.tools.data:verify",
                       "cloze.pipeline.config:VerifyConfig"),
     "pretrain": Command("train a model on shards", "cloze.launch.pretrain.command:pretrain",
-                        "cloze.launch.config:PretrainConfig", configs="pretrain", prepares=True),
+                        "cloze.launch.config:PretrainConfig", configs="pretrain", prepares=True, trains=True),
     "deepspeed-config": Command("print what DeepSpeed would be given",
                                 "cloze.launch.pretrain.command:print_deepspeed_config",
                                 "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True),
@@ -73,7 +77,7 @@ COMMANDS = {
                       "cloze.launch.config:ExportConfig"),
     "finetune": Command("train a model for a task", "cloze.launch.finetune.command:finetune",
                         "cloze.launch.config:FinetuneConfig", words="task", short=(("--train", "--train_file"),),
-                        configs="finetune", prepares=True),
+                        configs="finetune", prepares=True, trains=True),
     "predict fill-mask": _prediction("fill the blanks of texts", "FillMaskConfig"),
     "predict classify": _prediction("label texts or pairs of texts", "ClassifyConfig"),
     "predict tag": _prediction("tag the words of texts: entities, parts of speech", "TagConfig"),
@@ -118,13 +122,26 @@ def parse(name: str, arguments: list[str]) -> Any:
                          configs=command.configs)
 
 
+def _with_operation(arguments: list[str]) -> list[str]:
+    """`predict MODEL ...` with the operation that the model's head is for; anything else as it is."""
+    words = arguments[1:]
+    if arguments[0] != "predict" or " ".join(arguments[:2]) in COMMANDS or not words:
+        return arguments
+    operations = [name.split()[1] for name in COMMANDS if name.startswith("predict ")]
+    if difflib.get_close_matches(words[0], operations, 1) and not os.path.exists(words[0]):
+        return arguments  # a slip: it is answered with the nearest operation
+    return ["predict", _load("cloze.launch.predict.choosing:operation_for")(words), *words]
+
+
 def usage(first_word: str = "") -> str:
     """What `cloze --help` prints; with a first word, such as predict, only of the commands that begin with it."""
     shown = {name: command for name, command in COMMANDS.items() if name.startswith(first_word)}
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {command.help}" for name, command in shown.items()]
     return "\n".join([
-        "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]", "", "commands:", *lines, "",
+        "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]",
+        "       cloze predict MODEL TEXT ...   (the operation that the model's head is for)",
+        "       cloze --version", "", "commands:", *lines, "",
         "`cloze COMMAND --help` explains every field; `--print_config` prints the resolved configuration.",
     ])
 
@@ -144,6 +161,16 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     near = [*difflib.get_close_matches(two, COMMANDS, 1), *difflib.get_close_matches(word, COMMANDS, 1)]
     raise UserError(f"cloze: found command {word!r}, expected one of {', '.join(COMMANDS)}"
                     + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _said_of_loss(error: RuntimeError) -> str | None:
+    """What to say if an error comes of other processes having ended, each of which says why; else None."""
+    distributed = sys.modules.get("cloze.launch.system.distributed")  # not imported for this, and torch with it
+    if distributed is None or not distributed.lost_others(error):
+        return None
+    reason = str(error).strip().splitlines()[0]
+    return (f"rank {read_environment().rank}: found other processes gone, expected them in a collective ({reason}); "
+            "the message of the one that ended first says why")
 
 
 def _waits(said: bool) -> bool:
@@ -174,6 +201,21 @@ def _nobody_reads(output) -> bool:
     return bool(ends.poll(0))
 
 
+def _starts_ranks(processes: int | str) -> bool:
+    """Whether this process is to start others: not if it is one of them.
+
+    Raises:
+        UserError: a launcher has started another number.
+    """
+    environment = read_environment()
+    if environment.launcher == "single":
+        return True
+    if processes not in ("auto", environment.world_size):
+        raise UserError(f"processes: found {processes} in a run of which {environment.launcher} has started "
+                        f"{environment.world_size}, expected the same; leave it to the launcher")
+    return False
+
+
 def _is_utf8(word: str) -> bool:
     """Words of a command line may be any bytes: those that aren't UTF-8 stand in them as surrogates."""
     try:
@@ -195,16 +237,19 @@ def _run(arguments: list[str]) -> int:
         if not _is_utf8(word):
             raise UserError(f"cloze: found the word '{os.fsencode(word).decode(errors='backslashreplace')}', expected "
                             "UTF-8, as configurations and manifests are written; rename the file or the folder")
-    name, rest = split_command(arguments)
+    name, rest = split_command(_with_operation(arguments))
     config = parse(name, rest)  # before the command's module, which may import for seconds
+    if COMMANDS[name].trains and config.processes != 1 and _starts_ranks(config.processes):
+        return run_ranks(name, rest, config.processes)
     given = (config, prepare_process()) if COMMANDS[name].prepares else (config,)
     return _load(COMMANDS[name].function)(*given) or 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command. Exit status: 0 complete, 2 an error that the user can mend, 75 stopped early with a checkpoint,
-    141 nobody reads the output any more.
+    """Run a command. Exit status: 0 complete, 1 other processes of the run are gone, 2 an error that the user can mend,
+    75 stopped early with a checkpoint, 141 nobody reads the output any more.
     """
+    end_with_parent()
     protect_process()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0].startswith("--local_rank="):  # of `deepspeed`, which sets LOCAL_RANK too
@@ -223,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, OSError):
             if error.errno not in _MENDABLE or error.filename is None:
                 raise
-            error = describe(error, Path(os.fsdecode(error.filename)))
+            error = describe(error, Path(str(error.filename)))
         if _waits(said=False):
             time.sleep(SAID_SECONDS)
         # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.
@@ -231,3 +276,10 @@ def main(arguments: list[str] | None = None) -> int:
         if _waits(said=True):
             time.sleep(SAID_SECONDS)
         return EXIT_USER_ERROR
+    except RuntimeError as error:
+        line = _said_of_loss(error)
+        if line is None:
+            raise
+        time.sleep(SAID_SECONDS)  # launchers end this process meanwhile, as a rule: one line says it all
+        print(f"error: {line}\n", end="", file=sys.stderr, flush=True)
+        return EXIT_FAILURE

@@ -7,16 +7,22 @@ import json
 import re
 from argparse import ArgumentError
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
 import jsonargparse
+import yaml
 from docstring_parser import parse_from_object
 
 import cloze
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.yaml_text import load_yaml
 
 Config = TypeVar("Config")
+
+# What reads files and values for jsonargparse, with a bound on what they expand to.
+jsonargparse.set_loader("yaml", partial(load_yaml, load=jsonargparse.get_loader("yaml")), (yaml.YAMLError,))
 
 CONFIGS = Path(cloze.__file__).parent / "configs"  # those that are installed with the code, a folder a kind
 
@@ -90,15 +96,18 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
     for brief, long in short:
         arguments = [long + word[len(brief):] if word.partition("=")[0] == brief else word for word in arguments]
     sections = {field for field, kind in kinds.items() if is_dataclass(kind)}
+    arguments = _join_lists(arguments, lists)
     if kinds.get(words) == list[str]:
-        arguments = _words_first(arguments)
+        arguments = words_first(arguments)
     try:
-        words_in_order = _files_first(_join_lists(arguments, lists), sections, configs)
+        words_in_order = _files_first(arguments, sections, configs)
         namespace = parser.instantiate(parser.parse_args(words_in_order))
     except BrokenPipeError:  # of --help and --print_config
         raise
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
         raise UserError(f"cloze {name}: {_one_line(str(error), parser)}; see cloze {name} --help") from error
+    except RecursionError as error:
+        raise UserError(f"cloze {name}: found values that are nested too deep, expected sections of values") from error
     return config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
 
 
@@ -119,7 +128,7 @@ def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
     return result
 
 
-def _words_first(arguments: list[str]) -> list[str]:
+def words_first(arguments: list[str]) -> list[str]:
     """Move options with their values to the end: argparse takes a list of words in one piece only."""
     words, options, rest = [], [], iter(arguments)
     for word in rest:
@@ -147,14 +156,56 @@ def _files_first(arguments: list[str], sections: set[str], configs: str) -> list
     return whole + files + rest
 
 
+# What jsonargparse calls kinds of values, in words.
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null", "str": "a text",
+          "dict": "a mapping (NAME: VALUE)", "list": "a list"}
+
+
 def _one_line(message: str, parser: jsonargparse.ArgumentParser) -> str:
-    """jsonargparse's message without its line breaks and Python names, and the nearest field if one is unknown."""
-    message = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
-    unknown = re.search(r"(?:option|arguments?:?) '?(?:--)?([\w.]+)", message)
-    if "not accept" in message or "unrecognized" in message:
-        known = [action.dest for action in parser._actions]
-        last = {dest.rsplit(".", 1)[-1]: dest for dest in known}
-        near = unknown and difflib.get_close_matches(unknown[1], [*known, *last], 1)
-        if near:
-            message += f"; did you mean {last.get(near[0], near[0])}?"
+    """What jsonargparse found wrong, in our words, with the nearest field if one is unknown."""
+    message = " ".join(message.split())
+    key = re.search(r'Parser key "([\w.]+)"', message)
+    field = f"--{key[1]}" if key else "--config"
+    value = re.search(r"(?:Got|Given) value: (.*)$", message)
+    if kinds := re.findall(r"Expected an? (typing\.Literal\[[^\]]*\]|<class '\w+'>|\w+)", message):
+        return f"{field}: found {value[1] if value else 'another'}, expected {' or '.join(map(_kind, kinds))}"
+    if unknown := re.search(r"unrecognized arguments: (\S+)", message):
+        name = unknown[1].partition("=")[0]
+        if not name.startswith("--"):
+            return f"found {name!r}, which no field takes; a list stands behind its --field"
+        return f"found {name}, which is no option" + _nearest(name[2:], parser)
+    if unknown := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
+        return f"{unknown[1]}: found {unknown[2]!r}, which is no field of it" + _nearest(unknown[2], parser, unknown[1])
+    if unknown := re.search(r"does not accept option '([\w.]+)'|No action for key \"([\w.]+)\"", message):
+        name = unknown[1] or unknown[2]
+        return f"found {name!r}, which is no field" + _nearest(name, parser)
+    if missing := re.search(r"arguments are required: (.*)$", message):
+        flags = {action.dest for action in parser._actions if action.option_strings}
+        names = (f"--{name}" if name in flags else name for name in missing[1].split(", "))
+        return f"expected {', '.join(names)}, found none"
+    if file := re.search(r"(?:Unable to load config|File does not exist:) ['\"]([^'\"]*)['\"]", message):
+        found = "no fields in" if Path(file[1]).is_file() else "no file"
+        return f"{field}: found {found} {file[1]}, expected a YAML file of NAME: VALUE lines"
+    if flag := re.search(r"argument (--[\w.]+): expected one argument", message):
+        return f"{flag[1]}: found no value, expected one"
+    if trouble := re.search(r"(?:Problems parsing config|Unexpected config): (.*)$", message):
+        where = trouble[1].replace(' in "<unicode string>",', "")
+        return f"--config: found what is no YAML of NAME: VALUE lines ({where})"
     return message
+
+
+def _kind(name: str) -> str:
+    """A kind of values in words."""
+    if name.startswith("typing.Literal"):
+        return " or ".join(value.strip("'\" ") for value in name[len("typing.Literal[") : -1].split(","))
+    bare = re.sub(r"<class '(\w+)'>", r"\1", name)
+    return _KINDS.get(bare, bare)
+
+
+def _nearest(name: str, parser: jsonargparse.ArgumentParser, section: str = "") -> str:
+    """A hint at the option of the nearest name; of fields of a section those are asked first."""
+    known = [action.dest for action in parser._actions]
+    last = {dest.rsplit(".", 1)[-1]: dest for dest in known}
+    last |= {dest.rsplit(".", 1)[-1]: dest for dest in known if section and dest.startswith(f"{section}.")}
+    near = difflib.get_close_matches(name, [*known, *last], 1)
+    return f"; did you mean --{last.get(near[0], near[0])}?" if near else ""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import cloze
 
 
 class ModelError(ValueError):
@@ -18,7 +21,7 @@ SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
 
 
 _LARGEST = 1 << 24  # of any size: larger ones are mistakes, and would be found out by the memory that they take
-_MOST_POSITIONS = 1 << 20
+_MOST = {"max_position_embeddings": 1 << 20, "vocab_padding_multiple": 1 << 12}  # of those that no weight may tell
 
 
 def check_kinds(section: str, config: object) -> None:
@@ -145,6 +148,25 @@ class BertConfig:
     exported.
     """
 
+    @classmethod
+    def preset(cls, name: str, **changes: object) -> BertConfig:
+        """A shape of configs/model/ by its name: base, large, modern, ...; `changes`: fields with other values.
+
+        Raises:
+            ModelError: there is no such shape.
+        """
+        folder = Path(cloze.__file__).parent / "configs" / "model"
+        shapes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+        if name not in shapes:
+            raise ModelError(f"preset: found {name!r}, expected one of {', '.join(shapes)}")
+        kinds, values = get_type_hints(cls), {}
+        for line in shapes[name].read_text(encoding="utf-8").splitlines():  # flat YAML; no library on this floor
+            field, _, value = line.partition("#")[0].partition(":")
+            if value := value.strip():
+                kind = kinds[field]
+                values[field] = value == "true" if kind is bool else kind(value) if kind in (int, float) else value
+        return cls(**values | changes)
+
     def __post_init__(self) -> None:
         check_kinds("model", self)
         for name, least in (
@@ -156,7 +178,7 @@ class BertConfig:
         ):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ModelError(f"model.{name}: found {getattr(self, name)}, expected at least {least}")
-            most = _MOST_POSITIONS if name == "max_position_embeddings" else _LARGEST
+            most = _MOST.get(name, _LARGEST)
             if getattr(self, name) is not None and getattr(self, name) > most:
                 raise ModelError(f"model.{name}: found {str(getattr(self, name))[:20]}, expected at most {most}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):

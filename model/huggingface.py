@@ -422,9 +422,7 @@ def save_pretrained(
     if tokenizer_folder is not None:
         _copy_tokenizer(Path(tokenizer_folder), folder, config)
     _write_weights(weights, folder)
-    aside = folder / "config.json.tmp"
-    aside.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(aside, folder / "config.json")
+    _write_config(values, folder)
 
 
 def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
@@ -452,6 +450,23 @@ def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> lis
         _write_weights(weights, folder)
     _copy_tokenizer(source, folder, config)
     return sorted(path.name for path in source.iterdir() if path.name not in taken)
+
+
+def cast_pretrained(folder: str | os.PathLike, dtype: torch.dtype) -> None:
+    """Give the weights of a model folder another number format. Raises ModelError for one that does not hold them."""
+    folder = Path(folder)
+    weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+               for name, tensor in _read_weights(folder).items()}
+    check_finite(weights, f"{folder} in {str(dtype).removeprefix('torch.')}")
+    values = _read_config(folder) | {"dtype": str(dtype).removeprefix("torch.")}
+    _write_weights(weights, folder)
+    _write_config(values, folder)
+
+
+def _write_config(values: dict, folder: Path) -> None:
+    aside = folder / "config.json.tmp"
+    aside.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(aside, folder / "config.json")
 
 
 def _write_weights(weights: StateDict, folder: Path) -> None:
@@ -514,6 +529,24 @@ def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
     if config.num_hidden_layers > len(found):
         raise ModelError(f"{folder / 'config.json'}: found num_hidden_layers {config.num_hidden_layers}, expected "
                          f"{len(found)}, the layers among the weights; mend it, or fetch the model again")
+
+
+def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
+    """Every size that config.json claims is that of a weight, before a model of that size is made. (An object on the
+    meta device would tell all shapes, but brings torch's compiler with it, which takes seconds to import.)
+    """
+    width, halves = config.hidden_size, 2 if config.gated_feed_forward else 1
+    sizes = {
+        "bert.embeddings.word.weight": (config.padded_vocab_size, width),
+        "bert.encoder.layers.0.feed_forward.up.weight": (config.intermediate_size * halves, width),
+    }
+    if config.position_embedding == "learned":
+        sizes["bert.embeddings.position.weight"] = (config.max_position_embeddings, width)
+    if config.type_vocab_size:
+        sizes["bert.embeddings.segment.weight"] = (config.type_vocab_size, width)
+    for name, size in sizes.items():
+        if name not in weights or tuple(weights[name].shape) != size:
+            raise ModelError(f"{source}: {name} is missing or misshapen, expected the whole encoder")
 
 
 def check_finite(weights: StateDict, source: str) -> None:
@@ -649,10 +682,10 @@ class InFolders:
             learned = {name.replace("masked_lm.", "transform."): tensor for name, tensor in weights.items()
                        if name.startswith(("masked_lm.dense.", "masked_lm.norm."))}
             weights = learned | weights
-        with torch.device("meta"):  # shapes alone, before memory is taken for what config.json claims
-            shape = cls(config, **options)
-        prefix = "" if hasattr(shape, "bert") else "bert."
-        wanted = {prefix + name: tensor.shape for name, tensor in shape.state_dict().items()}
+        _check_sizes(config, weights, source)
+        model = cls(config, **options)
+        prefix = "" if hasattr(model, "bert") else "bert."
+        wanted = {prefix + name: tensor.shape for name, tensor in model.state_dict().items()}
         fitting = {name: weights[name] for name in wanted if name in weights and weights[name].shape == wanted[name]}
         lacking = tuple(name for name in wanted if name not in fitting)
         broken = [name for name in lacking if name.startswith("bert.") and ".pooler." not in name]
@@ -662,7 +695,6 @@ class InFolders:
             raise ModelError(
                 f"{source}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
             )
-        model = cls(config, **options)
         if lacking:
             init_weights(model, new_head_seed)
         found = {name.removeprefix(prefix): tensor for name, tensor in fitting.items()}

@@ -101,7 +101,7 @@ def alone(output: Path, lock: Path) -> Iterator[None]:
 
 
 @contextmanager
-def readable_errors(path: Path) -> Iterator[None]:
+def readable_errors(path: Path | str) -> Iterator[None]:
     """Turn an OSError that a user can mend into a UserError that names `path`."""
     try:
         yield
@@ -109,7 +109,7 @@ def readable_errors(path: Path) -> Iterator[None]:
         raise UserError(describe(error, path)) from error
 
 
-def describe(error: OSError, path: Path) -> str:
+def describe(error: OSError, path: Path | str) -> str:
     """One line about a failure of the file system: what, where, what to do."""
     where = error.filename or path
     advice = {

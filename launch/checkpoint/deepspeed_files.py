@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shutil
+import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +84,28 @@ class DurableCheckpointEngine(CheckpointEngine):
         return True
 
 
+def _is_plain(path: str | Path) -> bool:
+    """Whether a path means itself alone, as a glob and as a regular expression; what their points match is no harm."""
+    return re.fullmatch(r"[\w/. -]*", str(path)) is not None
+
+
+@contextlib.contextmanager
+def plain_path(folder: Path) -> Iterator[Path]:
+    """The folder by a path that DeepSpeed can use: itself, or a link to it where its name has brackets, a plus, ...
+
+    DeepSpeed takes paths for globs (engine.py, _get_all_ckpt_names; zero_to_fp32.py, get_checkpoint_files) and for
+    regular expressions (ds_to_universal.py, _merge_zero_shards): in `lr[1e-3]` and `a+b` it would find nothing.
+    """
+    if _is_plain(folder):
+        yield folder
+        return
+    parent = None if _is_plain(tempfile.gettempdir()) else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="cloze-", dir=parent) as place:
+        link = Path(place) / "folder"
+        link.symlink_to(folder.resolve(), target_is_directory=True)
+        yield link
+
+
 def convert_to_universal(folder: Path, target: Path) -> None:
     """Write a checkpoint's universal form, from which any number of processes can load, into `target`.
 
@@ -96,14 +120,14 @@ def convert_to_universal(folder: Path, target: Path) -> None:
     if free < needed:
         raise UserError(f"{target}: found {free:,} bytes free, expected at least {needed:,} to convert {folder.name} "
                         "for another number of processes; free space, then run the same command again")
-    arguments = Namespace(
-        input_folder=str(folder), output_folder=str(target), keep_temp_folder=False, strict=True,
-        # One worker runs in this process. Stages 1 and 2 lack what the converter wants of newer files.
-        num_extract_workers=1, num_merge_workers=1, inject_missing_state=read_state(folder)["zero_stage"] < 3,
-    )
     try:
-        with _silence():
-            ds_to_universal.main(arguments)
+        with _silence(), plain_path(folder.parent) as source, plain_path(target.parent) as workplace:
+            ds_to_universal.main(Namespace(
+                input_folder=str(source / folder.name), output_folder=str(workplace / target.name),
+                keep_temp_folder=False, strict=True,
+                # One worker runs in this process. Stages 1 and 2 lack what the converter wants of newer files.
+                num_extract_workers=1, num_merge_workers=1, inject_missing_state=read_state(folder)["zero_stage"] < 3,
+            ))
     except (MemoryError, OSError):
         raise
     except Exception as error:
@@ -123,9 +147,9 @@ def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
     # At stage 3 a process has a part of it; below, all, though at stages 1 and 2 in the precision of the run.
     weights = {} if stage == 3 else load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
     if stage:
-        with only_tensors(folder), _silence():
+        with only_tensors(folder), _silence(), plain_path(folder.parent) as source:
             # At stage 1 DeepSpeed leaves out what does not learn.
-            weights |= get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
+            weights |= get_fp32_state_dict_from_zero_checkpoint(str(source), tag=folder.name)
     return {name: tensor.float() for name, tensor in weights.items()}
 
 

@@ -20,10 +20,11 @@ from cloze.launch.checkpoint.deepspeed_files import (
     DurableCheckpointEngine,
     convert_to_universal,
     load_pickled,
+    plain_path,
     whole_weights,
 )
 from cloze.launch.checkpoint.saving import BackgroundWriter
-from cloze.launch.checkpoint.state import CHECKSUMS, STATE, TrainState, damage, read_state
+from cloze.launch.checkpoint.state import CHECKSUMS, STATE, TrainState, damage, hash_of_files, read_state
 from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
@@ -32,6 +33,8 @@ from cloze.pipeline.storage import publish_text, readable_errors, sha256_of, syn
 
 # fp32 master weight and two Adam moments, and a 16-bit or fp32 copy of the weight, for each parameter.
 _BYTES_PER_PARAMETER = 16
+# What the name of a checkpoint ends with while another one takes its place.
+_REPLACED = ".replaced.tmp"
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class CheckpointManager:
         self._writing: _Writing | None = None
         self._best: set[int] = set()  # the step of the best evaluation, as the newest checkpoint has it
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
+        """Folder of the checkpoint of a step."""
         return self.folder / f"step-{step:08d}"
 
     @staticmethod
@@ -80,10 +84,10 @@ class CheckpointManager:
         """Steps of the checkpoints that verify, newest first; a damaged one is reported, once, and passed over."""
         for step in reversed(self.steps()):
             if step not in self._good | self._damaged:
-                problem = damage(self._path(step))
+                problem = damage(self.path(step))
                 (self._damaged if problem else self._good).add(step)
                 if problem:
-                    self.warn(f"{self._path(step)}: damaged ({problem}); passed over")
+                    self.warn(f"{self.path(step)}: damaged ({problem}); passed over")
             if step in self._good:
                 yield step
 
@@ -91,8 +95,22 @@ class CheckpointManager:
         """Step of the newest checkpoint that verifies; each damaged one is reported and passed over."""
         return next(self._good_steps(), None)
 
+    def take_up(self) -> None:
+        """Publish what a process was replacing a checkpoint by when it died with both of them aside, or else the old
+        one: as a rule the new one is whole by then. For the one process that holds the run."""
+        for replaced in self.folder.glob("step-*" + _REPLACED):
+            final = replaced.with_name(replaced.name.removesuffix(_REPLACED))
+            if final.exists():
+                continue
+            aside = final.with_name(final.name + ".tmp")
+            with readable_errors(final):
+                os.replace(aside if aside.is_dir() and damage(aside) is None else replaced, final)
+            self.warn(f"{final}: an earlier process died while it replaced this checkpoint; it is taken up again")
+
     def agree_on_latest(self) -> int | None:
-        """`latest` of rank 0, on every rank."""
+        """`latest` of rank 0, on every rank; for a process that holds the run."""
+        if self.environment.is_main:
+            self.take_up()
         found = self.latest() if self.environment.is_main else None
         step = distributed.from_main(-1 if found is None else found, self.device)
         return None if step < 0 else step
@@ -108,7 +126,7 @@ class CheckpointManager:
             UserError: the disk has too little room, or what was being written before could not be.
         """
         self.publish()
-        aside = self._path(state.step).with_name(self._path(state.step).name + ".tmp")
+        aside = self.path(state.step).with_name(self.path(state.step).name + ".tmp")
         with self._together("make room"), readable_errors(aside):
             if self.environment.is_main:
                 self._make_room(engine, aside)
@@ -144,7 +162,7 @@ class CheckpointManager:
         parts = distributed.gather_texts(json.dumps(mine), self.device)
         with self._together("publish a checkpoint"), readable_errors(writing.aside):
             if self.environment.is_main:
-                self._publish(writing.aside, self._path(step), parts, writing.facts)
+                self._publish(writing.aside, self.path(step), parts, writing.facts)
         self._good.add(step)
         self._damaged.discard(step)
         self._best = {writing.state.best_step}
@@ -172,12 +190,12 @@ class CheckpointManager:
             if missing := [name for name in files if not (aside / name).is_file()]:
                 raise UserError(f"output: found no {missing[0]} of process {rank} in {aside}, expected the files of "
                                 "all processes; --output must be a folder that all machines share")
-        publish_text(aside / STATE, json.dumps(state, indent=1) + "\n")
+        publish_text(aside / STATE, json.dumps(state | {"files_hash": hash_of_files(checksums)}, indent=1) + "\n")
         checksums[STATE] = ((aside / STATE).stat().st_size, sha256_of(aside / STATE))
         publish_text(aside / CHECKSUMS, json.dumps(checksums, indent=1) + "\n")
         # One of the same step: damaged, so that `latest` has passed over it, or of before the step's evaluation.
-        replaced = final.with_name(final.name + ".replaced.tmp")
-        if final.exists():
+        replaced = final.with_name(final.name + _REPLACED)
+        if final.exists():  # a death between the two renames is made good by `take_up`
             os.replace(final, replaced)
         os.replace(aside, final)
         sync_folder(self.folder)
@@ -199,17 +217,17 @@ class CheckpointManager:
         kept = islice(self._good_steps(), self.keep_last) if old else ()
         for step in old.difference(kept) - self._damaged:
             # Renamed first: a removal that is cut short must not leave a folder that looks like a checkpoint.
-            doomed = self._path(step).with_name(self._path(step).name + ".tmp")
+            doomed = self.path(step).with_name(self.path(step).name + ".tmp")
             try:
                 shutil.rmtree(doomed, ignore_errors=True)
-                os.replace(self._path(step), doomed)
+                os.replace(self.path(step), doomed)
                 shutil.rmtree(doomed)
             except OSError as error:  # a file that is open over NFS, say; the next save tries again
                 self.warn(f"{doomed}: an old checkpoint could not be removed ({error.strerror})")
 
     def state(self, step: int) -> dict:
         """What state.json of a checkpoint holds, the facts of `save` among it."""
-        return read_state(self._path(step))
+        return read_state(self.path(step))
 
     def is_elastic(self, step: int) -> bool:
         """Whether a checkpoint was partitioned over another number of processes, so that it must be converted."""
@@ -218,7 +236,7 @@ class CheckpointManager:
 
     def _universal(self, step: int) -> Path:
         # Removed after loading; of this ending, so that the next save removes it if the process dies before.
-        return self.workplace / (self._path(step).name + ".universal.tmp")
+        return self.workplace / (self.path(step).name + ".universal.tmp")
 
     def convert(self, step: int) -> None:
         """Make the universal form of a checkpoint, from which any number of processes can load. Collective.
@@ -229,7 +247,7 @@ class CheckpointManager:
         with self._together("convert a checkpoint"), readable_errors(self._universal(step)):
             if self.environment.is_main:
                 self.workplace.mkdir(parents=True, exist_ok=True)
-                convert_to_universal(self._path(step), self._universal(step))
+                convert_to_universal(self.path(step), self._universal(step))
 
     def load(self, engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
         """Restore weights, optimizer and random state from a published checkpoint, converted if it is elastic.
@@ -241,7 +259,7 @@ class CheckpointManager:
         Raises:
             UserError: it was saved at another ZeRO stage.
         """
-        folder = self._path(step)
+        folder = self.path(step)
         state = read_state(folder)
         world_size, stage = state["world_size"], state["zero_stage"]
         if stage != engine.zero_optimization_stage():
@@ -253,8 +271,8 @@ class CheckpointManager:
         source = self._universal(step) if self.is_elastic(step) else folder
         # DeepSpeed prints what it loads, on every rank.
         with (kept_hyper_parameters(engine, restored.optimizer_steps), padding_can_be_loaded(engine),
-              contextlib.redirect_stdout(io.StringIO())):
-            path, _ = engine.load_checkpoint(str(source.parent), tag=source.name)
+              contextlib.redirect_stdout(io.StringIO()), plain_path(source.parent) as place):
+            path, _ = engine.load_checkpoint(str(place), tag=source.name)
         if path is None:
             raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
                             "remove the folder to continue from an older checkpoint")
@@ -303,12 +321,12 @@ def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Cal
             raise UserError(f"{run}: found no good checkpoint under checkpoints/, expected a folder that `cloze "
                             "pretrain` wrote; train first, or give the run's folder")
         if wanted == "best":
-            step = read_state(manager._path(step))["best_step"]
-    if step not in manager.steps() or (step not in manager._good and damage(manager._path(step))):
+            step = read_state(manager.path(step))["best_step"]
+    if step not in manager.steps() or (step not in manager._good and damage(manager.path(step))):
         found = ", ".join(map(str, manager.steps())) or "none"
         raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}"
                         + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else ""))
-    return step, whole_weights(manager._path(step))
+    return step, whole_weights(manager.path(step))
 
 
 def checkpoint_steps(run: Path) -> list[int]:

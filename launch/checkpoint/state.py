@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ def damage(folder: Path) -> str | None:
     """What is wrong with a published checkpoint, or None if every file is as it was written."""
     try:
         checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        if STATE not in checksums:
+            return f"{CHECKSUMS} does not list {STATE}"
         for name, (size, digest) in checksums.items():
             path = folder / name
             if not path.is_file():
@@ -59,13 +62,26 @@ def damage(folder: Path) -> str | None:
                 return f"{name} has {path.stat().st_size} bytes, expected {size}"
             if sha256_of(path) != digest:
                 return f"{name} has another SHA-256 than when it was written"
-        read_state(folder)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        state = read_state(folder)
+        # An earlier version wrote no such hash.
+        if state.get("files_hash") not in (None, hash_of_files(checksums)):
+            return f"{STATE} was written with other files than {CHECKSUMS} lists"
+        if state["step"] != int(folder.name.removeprefix("step-").partition(".")[0]):
+            return f"{STATE} is that of step {state['step']}"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"{CHECKSUMS} or {STATE} is missing or damaged ({type(error).__name__})"
     return None
 
 
+def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:
+    """SHA-256 of the names and digests of a checkpoint's files but state.json, which holds it: no file can take
+    another's place, and none can come from another checkpoint, by checksums.json being written anew."""
+    parts = sorted((name, digest) for name, (_, digest) in checksums.items() if name != STATE)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def read_state(folder: Path) -> dict:
-    """state.json of a checkpoint: the fields of TrainState, and `world_size`, `zero_stage`, `config_hash`, and of a
-    pretraining `manifest_hash`, `tokenizer_fingerprint` and `data_streams`."""
+    """state.json of a checkpoint: the fields of TrainState, `world_size`, `zero_stage`, `config_hash`, `files_hash` and
+    `shaping` (what shapes the result, by dotted name: fields, and hashes of what was read); of a pretraining
+    `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as well."""
     return json.loads((folder / STATE).read_text(encoding="utf-8"))

@@ -40,6 +40,12 @@ def check_sections(config) -> None:
                             "counts no steps")
 
 
+def check_processes(config) -> None:
+    """Raise UserError for fewer processes than one."""
+    if config.processes != "auto" and config.processes < 1:
+        raise UserError(f"processes: found {config.processes}, expected at least 1, or auto")
+
+
 def check_warmup(config) -> None:
     """Raise UserError for more steps of warmup than there are steps."""
     warmup = config.schedule.warmup_steps

@@ -5,17 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_sections, check_warmup
+from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.tasks import Task
-from cloze.launch.config.training import TrainConfig
+from cloze.launch.config.training import AUTO, TrainConfig
 from cloze.pipeline.errors import UserError
 
-AUTO = "auto"
 _LONG_TEXT = 512  # 128 + 382 and two special tokens: Sun et al. 2019, arXiv 1905.05583, section 5.3
 _WINDOW_STEP = 128  # BERT release, run_squad.py: doc_stride
+
+
+# Peak rates by the parameters of the encoder's layers, for models of fewer: BERT's own 2e-5 to 5e-5 (Devlin et al.
+# 2019, A.3) leave small ones where they began. 3e-4: ELECTRA-Small's (Clark et al. 2020, arXiv 2003.10555, appendix B)
+# and the largest that Turc et al. 2019 (arXiv 1908.08962) tried for theirs; 1e-4: the next of these.
+_RATES = ((20_000_000, 3e-4), (60_000_000, 1e-4))
+_RATE = 3e-5  # of BERT-base's 85 M and more
+
+
+@dataclass(frozen=True)
+class FinetuneTrainConfig(TrainConfig):
+    """How much is trained, in which portions and with which numbers."""
+
+    max_steps: int | None = None
+    """Optimizer steps of the whole run, at least 1, whatever `epochs` says; null: as many as `epochs` makes."""
+    global_batch_size: int = 32
+    """Examples in one optimizer step over all processes; a multiple of their number."""
+    learning_rate: float | Literal["auto"] = AUTO
+    """Peak learning rate, above 0; the schedule multiplies it. auto: by the parameters of the model's layers: 3e-4
+    below 20 million (BERT-mini, BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +61,8 @@ class FinetuneConfig(RunConfig):
     """Branch, tag or commit of a hub name; null: its main branch."""
     cache_dir: str | None = None
     """Folder that keeps what comes from the hub; null: the hub library's own."""
-    offline: bool = True
-    """Whether a hub name is only looked up in that folder; false: it is fetched."""
+    offline: bool = False
+    """Whether a hub name is only looked up in that folder; false: it is fetched where it is not there."""
     pickled_weights: bool = False
     """Whether pytorch_model.bin of a hub name is taken where it has no model.safetensors; read as tensors only."""
     text_columns: list[str] = field(default_factory=list)
@@ -96,7 +115,7 @@ class FinetuneConfig(RunConfig):
     reinitialize_layers: int = 0
     """Top layers (and pooler) that start from random weights, at least 0 (Zhang et al. 2021, arXiv 2006.05987)."""
     epochs: float | None = 3.0
-    """Passes over the training file, above 0; null: train.max_steps decides."""
+    """Passes over the training file, above 0; train.max_steps, if it is given, decides instead."""
     evaluate_every_epochs: float | None = 1.0
     """Epochs between two evaluations, above 0; null: evaluation.every_steps decides."""
     glue_submission: bool = False
@@ -106,10 +125,12 @@ class FinetuneConfig(RunConfig):
     grid: list[str] = field(default_factory=list)
     """Settings to try, `FIELD=VALUE,VALUE` each, as learning_rate=2e-5,3e-5 (`train.` may be left out); every
     combination is run."""
+    processes: int | Literal["auto"] = 1
+    """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
+    torchrun, srun, deepspeed or mpirun, these start them."""
     seed: int = 42
     """Seed of the new head, order of examples and dropout, 0 or more."""
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(
-        global_batch_size=32, micro_batch_size=32, learning_rate=3e-5))
+    train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
     """In which portions and with which numbers is trained."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its constants; Adam's bias correction is on (Mosbach et al. 2021, arXiv 2006.04884)."""
@@ -161,9 +182,15 @@ class FinetuneConfig(RunConfig):
             if found != usual:
                 expected = "null" if usual is None else usual
                 raise UserError(f"{section}.{name}: found {found}, expected {expected}: it is for pretraining")
+        check_processes(self)
+        if self.processes != 1 and (self.seeds > 1 or self.grid):
+            raise UserError(f"processes: found {self.processes} with seeds or grid, expected 1: a sweep starts a run "
+                            "of one process on each GPU")
         check_sections(self)
-        if self.epochs is None:  # else the steps are not counted yet
+        if self.train.max_steps is not None:  # else the steps are not counted yet
             check_warmup(self)
+        elif self.epochs is None:
+            raise UserError("epochs: found null without train.max_steps, expected one of them")
 
     def for_task(self, task: Task, positions: int) -> FinetuneConfig:
         """With the metric's name and, unless it is given, the length that task and model decide.
@@ -172,16 +199,13 @@ class FinetuneConfig(RunConfig):
             positions: of the model.
 
         Raises:
-            UserError: the length that is given is more, or leaves no room for a tail; or steps are given beside epochs.
+            UserError: the length that is given is more, or leaves no room for a tail; or evaluations are set twice.
         """
-        for name, steps, usual, epochs in (
-            ("train.max_steps", self.train.max_steps, TrainConfig.max_steps, "epochs"),
-            ("evaluation.every_steps", self.evaluation.every_steps, EvaluationConfig.every_steps,
-             "evaluate_every_epochs"),
-        ):
-            if steps != usual and getattr(self, epochs) is not None:
-                raise UserError(f"{name}: found {steps} beside {epochs} = {getattr(self, epochs):g}, which decides the "
-                                f"same, expected one of them; add --{epochs} null")
+        every = self.evaluation.every_steps
+        if every != EvaluationConfig.every_steps and self.evaluate_every_epochs is not None:
+            raise UserError(f"evaluation.every_steps: found {every} beside evaluate_every_epochs = "
+                            f"{self.evaluate_every_epochs:g}, which decides the same, expected one of them; add "
+                            "--evaluate_every_epochs null")
         if self.max_length is not None and self.max_length > positions:
             raise UserError(f"max_length: found {self.max_length}, expected at most {positions}, the positions of "
                             f"{self.model}")
@@ -196,11 +220,18 @@ class FinetuneConfig(RunConfig):
         step = self.window_step or (_WINDOW_STEP if task.kind == "answering" else length // 2 - 1)
         return replace(self, max_length=length, window_step=step, evaluation=evaluation)
 
+    def for_size(self, parameters: int) -> FinetuneConfig:
+        """With the peak learning rate that the parameters of the encoder's layers decide, unless it is given."""
+        if self.train.learning_rate != AUTO:
+            return self
+        rate = next((rate for limit, rate in _RATES if parameters < limit), _RATE)
+        return replace(self, train=replace(self.train, learning_rate=rate))
+
     def for_units(self, num_units: int) -> FinetuneConfig:
         """With the steps that the epochs make of `num_units` training units. Raises UserError."""
         per_epoch = num_units / self.train.global_batch_size
         train, evaluation = self.train, self.evaluation
-        if self.epochs is not None:
+        if train.max_steps is None:
             train = replace(train, max_steps=max(1, round(self.epochs * per_epoch)))
         if self.evaluate_every_epochs is not None:
             evaluation = replace(evaluation, every_steps=max(1, round(self.evaluate_every_epochs * per_epoch)))

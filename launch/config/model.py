@@ -15,7 +15,7 @@ class ModelConfig:
     """Branch, tag or commit of a hub name; null: its main branch."""
     cache_dir: str | None = None
     """Folder that keeps what comes from the hub; null: the hub library's own."""
-    offline: bool = True
-    """Whether a hub name is only looked up in that folder; false: it is fetched."""
+    offline: bool = False
+    """Whether a hub name is only looked up in that folder; false: it is fetched where it is not there."""
     pickled_weights: bool = False
     """Whether pytorch_model.bin of a hub name is taken where it has no model.safetensors; read as tensors only."""

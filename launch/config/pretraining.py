@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_sections, check_warmup
+from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -24,6 +24,9 @@ class PretrainConfig(RunConfig):
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
     seed: int = 42
     """Seed of initial weights, order of samples and dropout, 0 or more."""
+    processes: int | Literal["auto"] = 1
+    """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
+    torchrun, srun, deepspeed or mpirun, these start them."""
     data_streams: int | None = None
     """Streams that the order of samples is divided into, of which each process reads its own: at least 1, a divisor of
     every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the processes."""
@@ -70,6 +73,7 @@ class PretrainConfig(RunConfig):
         if changes and (self.train.time_budget_hours is not None or self.train.growth):
             raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
                             "growing batch, expected null: how many samples it has is not known beforehand")
+        check_processes(self)
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():
                 if self.data_streams < 1 or size % self.data_streams:

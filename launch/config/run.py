@@ -17,6 +17,7 @@ class RunConfig:
 
     output: str
     seed: int
+    processes: int | str
     train: TrainConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig

@@ -9,6 +9,8 @@ from typing import Literal
 from cloze.launch.config.checks import at_least
 from cloze.pipeline.errors import UserError
 
+AUTO = "auto"  # in place of a value: it is found out
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -62,7 +64,7 @@ class TrainConfig:
     """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
 
     def __post_init__(self) -> None:
-        if self.micro_batch_size != "auto":
+        if self.micro_batch_size != AUTO:
             at_least("train", self, micro_batch_size=1)
         if self.tf32 and self.precision != "fp32":
             raise UserError(f"train.tf32: found true with train.precision {self.precision}, expected false: its "
@@ -70,7 +72,7 @@ class TrainConfig:
         at_least("train", self, max_steps=1, sequence_length=1, global_batch_size=1, memory_limit_gib=0,
                  gradient_clipping=0, log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0,
                  initial_global_batch_size=1, batch_increment=1, batch_warmup_tokens=0)
-        if self.learning_rate <= 0:
+        if self.learning_rate != AUTO and self.learning_rate <= 0:
             raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
         if self.time_budget_hours is not None and self.time_budget_hours <= 0:
             raise UserError(f"train.time_budget_hours: found {self.time_budget_hours}, expected more than 0")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import deepspeed
 import torch
-from deepspeed.runtime.config import DeepSpeedConfigError
+from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from deepspeed.utils import logger as deepspeed_logger
 from pydantic import ValidationError
 from torch import nn
@@ -54,6 +54,7 @@ def build_engine(
         if not config.deepspeed:
             raise  # nothing of the user's is in it
         raise _refusal(error) from error
+    _check_read(made, config.deepspeed)
     if engine.fp16_enabled():
         # At the smallest scale it would raise; how many skips in a row are too many is train.max_skipped_steps.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
@@ -62,6 +63,49 @@ def build_engine(
         skip_infinite_steps(engine, device)
         sum_gradients_at_once(engine)
     return engine
+
+
+def _check_read(made: dict, added: dict) -> None:
+    """Raise UserError for the first setting of the user's that DeepSpeed does not look at."""
+    noting = NotingDict(made)  # not the one that the engine has, which is saved in every checkpoint
+    DeepSpeedConfig(noting)
+    if (unread := noting.unread(added)) is not None:
+        raise UserError(f"deepspeed.{unread}: found a setting that DeepSpeed does not read in such a run, expected one "
+                        "that it knows; see its configuration reference")
+
+
+class NotingDict(dict):
+    """A nested dict that notes by which names it is asked: DeepSpeed ignores most names that it does not know."""
+
+    def __init__(self, values: dict) -> None:
+        super().__init__({name: NotingDict(value) if isinstance(value, dict) else value
+                          for name, value in values.items()})
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name):
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name) -> bool:
+        self.asked.add(name)
+        return super().__contains__(name)
+
+    def __iter__(self):
+        return super().__iter__()  # so that `**section` asks for each name, instead of copying all at once
+
+    def get(self, name, default=None):
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def unread(self, added: dict) -> str | None:
+        """Dotted path of the first name among `added` that nobody has asked for, or None; a section that was not
+        asked for any name was looked at as a whole."""
+        for name, value in added.items():
+            if self.asked and name not in self.asked:
+                return str(name)
+            if isinstance(value, dict) and (found := dict.__getitem__(self, name).unread(value)) is not None:
+                return f"{name}.{found}"
+        return None
 
 
 def _refusal(error: Exception) -> UserError:

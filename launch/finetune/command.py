@@ -19,10 +19,10 @@ from cloze.launch.finetune import scoring
 from cloze.launch.finetune.examples.base import ExampleStream
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.glue import submission_names
-from cloze.launch.finetune.kinds import read_examples
+from cloze.launch.finetune.kinds import check_columns, read_examples
 from cloze.launch.finetune.models import freeze, start_model, unfreezing
 from cloze.launch.finetune.objective import FinetuningObjective
-from cloze.launch.finetune.reporting import Evaluation, report
+from cloze.launch.finetune.reporting import Evaluation, report, where
 from cloze.launch.finetune.sweep import sweep
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run import runs
@@ -31,7 +31,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
 from cloze.launch.training.running import Process
-from cloze.model.flops import num_parameters, training_flops
+from cloze.model.flops import encoder_weights, num_parameters, training_flops
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from cloze.pipeline.tokenization.tokenizer import copy_tokenizer
@@ -49,6 +49,8 @@ class Job:
     train: object
     validation: object
     test: list
+    rate: str
+    """Where its peak learning rate is from."""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -72,10 +74,15 @@ def read_job(config: FinetuneConfig) -> Job:
     """
     task = find_task(config.task)
     submission_names(config)  # whatever is wrong with them is said before anything is read
+    check_columns(config, task)
     source = find_source(config)
-    config = config.for_task(task, source.config.max_position_embeddings)
+    size, given = encoder_weights(source.config), config.train.learning_rate
+    config = config.for_task(task, source.config.max_position_embeddings).for_size(size)
+    rate = "as given" if given == config.train.learning_rate else (
+        f"{config.train.learning_rate:g}, by the model's size ({size / 1e6:,.1f} million parameters in its layers); "
+        "--train.learning_rate takes another")
     architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, source.config.segments)
-    return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test)
+    return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test, rate)
 
 
 def finetune(config: FinetuneConfig, environment: Environment) -> int:
@@ -102,14 +109,18 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
         trainer, learned = prepare_trainer(job, process)
         return train(learned, trainer, stop, partial(report, job, trainer))
 
-    return running.carry_out(job.config, job.facts, environment, console, work)
+    status = running.carry_out(job.config, job.facts, environment, console, work)
+    if status == running.EXIT_COMPLETE:
+        for line in where(job.config, job.task):
+            console.say(line)
+    return status
 
 
 def prepare_trainer(job: Job, process: Process):
     """The trainer, at the step of the newest checkpoint if there is one, and the job with what it is trained on; then
     the folder is described."""
     config, environment = job.config, process.environment
-    checkpoints, step, elastic = running.open_checkpoints(config, process)
+    checkpoints, step, elastic = running.open_checkpoints(config, job.facts, process)
     if step is not None:  # the newest checkpoint that it started from may be another one by now
         job = replace(job, source=replace(job.source, step=checkpoints.state(step).get("model_step")))
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
@@ -121,7 +132,8 @@ def prepare_trainer(job: Job, process: Process):
     engine = build_engine(model, config, made, process.device)
     _print_facts(job, process, engine, [("parameters", parameters), ("weights", origin)])
     trainer = running.make_trainer(
-        config, process, engine, checkpoints, facts={"model_step": job.source.step}, objective=FinetuningObjective(),
+        config, process, engine, checkpoints, facts=job.facts, more={"model_step": job.source.step},
+        objective=FinetuningObjective(),
         evaluate=Evaluation(job, engine, environment, process.device), flops=partial(_flops, model.config),
     )
     running.resume(trainer, step)
@@ -169,6 +181,7 @@ def _print_facts(job: Job, process: Process, engine, rows: list[tuple[str, str]]
         ("metrics", job.validation.measured),
         *((f"{examples.name}", examples.facts) for examples in (job.train, job.validation, *job.test)),
         *running.training_facts(config, process, engine, epochs),
+        ("peak rate", job.rate),
     ])
 
 

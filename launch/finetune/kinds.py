@@ -12,8 +12,8 @@ from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.choice import ChoiceExamples
 from cloze.launch.finetune.examples.classification import TextExamples, find_head
 from cloze.launch.finetune.examples.tagging import Sentences, TagExamples, find_tags, read_conll, read_entities
-from cloze.launch.finetune.tables import Table, read_table
 from cloze.launch.texts.encoding import Answering, Truncation
+from cloze.launch.texts.tables import Columns, Table, missing_columns, open_table, read_table
 from cloze.model.bert import BertPreTrained
 from cloze.model.config import HeadConfig
 from cloze.model.tasks import (
@@ -50,6 +50,39 @@ def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
 def answering_of(config: FinetuneConfig) -> Answering:
     """How a run for questions about texts finds their answers."""
     return Answering(config.max_length, config.window_step, config.max_answer_tokens, config.task == "squad2")
+
+
+def check_columns(config: FinetuneConfig, task: Task) -> None:
+    """Raise UserError for all columns that the first rows of the files lack, before anything is loaded."""
+    columns = columns_of_task(config, task)
+    if columns is None:
+        return
+    targets = tuple(config.label_columns) or task.targets
+    said = []
+    for path in (config.train_file, config.validation, *config.test):
+        reading = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows)
+        first = next(reading.rows)
+        found = reading.columns or tuple(first.values)
+        if path in config.test and task.diagnostic and set(task.diagnostic) <= set(found):
+            continue
+        needed = {"text_columns": columns.texts + columns.prefix, "choice_columns": columns.choices,
+                  "label_columns": () if path in config.test else targets}
+        missing = {field: [name for name in names if name not in found] for field, names in needed.items()}
+        if missing := {field: names for field, names in missing.items() if names}:
+            said.append(missing_columns(path, found, missing))
+    if said:
+        raise UserError("; ".join(map(str, said)))
+
+
+def columns_of_task(config: FinetuneConfig, task: Task) -> Columns | None:
+    """The columns that a run's texts stand in; None for files that are no tables."""
+    if task.kind not in _TABLES:
+        return None
+    texts = tuple(config.text_columns) or task.texts
+    if task.kind != "choice":
+        return Columns(texts, header=task.header)
+    prefix = (task.choice_prefix,) if task.choice_prefix else ()
+    return Columns(texts, tuple(config.choice_columns) or task.choices, prefix)
 
 
 def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1)) -> Read:

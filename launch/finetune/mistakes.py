@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.system.console import figure
 
 _WORST = 20
 _MOST_CLASSES = 30  # a larger matrix is no table that anybody reads: its fullest cells are listed instead
@@ -87,7 +88,7 @@ def _worst(examples: Examples, predictions: list[dict]) -> str:
         each = predictions[number]
         text = examples.text(number)
         rows.append([str(each.get("place", each.get("id"))), text[:_LONGEST] + ("..." if len(text) > _LONGEST else ""),
-                     _shown(each["label"]), _shown(each["prediction"]), f"{badness:.4f}"])
+                     _shown(each["label"]), _shown(each["prediction"]), figure(badness)])
     return _table(["place", "text", "true", "predicted", "how wrong"], rows) if rows else ""
 
 
@@ -119,7 +120,7 @@ def _shown(value: object) -> str:
         return ", ".join(value) or "(none)"
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(part)}" for name, part in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value) or "(none)"
+    return figure(value) if isinstance(value, float) else str(value) or "(none)"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

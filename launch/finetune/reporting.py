@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,16 +13,20 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint import read_weights
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import Task
 from cloze.launch.finetune import mistakes
 from cloze.launch.finetune.examples.base import Examples, predict
 from cloze.launch.finetune.glue import submission, submission_names
-from cloze.launch.finetune.kinds import answering_of, truncation_of
+from cloze.launch.finetune.kinds import answering_of, columns_of_task, truncation_of
 from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import distributed
+from cloze.launch.system.console import figure
 from cloze.launch.system.environment import Environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, described
+from cloze.launch.texts.tables import COLUMNS
 from cloze.model.huggingface import save_pretrained
 from cloze.pipeline.storage import publish_text, readable_errors
 
@@ -91,12 +96,30 @@ def report(job, trainer, stop: StopRequest) -> bool:
             predictions = _write_predictions(output / PREDICTIONS, split.replace("/", "-"), examples, outputs)
             if name := submissions.get(examples.name):
                 publish_text(output / PREDICTIONS / "glue" / name, submission(predictions))
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()) or "no labels: predicted only"
+        shown = "  ".join(f"{name} {figure(value)}" for name, value in metrics.items()) or "no labels: predicted only"
         console.say(f"{split}: {shown}")
     if environment.is_main:
         publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
         warn_of_own_format(output / runs.MODEL, console)
     return True
+
+
+# How a finished model is asked, by the kind of its task.
+_QUESTIONS = {
+    "answering": 'predict answer {run} "QUESTION" --context "TEXT"', "tagging": 'predict tag {run} "TEXT"',
+    "choice": 'predict choose {run} "TEXT" "CHOICE" "CHOICE"',
+}
+
+
+def where(config: FinetuneConfig, task: Task) -> list[str]:
+    """The last lines of a run: where its model, its mistakes and its results lie, and what to type next."""
+    output = Path(config.output)
+    pair = "" if task.kind == "choice" or len(config.text_columns or task.texts) < 2 else ' --pair "SECOND TEXT"'
+    asked = _QUESTIONS.get(task.kind, 'predict classify {run} "TEXT"' + pair)
+    return [f"model     {output / runs.MODEL}",
+            f"results   {output / RESULTS}, {output / PREDICTIONS / 'validation.jsonl'}",
+            f"mistakes  {output / PREDICTIONS / 'validation-mistakes.md'}",
+            f"next      cloze {asked.format(run=shlex.quote(str(output)))}"]
 
 
 def _without_nan(results: dict) -> dict:
@@ -105,10 +128,15 @@ def _without_nan(results: dict) -> dict:
             for name, value in results.items()}
 
 
+def _json(prediction: dict) -> str:
+    """Dates and the like, which a table may hold beside, as text."""
+    return json.dumps(prediction, ensure_ascii=False, default=str)
+
+
 def _write_predictions(folder: Path, name: str, examples: Examples, outputs) -> list[dict]:
     """One JSON object a line; and where the examples have labels, a page of what was confused and the worst errors."""
     predictions = examples.predictions(outputs)
-    publish_text(folder / f"{name}.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in predictions))
+    publish_text(folder / f"{name}.jsonl", "".join(_json(each) + "\n" for each in predictions))
     if examples.labelled:
         publish_text(folder / f"{name}-mistakes.md", mistakes.page(examples, predictions))
     return predictions
@@ -121,6 +149,8 @@ def save_model(job, model, output: Path) -> None:
         if job.task.kind == "tagging" and job.train.by_character:
             truncation = replace(truncation, words="characters")
         notes[TRUNCATION] = described(truncation)
+    if columns := columns_of_task(job.config, job.task):
+        notes[COLUMNS] = {name: value for name, value in asdict(columns).items() if value}
     if job.task.kind == "answering":
         notes[ANSWERING] = asdict(answering_of(job.config))
     aside = output / (runs.MODEL + ".tmp")

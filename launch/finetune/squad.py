@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloze.launch.finetune.tables import parse_json, read_text
+from cloze.launch.texts.tables import parse_json, read_text
 from cloze.pipeline.errors import UserError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -23,7 +23,7 @@ from cloze.launch.config import EvaluationConfig, FinetuneConfig, TrainConfig
 from cloze.launch.parsing import parse
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.system.console import Console
+from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import child_variables, visible_gpus
 from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
@@ -220,7 +220,7 @@ def _start(run: Run, device: str) -> subprocess.Popen:
 def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:
     results = run.results()
     if results is not None:
-        console.say(f"{run.name}: {results['metric']} {results['validation'][results['metric']]}")
+        console.say(f"{run.name}: {results['metric']} {_shown(results['validation'][results['metric']])}")
     elif stopped:
         console.say(f"{run.name}: stopped")
     else:
@@ -268,7 +268,8 @@ def _failure(run: Run, results: dict | None, evaluation: EvaluationConfig) -> st
     if value is None:
         return f"{results['metric']} is not defined for what it predicts"
     if trivial is not None and not evaluation.is_better(value, trivial):
-        return f"{results['metric']} {value:.4f}, no better than {trivial:.4f}, always answering what is most frequent"
+        return (f"{results['metric']} {figure(value)}, no better than {figure(trivial)}, always answering what is most "
+                "frequent")
     return None
 
 
@@ -323,7 +324,7 @@ def _named(settings: dict[str, str]) -> str:
 
 
 def _shown(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.4f}"
+    return "-" if value is None or math.isnan(value) else figure(value)
 
 
 def _check_pictures() -> None:

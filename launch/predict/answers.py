@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cloze.launch.config.checks import at_least
-from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.operation import Batch, Operation, Row, plain
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.texts.decoding import answer_spans, null_score
 from cloze.launch.texts.encoding import Answering, Encoder, Encoding
@@ -66,6 +66,13 @@ class AnswerQuestion(Operation):
     def read(self, model: Any, batch: Batch) -> list[Any]:
         output = model(**batch.inputs)
         return list(zip(batch.split(output.start_logits), batch.split(output.end_logits), strict=True))
+
+    def columns(self, loaded: LoadedModel, result: list[Span]) -> dict[str, Any]:
+        """The best answer, with nothing in it for an empty context; with `top_k` all of them, as a list."""
+        if self.top_k > 1:
+            return {self.key: plain(result)}
+        names = {"answer": "text", "start": "start", "end": "end", "probability": "probability"}
+        return {name: getattr(result[0], field) if result else None for name, field in names.items()}
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]

@@ -48,6 +48,12 @@ class Choose(Operation):
     def read(self, model: Any, batch: Batch) -> list[Any]:
         return model(**batch.inputs, num_choices=1).logits[:, 0].tolist()
 
+    def columns(self, loaded: LoadedModel, result: Ranking) -> dict[str, Any]:
+        """The most probable choice."""
+        best = result.ranking[0]
+        return {"choice": best.text, "number": best.number, "probability": best.probability,
+                "cut_tokens": result.cut_tokens}
+
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> Ranking:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cloze.launch.predict.config import EmbedConfig, FeaturesConfig, Input, ScoreConfig
-from cloze.launch.predict.operation import Row
-from cloze.launch.predict.output import (
-    as_json,
-    draw_attention,
-    encoded,
-    plain,
-    print_table,
-    table_rows,
-    wants_table,
-    write_vectors,
-)
+from cloze.launch.predict.config import FeaturesConfig, Input, ScoreConfig
+from cloze.launch.predict.files import write_results
+from cloze.launch.predict.operation import Row, plain
+from cloze.launch.predict.output import as_json, draw_attention, encoded, print_table, table_rows, wants_table
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.predict.vectors import WordInContext
 from cloze.launch.pretrained.hub import model_path
-from cloze.launch.system.console import Console
+from cloze.launch.system.console import Console, counting, figure
 from cloze.pipeline.errors import UserError
 
 
@@ -31,16 +24,18 @@ def predict(config: Input) -> int:
     predictor = Predictor.from_folder(model_path(config))
     if isinstance(config, FeaturesConfig) and (config.word or config.attention):
         return _look_inside(predictor, config)
-    rows, seen = read_rows(config), []
-    results = ((seen.pop(0), result) for result in predictor.map(config, _noting(rows, seen)))
-    if isinstance(config, EmbedConfig) and config.output:
-        number, cut = write_vectors(Path(config.output), results)
-        Console().say(f"wrote {number:,} vectors of {predictor.config.hidden_size} numbers to {config.output}")
+    console, cut = Console(), Counter()
+    results = _answered(predictor, config, cut)
+    if config.output:
+        with counting("texts") as done:
+            noted = ((done(), *pair)[1:] for pair in results)
+            number = write_results(Path(config.output), config, predictor.loaded, noted)
+        console.say(f"wrote {number:,} results to {config.output}")
     else:
-        cut = _print(config, results)
-    if cut:
+        _print(config, results)
+    if tokens := cut.total():
         longest = predictor.loaded.encoder.truncation.max_length
-        Console().warn(f"{cut:,} tokens of texts beyond the {longest} that the model reads were cut")
+        console.warn(f"{tokens:,} tokens of texts beyond the {longest} that the model reads were cut")
     _warn_of_longer_texts(predictor)
     return 0
 
@@ -52,29 +47,34 @@ def _warn_of_longer_texts(predictor: Predictor) -> None:
                        "that the model has learned from; expect less of it there, or divide them")
 
 
-def _noting(rows: Iterable[Row], seen: list[Row]) -> Iterator[Row]:
-    for row in rows:
-        seen.append(row)
-        yield row
+def _answered(predictor: Predictor, config: Input, cut: Counter) -> Iterator[tuple[Row, Any]]:
+    """Each text with its result. cut: counts the tokens that were left out."""
+    seen: deque[Row] = deque()
+
+    def noting() -> Iterator[Row]:
+        for row in read_rows(config, predictor.loaded.columns):
+            seen.append(row)
+            yield row
+
+    for result in predictor.map(config, noting()):
+        cut["tokens"] += getattr(result, "cut_tokens", 0)
+        yield seen.popleft(), result
 
 
-def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> int:
-    """Print results as they come (a table at the end); returns the tokens that were cut."""
-    cut = 0
+def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> None:
+    """Print results as they come, or as a table at the end."""
     if not wants_table(config):
         for row, result in results:
             print(encoded(as_json(config, row, result)), flush=True)
-            cut += getattr(result, "cut_tokens", 0)
-        return cut
+        return
     found = list(results)
     if isinstance(config, ScoreConfig):
         found.sort(key=lambda item: -item[1].log_probability)
     print_table(line for row, result in found for line in table_rows(row, result))
-    return sum(getattr(result, "cut_tokens", 0) for _, result in found)
 
 
 def _look_inside(predictor: Predictor, config: FeaturesConfig) -> int:
-    rows = list(read_rows(config))
+    rows = list(read_rows(config, predictor.loaded.columns))
     if config.attention:
         if len(rows) != 1:
             raise UserError(f"attention: found {len(rows)} texts, expected one to draw")
@@ -93,7 +93,7 @@ def _print_words(config: FeaturesConfig, words: list[WordInContext]) -> None:
             print(encoded(plain(word)), flush=True)
         return
     print_table(
-        {"text": word.text, "characters": f"{word.start}-{word.end}", "to static": f"{word.cosine_to_static:.3f}"}
-        | {f"to {number}": f"{value:.3f}" for number, value in enumerate(word.cosines, 1)}
+        {"text": word.text, "characters": f"{word.start}-{word.end}", "to static": figure(word.cosine_to_static)}
+        | {f"to {number}": figure(value) for number, value in enumerate(word.cosines, 1)}
         for word in words
     )

@@ -1,7 +1,7 @@
 """The fields of `cloze predict ...` and `cloze tokenize`: an operation's options, and where its texts come from."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.predict.answers import AnswerQuestion
@@ -21,20 +21,34 @@ def typed_text():
 
 @dataclass(frozen=True)
 class Input(ModelConfig):
-    """Which model, which texts, and in which form the results are printed."""
+    """Which model, which texts, and in which form the results are given."""
+
+    outputs: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".parquet", ".jsonl")
 
     text: list[str] = field(default_factory=list)
     """Texts; without any (and without --file) they are read from standard input."""
     file: str | None = None
-    """File of texts, one a line, a tab between the two texts of a pair; *.jsonl: JSON objects; -: standard input."""
+    """A table with a text a row (.csv, .tsv, .parquet, .jsonl, or the folder of a saved data set); any other file has a
+    text a line, with a tab between the two texts of a pair; -: standard input."""
+    text_columns: list[str] = field(default_factory=list)
+    """Columns of a table that hold the text, or the two texts; empty: those that the model has learned from, else those
+    of the operation's names: text and pair, question and context, text and choices."""
     lines: Literal["text", "json"] | None = None
-    """What the lines of the file are; null: json for *.jsonl and *.json, else text."""
+    """What the lines of a file or of standard input are: text, or JSON objects; null: by the file's name, else text."""
+    output: str | None = None
+    """File for the results: *.csv, *.tsv, *.parquet: the columns of the table that came in, and those of the results;
+    *.jsonl: JSON objects; null: they are printed."""
     format: Literal["table", "json"] | None = None
     """table, or one JSON object a line; null: a table on a terminal, JSON elsewhere."""
 
     def __post_init__(self) -> None:
         if self.text and self.file:
             raise UserError(f"file: found {self.file} beside texts on the command line, expected one of them")
+        if self.text_columns and not self.file:
+            raise UserError(f"text_columns: found {', '.join(self.text_columns)} without a table, expected none; name "
+                            "the table with --file")
+        if self.output and not self.output.endswith(self.outputs):
+            raise UserError(f"output: found {self.output}, expected a name that ends in {', '.join(self.outputs)}")
 
 
 @dataclass(frozen=True)
@@ -87,13 +101,11 @@ class SimilarityConfig(Compare, Input):
 class EmbedConfig(Embed, PairInput):
     """One vector for each text."""
 
-    output: str | None = None
-    """File for the vectors: *.npy, an array (texts, hidden), or *.parquet, with the texts; null: they are printed."""
+    outputs = (*Input.outputs, ".npy")
 
-    def __post_init__(self) -> None:
-        if self.output and not self.output.endswith((".npy", ".parquet")):
-            raise UserError(f"output: found {self.output}, expected a name that ends in .npy or .parquet")
-        super().__post_init__()
+    output: str | None = None
+    """File for the vectors: *.npy, an array (texts, hidden) fp32; *.parquet, *.csv, *.tsv: with the columns of the
+    table that came in; *.jsonl: JSON objects; null: they are printed."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,12 @@ class FeaturesConfig(Features, PairInput):
     """Only the vectors of this word, each with its cosine to the word's static vector and to the other ones."""
     attention: str | None = None
     """Picture file (*.png, *.pdf, *.svg) for the attention heads of the one text that is given."""
+
+    def __post_init__(self) -> None:
+        if self.output and (self.word or self.attention):
+            raise UserError(f"output: found {self.output} with {'word' if self.word else 'attention'}, expected null: "
+                            "the vectors of all tokens are written; leave --output out")
+        super().__post_init__()
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,27 @@ class Classify(Operation):
             return list(model.vectors(**batch.inputs))
         return _chances(model, model(**batch.inputs).logits)
 
+    def columns(self, loaded: LoadedModel, result: Labels) -> dict[str, Any]:
+        """`prediction` and the probability of each label (of the first only, if not all are asked for); of a regression
+        its values; of independent labels those of more than one half, with commas between them."""
+        head, found = loaded.model.head, {}
+        for column in dict.fromkeys(label.column for label in result.labels):
+            labels = {label.label: label.score for label in result.labels if label.column == column}
+            of = "" if column is None else f"_{column}"
+            if head.problem in ("regression", "score"):
+                single = len(labels) == 1
+                found |= {"prediction" if single else f"prediction_{name}": value for name, value in labels.items()}
+                continue
+            several = head.problem == "multi_label"
+            found[f"prediction{of}"] = ",".join(name for name, share in labels.items() if share > 0.5) if several else (
+                next(iter(labels)))
+            if self.top_k is None:
+                names = dict(head.columns)[column] if column is not None else head.labels
+                found |= {f"probability{of}_{name}": labels[name] for name in names}
+            else:
+                found[f"probability{of}"] = next(iter(labels.values()))
+        return found | {"cut_tokens": result.cut_tokens}
+
     def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Labels:
         head, result = loaded.model.head, []
         if head.pieces != "none":

@@ -1,8 +1,11 @@
 """An operation: how texts become sequences, what is read off the model for each, and what is made of that."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.texts.encoding import Encoder, Encoding
@@ -17,6 +20,8 @@ class Row:
     pair: str | None = None
     place: str = "text"
     choices: tuple[str, ...] = ()
+    values: dict[str, Any] | None = None
+    """All columns of the row of a table that it is from."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,16 @@ class Batch:
         """(T, ...) -> for each sequence (n, ...), as fp32 arrays."""
         host = tokens.float().cpu().numpy()
         return [host[low:high] for low, high in zip(self.bounds, self.bounds[1:], strict=False)]
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, arrays and tuples as dicts and lists; a field that is None is left out."""
+    if dataclasses.is_dataclass(value):
+        pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {name: plain(each) for name, each in pairs if each is not None}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class Operation:
@@ -75,6 +90,11 @@ class Operation:
     def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Any:
         """The result of a text from the values of its sequences."""
         raise NotImplementedError
+
+    def columns(self, loaded: LoadedModel | None, result: Any) -> dict[str, Any]:
+        """A result as columns of a table, the same names for every text. loaded: None for what runs no model."""
+        content = plain(result)
+        return content if isinstance(content, dict) else {self.key: content}
 
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
         """Numbers that the result of a text is made of, where they may be many for its tokens: a server bounds them."""

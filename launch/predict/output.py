@@ -1,17 +1,15 @@
-"""Results on paper: JSON objects, tables, files of vectors, a picture of attention."""
+"""Results on paper: JSON objects, tables, a picture of attention."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,9 +17,9 @@ from cloze.launch.predict.answers import Span
 from cloze.launch.predict.blanks import SentenceScore
 from cloze.launch.predict.choices import Ranking
 from cloze.launch.predict.labels import Labels
-from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.predict.operation import Operation, Row, plain
 from cloze.launch.predict.vectors import Attentions, Embedding, Similarity, TokenVectors
-from cloze.launch.system.console import Output
+from cloze.launch.system.console import Output, figure
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publishing
 
@@ -31,11 +29,33 @@ _LARGEST_PICTURE_INCHES = 100  # a side; 10,000 pixels, beyond which viewers giv
 
 
 def as_json(operation: Operation, row: Row, result: Any) -> dict[str, Any]:
-    """A result with its texts, as JSON's kinds of values."""
-    given = row.text, list(row.choices) if operation.takes_choices else row.pair
-    texts = {name: text for name, text in zip(operation.fields, given, strict=True) if text is not None}
+    """A result with its texts, or with all columns of the table that they are from, as JSON's kinds of values."""
     content = plain(result)
-    return texts | (content if isinstance(content, dict) else {operation.key: content})
+    return beside(operation, row, content if isinstance(content, dict) else {operation.key: content})
+
+
+def beside(operation: Operation, row: Row, content: dict[str, Any]) -> dict[str, Any]:
+    """What is made of a text behind the text or its row of a table; `cloze_` stands before a name that a column has."""
+    if row.values is None:
+        given = row.text, list(row.choices) if operation.takes_choices else row.pair
+        return {name: text for name, text in zip(operation.fields, given, strict=True) if text is not None} | content
+    made = {name: _given(value) for name, value in row.values.items()}
+    for name, value in content.items():
+        while name in made:
+            name = f"cloze_{name}"
+        made[name] = value
+    return made
+
+
+def _given(value: Any) -> Any:
+    """A value of a table as JSON has it: dates, bytes and the like as text, NaN as null."""
+    if isinstance(value, dict):
+        return {str(name): _given(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_given(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def encoded(value: Any) -> str:
@@ -47,36 +67,26 @@ def encoded(value: Any) -> str:
                         "weights or its precision do not bear this text") from error
 
 
-def plain(value: Any) -> Any:
-    """Dataclasses, arrays and tuples as dicts and lists; a field that is None is left out."""
-    if dataclasses.is_dataclass(value):
-        pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {name: plain(each) for name, each in pairs if each is not None}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
-
-
 def table_rows(row: Row, result: Any) -> Iterator[dict[str, str]]:
     """Lines of a table, column by column, for one text."""
     text = row.text if row.pair is None else f"{row.text} | {row.pair}"
     if isinstance(result, Labels):
         for label in result.labels:
             column = {"column": label.column} if label.column else {}
-            yield {"text": text} | column | {"label": label.label, "score": f"{label.score:.4f}"}
+            yield {"text": text} | column | {"label": label.label, "score": figure(label.score)}
     elif isinstance(result, Ranking):
         for choice in result.ranking:
-            yield {"text": row.text, "choice": choice.text, "probability": f"{choice.probability:.4f}"}
+            yield {"text": row.text, "choice": choice.text, "probability": figure(choice.probability)}
     elif isinstance(result, Similarity):
-        yield {"text": row.text, "other": row.pair or "", "cosine": f"{result.cosine:.4f}"}
+        yield {"text": row.text, "other": row.pair or "", "cosine": figure(result.cosine)}
     elif isinstance(result, Embedding):
         yield {"text": text, "vector": _numbers(result.vector)}
     elif isinstance(result, TokenVectors):
         for token, (start, end), vector in zip(result.tokens, result.offsets, result.vectors, strict=True):
             yield {"token": token, "characters": f"{start}-{end}", "vector": _numbers(vector)}
     elif isinstance(result, SentenceScore):
-        yield {"text": text, "log-probability": f"{result.log_probability:.3f}",
-               "mean": f"{result.mean_log_probability:.3f}", "tokens": str(len(result.tokens))}
+        yield {"text": text, "log-probability": figure(result.log_probability),
+               "mean": figure(result.mean_log_probability), "tokens": str(len(result.tokens))}
     else:
         yield from _lists(row, result)
 
@@ -84,42 +94,18 @@ def table_rows(row: Row, result: Any) -> Iterator[dict[str, str]]:
 def _lists(row: Row, result: Sequence[Any]) -> Iterator[dict[str, str]]:
     for number, each in enumerate(result, 1):
         if isinstance(each, list):  # the guesses for a blank
-            guesses = "  ".join(f"{guess.token} {guess.probability:.3f}" for guess in each)
+            guesses = "  ".join(f"{guess.token} {figure(guess.probability)}" for guess in each)
             yield {"text": row.text, "blank": str(number), "guesses": guesses}
         elif isinstance(each, Span):
             yield {"question": row.text, "answer": each.text or "(none)", "characters": f"{each.start}-{each.end}",
-                   "probability": f"{each.probability:.3f}"}
+                   "probability": figure(each.probability)}
         else:
             yield {"text": row.text, "label": each.label, "words": each.text, "characters": f"{each.start}-{each.end}",
-                   "score": f"{each.score:.4f}"}
+                   "score": figure(each.score)}
 
 
 def _numbers(vector: np.ndarray) -> str:
-    return " ".join(f"{number:.3f}" for number in vector[:_SHOWN_NUMBERS]) + f" ... ({len(vector)})"
-
-
-def write_vectors(path: Path, results: Iterator[tuple[Row, Embedding]]) -> tuple[int, int]:
-    """Write embeddings to *.npy (N, hidden) fp32 or *.parquet (text, pair, vector); returns texts and cut tokens."""
-    number = cut = 0
-    with publishing(path) as aside:
-        if path.suffix == ".npy":
-            vectors = []
-            for _, result in results:
-                vectors.append(result.vector)
-                cut += result.cut_tokens
-            number = len(vectors)
-            with open(aside, "wb") as file:
-                np.save(file, np.stack(vectors))
-            return number, cut
-        fields = [("text", pa.string()), ("pair", pa.string()), ("vector", pa.list_(pa.float32()))]
-        with pyarrow.parquet.ParquetWriter(aside, pa.schema(fields)) as writer:
-            while chunk := [pair for _, pair in zip(range(4096), results, strict=False)]:
-                columns = {"text": [row.text for row, _ in chunk], "pair": [row.pair for row, _ in chunk],
-                           "vector": [result.vector for _, result in chunk]}
-                writer.write_table(pa.table(columns, schema=pa.schema(fields)))
-                number += len(chunk)
-                cut += sum(result.cut_tokens for _, result in chunk)
-    return number, cut
+    return " ".join(figure(number) for number in vector[:_SHOWN_NUMBERS]) + f" ... ({len(vector)})"
 
 
 def draw_attention(attention: Attentions, path: Path) -> None:

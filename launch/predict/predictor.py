@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +49,8 @@ class Predictor:
     >>> model = Predictor.from_folder("runs/small-hf")
     >>> model.fill_mask("The capital of [MASK] is Paris.")
 
-    Each method answers for one text; `map` takes an operation and any number of texts, in batches of like length.
+    Each method answers for one text; `classify`, `tag`, `answer` and `embed` take lists, too. `map` takes an operation
+    and any number of texts, in batches of like length, and gives results as they come.
     loaded: what the operations are given. model, tokenizer, config: its own.
     """
 
@@ -68,15 +70,15 @@ class Predictor:
 
     @classmethod
     def from_hub(cls, name: str, **options: Any) -> Predictor:
-        """From a model by its name on the hub; options are those of `cloze.launch.config.model.ModelConfig`: revision,
-        cache_dir, offline, pickled_weights.
+        """From a folder, or a model by its name on the hub; options are those of
+        `cloze.launch.config.model.ModelConfig`: revision, cache_dir, offline, pickled_weights.
 
         Raises:
             UserError, ModelError: there is none of that name, or as `from_folder`.
         """
         return cls.from_folder(model_path(ModelConfig(name, **options)))
 
-    # ---- one text ----
+    # ---- one text, or a list ----
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Guess]]:
         """The `top_k` most probable tokens for each [MASK] of a text, most probable first.
@@ -90,21 +92,28 @@ class Predictor:
         """Pseudo-log-likelihood of a text, with each token's share: of two sentences the likelier has the higher."""
         return self._one(Score(), text)
 
-    def classify(self, text: str, pair: str | None = None, top_k: int | None = None) -> list[Label]:
-        """Labels of a text or pair, the most probable first. A longer text than the model reads is cut, with a
-        warning.
+    def classify(self, text: str | Sequence[str | tuple[str, str]], pair: str | Sequence[str] | None = None,
+                 top_k: int | None = None) -> list[Label] | list[list[Label]]:
+        """Labels of a text or pair, the most probable first; of a list of them (pairs as tuples, or as two lists) a
+        list each. A longer text than the model reads is cut, with a warning.
         """
-        result = self._one(Classify(top_k=top_k), text, pair)
-        self._warn(result.cut_tokens)
-        return result.labels
+        results = self._each(Classify(top_k=top_k), text, pair)
+        self._warn(sum(result.cut_tokens for result in results))
+        found = [result.labels for result in results]
+        return found[0] if isinstance(text, str) else found
 
-    def tag(self, text: str, aggregation: str = "first") -> list[Tag]:
-        """Tagged words of a text of any length; `aggregation` as in `TagWords`."""
-        return self._one(TagWords(aggregation=aggregation), text)
+    def tag(self, text: str | Sequence[str], aggregation: str = "first") -> list[Tag] | list[list[Tag]]:
+        """Tagged words of a text of any length, of a list of texts a list each; `aggregation` as in `TagWords`."""
+        results = self._each(TagWords(aggregation=aggregation), text)
+        return results[0] if isinstance(text, str) else results
 
-    def answer(self, question: str, context: str, top_k: int = 1, **options: Any) -> list[Span]:
-        """The best answers in a context of any length; further options are those of `AnswerQuestion`."""
-        return self._one(AnswerQuestion(top_k=top_k, **options), question, context)
+    def answer(self, question: str | Sequence[str], context: str | Sequence[str], top_k: int = 1, **options: Any
+               ) -> list[Span] | list[list[Span]]:
+        """The best answers in a context of any length; of a list of questions, about one context or about as many, a
+        list each. Further options are those of `AnswerQuestion`.
+        """
+        results = self._each(AnswerQuestion(top_k=top_k, **options), question, context)
+        return results[0] if isinstance(question, str) else results
 
     def choose(self, text: str, choices: Sequence[str]) -> list[Choice]:
         """What goes on with a text best, of at least two choices: the most probable first. What is longer than the
@@ -213,6 +222,19 @@ class Predictor:
 
     def _tensor(self, values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self.loaded.device)
+
+    def _each(self, operation: Operation, text: str | Sequence, pair: str | Sequence[str] | None = None) -> list[Any]:
+        """Results of a text or of a list of them, with one second text for all, with one each, or without."""
+        if isinstance(text, str):
+            if pair is not None and not isinstance(pair, str):
+                raise UserError("texts: found one text with a list of second ones, expected one second text, or two "
+                                "lists")
+            return [self._one(operation, text, pair)]
+        seconds = [pair] * len(text) if pair is None or isinstance(pair, str) else pair
+        if len(seconds) != len(text):
+            raise UserError(f"texts: found {len(text)} texts with {len(seconds)} second ones, expected as many")
+        rows = [_row(each) if pair is None else Row(each, second) for each, second in zip(text, seconds, strict=True)]
+        return list(self.map(operation, [replace(row, place=f"text {n}") for n, row in enumerate(rows, 1)]))
 
     def _one(self, operation: Operation, text: str, pair: str | None = None) -> Any:
         encoder = self.loaded.encoder

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from cloze.launch.predict.config import AnswerConfig, ChooseConfig, Input, PairInput, SimilarityConfig
 from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.texts import tables
+from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 
 
-def read_rows(config: Input) -> Iterator[Row]:
+def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
     """Texts or pairs with their places.
 
+    Args:
+        learned: the columns that the model has learned from.
+
     Raises:
-        UserError: there are none, a line is no UTF-8 or no JSON object, or lacks a field.
+        UserError: there are none, a line is no UTF-8 or no JSON object, or lacks a field; a table lacks a column.
     """
     if config.text:
         yield from _given(config)
@@ -29,12 +37,76 @@ def read_rows(config: Input) -> Iterator[Row]:
                             "standard input")
         yield from _parse(sys.stdin.buffer, "standard input", config.lines == "json", kind)
         return
-    as_json = config.lines == "json" if config.lines else config.file.endswith((".jsonl", ".json"))
+    path = Path(config.file)
+    if not path.exists():
+        raise UserError(f"file: found no {path}, expected a file of texts")
+    if config.lines is None and (tables.ending(path) in tables.ENDINGS or path.is_dir()):
+        yield from _from_table(path, tuple(config.text_columns), learned, kind)
+        return
+    if config.text_columns:
+        raise UserError(f"text_columns: found {', '.join(config.text_columns)} with {path}, whose lines have no names, "
+                        f"expected a table: {', '.join(tables.ENDINGS)}")
     try:
-        with open(config.file, "rb") as file:
-            yield from _parse(file, config.file, as_json, kind)
+        with open(path, "rb") as file:
+            yield from _parse(file, config.file, config.lines == "json", kind)
     except OSError as error:
         raise UserError(f"file: {config.file}: {error.strerror}; expected a file of texts") from error
+
+
+def _from_table(path: Path, asked: tuple[str, ...], learned: Columns | None, kind: type[Operation]) -> Iterator[Row]:
+    """A text, a pair, or a text with choices of each row, with all of its columns."""
+    reading = tables.open_table(path, *((learned.header, learned.texts[0]) if learned else ()))
+    first = next(reading.rows)
+    columns = _find_columns(path, reading.columns or tuple(first.values), asked, learned, kind)
+    # By the operation's own names JSON objects may have a second text or not.
+    optional = kind.takes_pair == "maybe" and columns.texts == kind.fields and not asked
+    for row in itertools.chain([first], reading.rows):
+        if kind.takes_choices:
+            shared = " ".join(_text(row, name) for name in columns.texts)
+            yield Row(shared, None, row.place, _choices(row, columns), row.values)
+            continue
+        second = columns.texts[1] if len(columns.texts) > 1 else None
+        left_out = second is None or optional and row.values.get(second) is None
+        yield Row(_text(row, columns.texts[0]), None if left_out else _text(row, second), row.place, values=row.values)
+
+
+def _find_columns(path: Path, found: tuple[str, ...], asked: tuple[str, ...], learned: Columns | None,
+                  kind: type[Operation]) -> Columns:
+    """The columns of a table that hold the texts: those asked for, else those learned from, else the operation's."""
+    own = Columns(kind.fields[:1], kind.fields[1:]) if kind.takes_choices else Columns(
+        kind.fields if kind.takes_pair != "never" else kind.fields[:1])
+    needed = kind.fields[: 2 if kind.takes_choices or kind.takes_pair == "always" else 1]
+    if asked:
+        wanted = Columns(asked[:1], asked[1:]) if kind.takes_choices else Columns(asked)
+        needed = asked
+    elif learned and not (set(needed) <= set(found) and not set(learned.names) <= set(found)):
+        wanted = learned if kind.takes_pair != "never" else replace(learned, texts=learned.texts[:1])
+        needed = wanted.names
+    else:
+        wanted = own
+    if missing := [name for name in needed if name not in found]:
+        said = tables.missing_columns(path, found, {"text_columns": missing})
+        raise UserError(f"{said}, or add --lines text if each of its lines is a text")
+    if len(wanted.texts) > 2 and not kind.takes_choices:
+        raise UserError(f"text_columns: found {len(wanted.texts)} columns, expected one, or two for pairs")
+    return wanted
+
+
+def _text(row: tables.Row, column: str) -> str:
+    value = row.values.get(column)
+    if not isinstance(value, str):
+        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a text")
+    return value
+
+
+def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
+    """A column each, or one column with the list of them."""
+    if len(columns.choices) == 1:
+        found = row.values.get(columns.choices[0])
+        if not isinstance(found, list) or not all(isinstance(choice, str) for choice in found):
+            raise UserError(f"{row.place}: found {columns.choices[0]} = {found!r}, expected a list of texts")
+        return tuple(found)
+    return tuple(" ".join(_text(row, name) for name in (*columns.prefix, choice)) for choice in columns.choices)
 
 
 def _given(config: Input) -> Iterator[Row]:

@@ -144,7 +144,7 @@ def take_word_vectors(config: PretrainConfig, model, console: Console) -> None:
 def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process):
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     environment, console = process.environment, process.console
-    checkpoints, step, elastic = running.open_checkpoints(config, process)
+    checkpoints, step, elastic = running.open_checkpoints(config, runs.data_facts(manifest), process)
     model = build_model(config)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     if step is None and config.init_word_vectors:

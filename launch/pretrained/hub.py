@@ -26,8 +26,9 @@ def model_path(config: ModelConfig) -> Path:
 
 
 def is_name(text: str) -> bool:
-    """Whether this may be the name of a model, such as google-bert/bert-base-uncased."""
-    return bool(_NAME.fullmatch(text))
+    """Whether this may be the name of a model, such as google-bert/bert-base-uncased; no path into a folder that is
+    here: a mistyped one is nobody else's business."""
+    return bool(_NAME.fullmatch(text)) and not ("/" in text and Path(text).parent.is_dir())
 
 
 def fetch_model(name: str, *, revision: str | None, cache_dir: str | None, offline: bool, pickled: bool) -> Path:
@@ -51,7 +52,7 @@ def fetch_model(name: str, *, revision: str | None, cache_dir: str | None, offli
         if not (folder / _WEIGHTS).exists() and pickled:
             folder = fetch([_PICKLED_WEIGHTS])
     except Exception as error:  # network, names, rights: the library raises many kinds
-        how = "it is looked up offline; add --offline false to fetch it" if offline else "check name and revision"
+        how = "it is looked up offline; leave --offline true out to fetch it" if offline else "check name and revision"
         at = f" at revision {revision!r}" if revision else ""
         raise UserError(f"model: found no folder and no hub model {name!r}{at} ({type(error).__name__}); {how}"
                         ) from error

@@ -9,6 +9,7 @@ from typing import Any
 
 from cloze.launch.system.environment import device_type
 from cloze.launch.texts.encoding import Answering, Encoder, Truncation
+from cloze.launch.texts.tables import Columns
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -25,16 +26,17 @@ class LoadedModel:
         truncation: the longest texts that the model has learned from, and how longer ones were cut; None: they had as
             many tokens as it has positions.
         answering: how it has learned to answer; None: as usual.
+        columns: those of a table that it has learned from; None: it is not known.
 
     Raises:
         UserError: the tokenizer has more tokens than the model.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer, source: str = "model", truncation: Truncation | None = None,
-                 answering: Answering | None = None) -> None:
+                 answering: Answering | None = None, columns: Columns | None = None) -> None:
         self.device = device_type()
         self.model = model.to(self.device).eval()
-        self.tokenizer, self.source = tokenizer, source
+        self.tokenizer, self.source, self.columns = tokenizer, source, columns
         self.config: BertConfig = model.config
         if tokenizer.vocab_size > self.config.vocab_size:
             raise UserError(f"{source}: found a tokenizer of {tokenizer.vocab_size} tokens, expected at most "

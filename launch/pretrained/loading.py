@@ -14,6 +14,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
 from cloze.launch.system.environment import prepare_deepspeed, read_environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
+from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import check_kinds
 from cloze.model.huggingface import check_finite, load_note
@@ -43,7 +44,8 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     folder = runs.model_folder(folder)
     return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
-                                  load_truncation(folder), _noted(folder, ANSWERING, Answering)))
+                                  load_truncation(folder), _noted(folder, ANSWERING, Answering),
+                                  columns_of(load_note(folder, COLUMNS))))
 
 
 def load_truncation(folder: Path) -> Truncation | None:

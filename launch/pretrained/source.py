@@ -19,6 +19,7 @@ from cloze.model.config import BertConfig, HeadConfig
 from cloze.model.huggingface import OWN_MODEL_TYPE, StateDict, load_architecture, load_head, load_note, load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.yaml_text import load_yaml
 
 FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json
 
@@ -87,7 +88,7 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     known = {field.name for field in dataclasses.fields(BertConfig)}
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        values = load_yaml(path.read_text(encoding="utf-8"), name=str(path)) or {}
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise UserError(f"model: {path} can't be read as YAML ({error}); expected a file of configs/model/") from error
     if not isinstance(values, dict) or set(values) - known:

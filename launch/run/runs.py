@@ -6,20 +6,23 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 
 import yaml
 
+from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE, holding, publish_text, readable_errors
+from cloze.pipeline.yaml_text import load_yaml
 
 CONFIG = "config.yaml"
 DATA = "data.json"
 DEEPSPEED = "deepspeed.json"
+SOFTWARE = "software.json"  # what the newest start ran
 STATUS = "status.json"
 TOKENIZER = "tokenizer"
 MODEL = "model"  # of a finished run of fine-tuning
@@ -31,7 +34,7 @@ TRAINED_LENGTH = "max_length"  # in data.json
 # Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
 # other units, as another number of processes does.)
 FREE_FIELDS = {
-    "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
+    "processes", "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
     "train.micro_batch_size", "train.sequence_length", "train.log_every_steps", "train.max_skipped_steps",
     "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel", "train.compile",
     "train.deterministic", "train.memory_limit_gib", "seeds", "grid",
@@ -92,7 +95,7 @@ def trained_length(folder: Path) -> int | None:
 
 def _read(path: Path) -> dict:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+        content = load_yaml(path.read_text(encoding="utf-8"), name=str(path))  # JSON is YAML
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise UserError(f"{path.parent}: found no readable {path.name}, expected the folder of a run of `cloze "
                         f"pretrain` ({type(error).__name__})") from error
@@ -181,25 +184,53 @@ def check_folder(config, facts: dict[str, str]) -> None:
         UserError: names the first field that differs, with both values.
     """
     folder = Path(config.output)
-    if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS, DATA}):
+    if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS, DATA, STATUS}):
         return  # a start that was cut short leaves no more
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
+    _refuse_another(f"output: found {folder} with another run", _shaping(_read(folder / CONFIG)) | _read(folder / DATA),
+                    config, facts, "choose another --output")
+
+
+def check_checkpoint(folder: Path, state: dict, config, facts: dict[str, str]) -> None:
+    """Refuse a checkpoint that another run has written, of whatever shape: the run's folder knows nothing of it.
+
+    Args:
+        folder: of the checkpoint.
+        state: what its state.json holds; one of an earlier version without the fields passes by its hashes alone.
+
+    Raises:
+        UserError: names the first field that differs, with both values.
+    """
+    hashes = {name: state[name] for name in facts if name in state}
+    if "shaping" in state:
+        before = state["shaping"] | hashes
+    else:
+        before = shaping_of(config, facts) | hashes
+    _refuse_another(f"{folder}: found a checkpoint of another run", before, config, facts,
+                    "remove it to go on from an older one")
+
+
+def shaping_of(config, facts: dict[str, str]) -> dict[str, object]:
+    """What shapes the result of a run, by dotted name: fields, and hashes of what it reads."""
+    return _shaping(asdict(config)) | facts
+
+
+def _refuse_another(found: str, before: dict[str, object], config, facts: dict[str, str], mend: str) -> None:
+    """Raise UserError, which begins with `found`, for the first field that may not differ from before and does."""
     # What an earlier version did not know is as it would be if nobody had set it.
     unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
-    before = _shaping(_defaults(config)) | _shaping(_read(folder / CONFIG)) | unknown | _read(folder / DATA)
-    now = _shaping(asdict(config)) | facts
+    before = _shaping(_defaults(config)) | unknown | before
+    now = shaping_of(config, facts)
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):
             continue
-        mend = "choose another --output"
         if not name.startswith(FIXED):
             if config.checkpoint.accept_changes:
                 continue
             mend += ", or accept the change with --checkpoint.accept_changes true"
-        raise UserError(f"output: found {folder} with another run, whose {name} is {before.get(name)!r}, expected "
-                        f"{now.get(name)!r}; {mend}")
+        raise UserError(f"{found}, whose {name} is {before.get(name)!r}, expected {now.get(name)!r}; {mend}")
 
 
 def _entries(folder: Path) -> set[str]:
@@ -215,6 +246,7 @@ def describe(config, facts: dict[str, str], save_tokenizer: Callable[[Path], obj
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # What makes the folder a run's, after what it is compared by; the next start adds what one cut short has not.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
+    publish_text(folder / SOFTWARE, json.dumps(software(), indent=1) + "\n")
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
     target = folder / TOKENIZER
     if not target.exists():
@@ -251,4 +283,27 @@ def in_use(folder: Path) -> bool:
 
 def set_status(folder: Path, state: str, step: int) -> None:
     """state: running, requeue (stopped early with a checkpoint: submit again), complete, failed. Templates read it."""
-    publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n")
+    publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n", durable=state != "running")
+
+
+@contextmanager
+def failure_told(folder: Path) -> Iterator[None]:
+    """Say `running` at once, so that a start that fails, or is killed, is not taken for the end of an earlier part; and
+    `failed` for what ends with an error before it has said how it ended."""
+    set_status(folder, "running", _status(folder).get("step", 0))
+    try:
+        yield
+    except BaseException:
+        with suppress(UserError):  # the disk may be full, which is then the error on its way
+            if (told := _status(folder)).get("state") == "running":
+                set_status(folder, "failed", told.get("step", 0))
+        raise
+
+
+def _status(folder: Path) -> dict:
+    """What status.json holds; empty where it is missing or damaged."""
+    try:
+        told = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

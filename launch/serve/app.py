@@ -12,12 +12,14 @@ from cloze.launch.predict.operation import Operation, Row
 from cloze.launch.predict.predictor import OPERATIONS, Predictor
 from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
-from cloze.launch.serve.limits import BodyLimit
+from cloze.launch.serve.keys import read_keys
+from cloze.launch.serve.limits import Bounds, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
 
 PAGE = Path(__file__).with_name("page.html")
 REFUSALS = {status: {"model": Refusal, "description": reason} for status, reason in (
+    (401, "The request brings no key of this server"), (408, "The body did not come in time"),
     (413, "The body is too large"), (422, "The request cannot be answered"), (503, "The queue is full"))}
 
 
@@ -35,11 +37,13 @@ class Meters:
         self.seconds = Histogram("cloze_request_seconds", "Time of a request", ["operation"], **kept)
         sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
         self.batch = Histogram("cloze_batch_texts", "Texts of a batch", buckets=sizes, **kept)
+        self.held = Gauge("cloze_bytes_in_flight", "Bytes of bodies and answers that are received and sent", **kept)
         self.waiting = Gauge("cloze_waiting_tokens", "Tokens that wait or run", **kept)
 
 
 class CountRequests:
-    """ASGI middleware: counts every answer by its status and its operation; `other` is any path that is none."""
+    """ASGI middleware: counts every answer by its status and its operation; `other` is any path that is none, 499 the
+    status of what was not answered since its client had left (as nginx has it)."""
 
     def __init__(self, app, counter, operations: list[str]) -> None:
         self._app, self._counter, self._operations = app, counter, operations
@@ -64,17 +68,25 @@ class CountRequests:
             if not answered:  # Starlette answers it, outside of all middleware
                 self._counter.labels(operation, 500).inc()
             raise
+        if not answered:
+            self._counter.labels(operation, 499).inc()
 
 
 def build_app(predictor: Predictor, config: ServeConfig):
     """A FastAPI application around a model. Needs the extra `serve`.
 
-    `app.state.stopping` set to true makes /ready answer 503.
+    `app.state.stopping` set to true makes /ready answer 503; `app.state.traffic.dropped` counts requests that were
+    accepted and not answered.
+
+    Raises:
+        UserError: the keys cannot be read, or are missing where they are demanded.
     """
     from fastapi_offline import FastAPIOffline
 
     meters = Meters()
     batcher = Batcher(predictor, config, meters.batch.observe)
+    traffic = Traffic(config.max_bytes_in_flight)
+    meters.held.set_function(lambda: traffic.held)
     meters.waiting.set_function(lambda: batcher.waiting_tokens)
 
     @asynccontextmanager
@@ -85,9 +97,9 @@ def build_app(predictor: Predictor, config: ServeConfig):
 
     app = FastAPIOffline(title="Cloze", version=__version__, lifespan=lifespan, redoc_url=None,
                          description=f"{type(predictor.model).__name__} from {predictor.loaded.source}")
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(Bounds, config=config, traffic=traffic, keys=read_keys(config))
     app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())  # around the other one
-    app.state.stopping = False
+    app.state.stopping, app.state.traffic = False, traffic
     for operation in OPERATIONS.values():
         if predictor.has_head(operation):
             _add_operation(app, operation, config, batcher, meters)

@@ -7,6 +7,7 @@ tokens and results become JSON in threads, too.
 
 import asyncio
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,14 @@ from cloze.launch.serve.config import ServeConfig
 from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError
 
+# Threads that make tokens of texts and JSON of results: Python runs one at a time, and each holds what it works on.
+_THREADS = 4
+
 Prepared = list[tuple[Row, list[Encoding]]]
 
 
 class QueueFull(Exception):
-    """As many tokens wait as may."""
+    """As many tokens or numbers wait as may."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +39,21 @@ class _Job:
 class Batcher:
     """The queue before a model. Of one event loop; the model runs in a thread, one batch at a time.
 
-    waiting_tokens: of all sequences that wait, run or become JSON. on_batch: called with the number of texts of each
-    batch.
+    waiting_tokens, waiting_numbers: of all sequences, and in the answers, that wait, run or become JSON. on_batch:
+    called with the number of texts of each batch.
     """
 
     def __init__(self, predictor: Predictor, limits: ServeConfig, on_batch=None) -> None:
-        self.predictor, self.waiting_tokens = predictor, 0
+        self.predictor, self.waiting_tokens, self.waiting_numbers = predictor, 0, 0
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="texts")
         self._limits, self._on_batch = limits, on_batch
         self._jobs: deque[_Job] = deque()
         self._arrived = asyncio.Event()
 
     @property
     def full(self) -> bool:
-        return self.waiting_tokens >= self._limits.max_queue_tokens
+        return (self.waiting_tokens >= self._limits.max_queue_tokens
+                or self.waiting_numbers >= self._limits.max_queue_numbers)
 
     async def submit(self, operation: Operation, rows: list[Row]) -> bytes:
         """Results of some texts: a list of the objects that `cloze predict` prints, as JSON.
@@ -58,20 +64,27 @@ class Batcher:
         self.predictor.require(operation)
         if self.full:  # before any work is done
             raise QueueFull
-        prepared, tokens = await asyncio.to_thread(self._prepare, operation, rows)
+        loop = asyncio.get_running_loop()
+        prepared, tokens, numbers = await loop.run_in_executor(self._threads, self._prepare, operation, rows)
         if self.full:  # others came meanwhile
             raise QueueFull
-        job = _Job(operation, prepared, tokens, asyncio.get_running_loop().create_future())
+        job = _Job(operation, prepared, tokens, loop.create_future())
         self.waiting_tokens += tokens
+        self.waiting_numbers += numbers
         self._jobs.append(job)
         self._arrived.set()
         try:
-            return await asyncio.to_thread(_write, operation, rows, await job.answer)
+            return await loop.run_in_executor(self._threads, _write, operation, rows, await job.answer)
         finally:
             self.waiting_tokens -= tokens
+            self.waiting_numbers -= numbers
 
-    def _prepare(self, operation: Operation, rows: list[Row]) -> tuple[Prepared, int]:
-        """Sequences of some texts and the number of their tokens. Raises UserError as soon as they are too many."""
+    def _prepare(self, operation: Operation, rows: list[Row]) -> tuple[Prepared, int, int]:
+        """Sequences of some texts, the number of their tokens and that of the numbers in the answer.
+
+        Raises:
+            UserError: as soon as they are too many.
+        """
         prepared, tokens, numbers = [], 0, 0
         for row in rows:
             encodings = []
@@ -82,7 +95,7 @@ class Batcher:
             numbers += operation.numbers(self.predictor.loaded, encodings)
             _check("max_numbers", numbers, "numbers to answer", self._limits)
             prepared.append((row, encodings))
-        return prepared, tokens
+        return prepared, tokens, numbers
 
     async def run(self) -> None:
         """Serve until cancelled."""

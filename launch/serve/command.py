@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import socket
+import threading
 
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.hub import model_path
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.config import ServeConfig
+from cloze.launch.serve.connections import make_room_for_files, protocol
+from cloze.launch.serve.keys import read_keys
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 
+# What is left to do behind the grace: connections are closed and the interpreter ends.
+_ENDING_SECONDS = 3.0
+
 
 def serve(config: ServeConfig) -> int:
-    """Serve until SIGTERM or Ctrl-C, finish what was accepted; returns the exit status, not 0 if a second Ctrl-C has
-    cut that short.
+    """Serve until SIGTERM or Ctrl-C, finish what was accepted; returns the exit status, not 0 if the end of the grace,
+    or a second Ctrl-C, has cut that short.
     """
     try:
         import fastapi_offline  # noqa: F401
@@ -24,11 +32,18 @@ def serve(config: ServeConfig) -> int:
     except ImportError as error:
         raise UserError(f"serve: found no {error.name}, expected the packages of the server; pip install "
                         "'cloze[serve]'") from None
+    read_keys(config)  # whatever is wrong with them is said before the model is read
+    make_room_for_files(config)
     listener = _listen(config)
     app = build_app(Predictor.from_folder(model_path(config)), config)
 
     class Server(uvicorn.Server):
         def handle_exit(self, number: int, frame) -> None:
+            if not app.state.stopping:
+                # Threads that run the model cannot be cancelled, and Python waits for them before it ends.
+                last = threading.Timer(config.grace_seconds + _ENDING_SECONDS, _end_without_threads, (config,))
+                last.daemon = True
+                last.start()
             app.state.stopping = True
             super().handle_exit(number, frame)
 
@@ -37,13 +52,26 @@ def serve(config: ServeConfig) -> int:
         signal.signal(number, lambda *_: None)
     host, port = listener.getsockname()[:2]
     Console().say(f"serving {config.model} at http://{host}:{port} (a page to try it; /docs explains every operation)")
-    server = Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=30))
+    # Its warnings are all about what clients send, a line each.
+    server = Server(uvicorn.Config(
+        app, log_level="error", http=protocol(config), ws="none", access_log=False,
+        timeout_keep_alive=math.ceil(config.read_seconds), timeout_graceful_shutdown=math.ceil(config.grace_seconds)))
     server.run(sockets=[listener])
     if server.force_exit:
         Console().say("stopped by a second Ctrl-C; requests that were being answered were dropped")
         return 128 + signal.SIGINT  # the shell's convention for death by signal
+    if dropped := app.state.traffic.dropped:
+        Console().say(f"stopped after {config.grace_seconds:g} s (grace_seconds); {dropped} requests that were being "
+                      "answered were dropped")
+        return 1
     Console().say("stopped; every accepted request was answered")
     return 0
+
+
+def _end_without_threads(config: ServeConfig) -> None:
+    Console().say(f"stopped {config.grace_seconds:g} s (grace_seconds) after the signal, while the model was running; "
+                  "requests that were being answered were dropped")
+    os._exit(1)
 
 
 def _listen(config: ServeConfig) -> socket.socket:

@@ -1,52 +1,193 @@
-"""The largest body of a request, held before anything reads it."""
+"""A request from its first byte to the last of its answer: bounds on bytes and times, keys, clients that leave."""
 
 import asyncio
+from dataclasses import dataclass
+
+from cloze.launch.serve.config import ServeConfig
+from cloze.launch.serve.keys import may_ask
 
 # A socket that is closed with unread bytes resets the connection, and the answer may be lost on its way (RFC 9112, 9.6:
 # half-close, read on, then close; nginx's lingering_timeout is as long).
 LINGER_SECONDS = 5
+# An answer is handed on in pieces, each when the one before has left: what nobody reads stays here and is counted.
+PIECE_BYTES = 1 << 16
 
 
-class BodyLimit:
-    """ASGI middleware: a body of more than `max_bytes` is answered 413, whatever its headers say."""
+class Refused(Exception):
+    """A request is answered by this status and line and no more of it is read."""
 
-    def __init__(self, app, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status, self.line = status, line
+
+
+@dataclass
+class Traffic:
+    """Bytes of all requests and answers that are held, and how many requests were dropped while they were answered."""
+
+    most: int
+    held: int = 0
+    dropped: int = 0
+
+    def take(self, count: int) -> None:
+        """Hold so many bytes more. Raises Refused."""
+        if self.held + count > self.most:
+            raise Refused(503, "too many bytes of other requests are being received and sent; try again later")
+        self.held += count
+
+
+class Bounds:
+    """ASGI middleware in front of all others but counting: reads a body, calls the application, sends its answer.
+
+    - without one of the keys, where there are any: 401, and nothing is read;
+    - a body of more than max_body_bytes is answered 413, one that takes longer than read_seconds 408;
+    - bodies and answers of all requests together hold at most max_bytes_in_flight, then 503;
+    - an answer of which the client reads nothing for write_seconds is dropped with its connection;
+    - when the client leaves, the application is cancelled.
+    """
+
+    def __init__(self, app, config: ServeConfig, traffic: Traffic, keys: list[bytes] | None) -> None:
+        self._app, self._config, self._traffic, self._keys = app, config, traffic, keys
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        messages, size = [], 0
+        request = _Request(self._app, self._config, self._traffic, scope, receive, send)
+        try:
+            if not may_ask(scope, self._keys):
+                raise Refused(401, "authorization: found no key of this server, expected `Authorization: Bearer KEY`")
+            await request.answer()
+        except Refused as refused:
+            await request.refuse(refused)
+        except asyncio.CancelledError:  # by a stop whose grace is over
+            self._traffic.dropped += request.accepted
+            await request.abort()
+        finally:
+            self._traffic.held -= request.held
+
+
+class _Request:
+    def __init__(self, app, config: ServeConfig, traffic: Traffic, scope, receive, send) -> None:
+        self._app, self._config, self._traffic = app, config, traffic
+        self._scope, self._receive, self._send = scope, receive, send
+        # None under a test's transport.
+        self._connection = scope.get("state", {}).get("connection")
+        self._start: dict | None = None
+        self.held = 0
+        self.accepted = False
+        self._body_read = self._started = False
+
+    def _hold(self, count: int) -> None:
+        self._traffic.take(count)
+        self.held += count
+
+    async def answer(self) -> None:
+        try:
+            body = await asyncio.wait_for(self._read(), self._config.read_seconds)
+        except asyncio.TimeoutError:
+            raise Refused(408, f"body: found none that is whole after {self._config.read_seconds:g} s; send it faster"
+                          ) from None
+        if body is None:
+            return
+        self._body_read = self.accepted = True
+        if self._connection is not None:
+            self._connection.whole()
+        left = asyncio.ensure_future(self._until_left())
+        work = asyncio.ensure_future(self._app(self._scope, self._replayed(body, left), self._bounded))
+        try:
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work  # its exception is this request's
+        finally:
+            left.cancel()
+            if not work.done():
+                work.cancel()
+            await asyncio.gather(work, left, return_exceptions=True)
+
+    async def _read(self) -> bytes | None:
+        """The whole body; None if the client has left before its end."""
+        pieces, size = [], 0
         while True:
-            message = await receive()
-            messages.append(message)
-            size += len(message.get("body", b""))
-            if size > self._max_bytes:
-                await self._refuse(receive, send)
-                return
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return None
+            piece = message.get("body", b"")
+            pieces.append(piece)
+            size += len(piece)
+            if size > self._config.max_body_bytes:
+                raise Refused(413, f"body: found more than {self._config.max_body_bytes} bytes; send fewer or shorter "
+                              "texts")
+            self._hold(len(piece))
             if not message.get("more_body", False):
-                break
-        replayed = iter(messages)
+                return b"".join(pieces)
 
-        async def receive_again():
-            return next(replayed, None) or await receive()
+    @staticmethod
+    def _replayed(body: bytes, left: asyncio.Future):
+        given = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-        await self._app(scope, receive_again, send)
+        async def receive():
+            return next(given, None) or await asyncio.shield(left)
 
-    async def _refuse(self, receive, send) -> None:
-        """Answer at once, then let the client end its body, which nobody keeps, before the connection is closed."""
-        body = b'{"detail": "body: found more than %d bytes; send fewer or shorter texts"}' % self._max_bytes
+        return receive
+
+    async def _until_left(self):
+        while (message := await self._receive())["type"] != "http.disconnect":
+            pass
+        return message
+
+    async def _bounded(self, message) -> None:
+        """Send in pieces that the connection has room for. The start waits for the body, which may find no room."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        self._hold(len(body))
+        start, self._start = self._start, None
+        if start is not None:
+            self._started = True
+            await self._within(start)
+        for low in range(0, max(1, len(body)), PIECE_BYTES):
+            last = low + PIECE_BYTES >= len(body)
+            await self._within({"type": "http.response.body", "body": body[low : low + PIECE_BYTES],
+                                "more_body": more or not last})
+        self.held -= len(body)
+        self._traffic.held -= len(body)
+
+    async def _within(self, message) -> None:
+        try:
+            await asyncio.wait_for(self._send(message), self._config.write_seconds)
+        except asyncio.TimeoutError:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Close the connection without the rest of the answer."""
+        if self._connection is not None:
+            self._connection.abort()
+            await asyncio.sleep(0)  # from when on sending does nothing
+
+    async def refuse(self, refused: Refused) -> None:
+        """Answer at once; a body that is not whole may be ended by the client, without being kept, before the
+        connection is closed."""
+        if self._started:  # a part of the answer has gone
+            await self.abort()
+            return
+        body = b'{"detail": "%b"}' % refused.line.encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)),
                    (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        try:
-            await asyncio.wait_for(self._discard(receive), LINGER_SECONDS)
-        except asyncio.TimeoutError:
-            pass
-        await send({"type": "http.response.body", "body": b""})
+        if refused.status == 503:
+            headers.append((b"retry-after", b"1"))
+        if refused.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await self._send({"type": "http.response.start", "status": refused.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        if not self._body_read:
+            try:
+                await asyncio.wait_for(self._discard(), LINGER_SECONDS)
+            except asyncio.TimeoutError:
+                pass
+        await self._send({"type": "http.response.body", "body": b""})
 
-    async def _discard(self, receive) -> None:
-        while (await receive()).get("more_body", False):
+    async def _discard(self) -> None:
+        while (await self._receive()).get("more_body", False):
             pass

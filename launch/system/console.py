@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 # Scalars of a progress line: name in the metrics, label, format.
@@ -21,9 +24,9 @@ _COLUMNS = (
     ("speed/mfu", "MFU", "{:.1%}"),
     ("validation/loss", "validation loss", "{:.4f}"),
     ("validation/mlm_loss", "mlm", "{:.4f}"),
-    ("validation/mlm_accuracy", "mlm accuracy", "{:.3f}"),
+    ("validation/mlm_accuracy", "mlm accuracy", "{:.4f}"),
     ("validation/next_sentence_loss", "nsp", "{:.4f}"),
-    ("validation/next_sentence_accuracy", "nsp accuracy", "{:.3f}"),
+    ("validation/next_sentence_accuracy", "nsp accuracy", "{:.4f}"),
     *((f"validation/{name}", name.replace("_", " "), "{:.4f}") for name in (
         "accuracy", "accuracy_mean", "f1", "f1_micro", "f1_macro", "exact_match", "matthews_correlation", "pearson",
         "spearman", "precision", "recall",
@@ -31,10 +34,25 @@ _COLUMNS = (
 )
 
 
+def figure(value: float) -> str:
+    """A result as it is shown, whatever it measures; files hold all digits."""
+    return f"{value:.4f}"
+
+
 def clock(seconds: float) -> str:
     """Seconds as h:mm:ss."""
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+
+
+@contextmanager
+def counting(unit: str) -> Iterator[Callable[[], None]]:
+    """What is called for each piece of work that is done; a terminal on standard error shows how many there are."""
+    columns = TextColumn("{task.completed:,.0f} " + unit), TimeElapsedColumn()
+    console = RichConsole(file=sys.stderr)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as shown:
+        task = shown.add_task("", total=None)
+        yield lambda: shown.advance(task)
 
 
 class Output(RichConsole):

@@ -73,12 +73,12 @@ DATA_SHEETS = (
     _sheet("L4", 121, 24, 300, 32, 58, "ada", "L4 data sheet: 242 TF sparse"),
     _sheet("RTX 6000 Ada", 364, 48, 960, 32, 142, "ada", "RTX 6000 Ada data sheet†: 1,457 TF sparse in 8 bits"),
     _sheet("RTX 4090", 165, 24, 1008, 32, 128, "ada", "Ada white paper, 32-bit sums"),
-    _sheet("RTX 5090", 209.5, 32, 1792, 64, 170, "blackwell", "RTX Blackwell white paper†, 32-bit sums"),
+    _sheet("RTX 5090", 209.5, 32, 1792, 64, 170, "rtx blackwell", "RTX Blackwell white paper†, 32-bit sums"),
     _sheet("V100", 125, 32, 900, 150, 80, "volta", "V100 data sheet"),
     _sheet("T4", 65, 16, 320, 16, 40, "turing", "T4 data sheet"),
 )
 # Words after which a name is another, slower device than the one that it begins with.
-_OTHERS = {"laptop", "max-q", "d", "mobile"}
+_OTHERS = {"laptop", "max", "d", "mobile"}  # max: Max-Q
 _WORD = re.compile(r"[A-Za-z0-9.]+")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import platform
@@ -13,6 +14,7 @@ import torch
 
 from cloze.launch.system.data_sheets import DataSheet, find_data_sheet, is_slice
 from cloze.launch.system.environment import cache_folder
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 
 # Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
@@ -51,6 +53,8 @@ def choose_kernels(device: torch.device, *, tf32: bool, deterministic: bool) -> 
     # Padded batches and ALiBi are for the memory-efficient kernel, whichever version of cuDNN there is: newer ones put
     # themselves first on Hopper, and refuse a dropout that is no multiple of 1/16 (sdp_utils.cpp).
     torch.backends.cuda.enable_cudnn_sdp(False)
+    # Its backward adds in no fixed order; plain products and a softmax, which then serve, do.
+    torch.backends.cuda.enable_mem_efficient_sdp(not deterministic)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
@@ -138,7 +142,9 @@ def measured_memory(device: torch.device) -> tuple[float, float] | None:
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
     """Best FLOP/s of square products by dtype, with the threads that this process has; takes _SECONDS."""
     end = time.monotonic() + _SECONDS
-    matrices = [torch.randn(size, size, device=device).to(dtype) for dtype in dtypes for size in _SIZES[device.type]]
+    numbers = torch.Generator(device).manual_seed(0)  # its own: a run's random state stays as it is
+    matrices = [torch.randn(size, size, device=device, generator=numbers).to(dtype)
+                for dtype in dtypes for size in _SIZES[device.type]]
     for matrix in matrices:  # the first products choose their kernels
         matrix @ matrix
     best = dict.fromkeys(dtypes, 0.0)
@@ -212,12 +218,27 @@ def _keep(rates: dict[str, float]) -> list[float]:
 
 
 def doubt_of_peak(device: torch.device) -> str:
-    """What it means, and what to do, if a run is faster than `peak_flops`."""
+    """What it means, and what was done or is to be, if a run is faster than `peak_flops`."""
     if data_sheet_flops(device) is not None:
         return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; "
                 "correct it there")
-    return (f"the peak in {_file()} was measured by `cloze doctor` while the machine was busy, or clocked lower than "
-            "now; run it again when nothing else runs: the higher value is kept")
+    return (f"the peak in {_file()} was measured while the machine was busy, or clocked lower than now; it is measured "
+            "anew, and the higher value kept")
+
+
+def measured_anew(device: torch.device, dtype: torch.dtype, keep: bool) -> float | None:
+    """Peak in FLOP/s, measured once more, or None for a device with a data sheet; takes _SECONDS.
+
+    Args:
+        keep: whether this process remembers it for other runs, if it can.
+    """
+    if data_sheet_flops(device) is not None:
+        return None
+    rates = measure_flops(device, dtype)
+    if keep:
+        with contextlib.suppress(UserError):  # a run does not end for it
+            keep_measured(device, rates)
+    return rates[dtype]
 
 
 def _wait(device: torch.device) -> None:

@@ -54,6 +54,13 @@ def have_met() -> bool:
     return dist.is_initialized()
 
 
+def lost_others(error: RuntimeError) -> bool:
+    """Whether an error is that of a collective which other processes have left: torch's of NCCL and of its store, or
+    gloo's, a bare RuntimeError that names a file of its transport."""
+    return have_met() and dist.get_world_size() > 1 and (
+        isinstance(error, dist.DistError) or "gloo/transport" in str(error))
+
+
 def shutdown() -> None:
     """Leave the process group; does nothing if there is none."""
     if have_met():

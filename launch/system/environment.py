@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import signal
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,6 +118,26 @@ def protect_process() -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+# Names the process whose end is that of this one, which it has started as a rank.
+_PARENT = "CLOZE_PARENT"
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def end_with(process: int) -> dict[str, str]:
+    """Variables of a process that is to stop when another one ends, whatever ends it."""
+    return {_PARENT: str(process)}
+
+
+def end_with_parent() -> None:
+    """Have this process stopped when the one ends that has started it and said so; on Linux, which alone can."""
+    parent = os.environ.pop(_PARENT, "")  # not that of processes that this one starts
+    if not parent or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it has ended already
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def forbid_pickled_code() -> None:

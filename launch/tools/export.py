@@ -6,20 +6,27 @@ import os
 import shutil
 from pathlib import Path
 
+import torch
+
 from cloze.launch.config import ExportConfig
 from cloze.launch.pretrained.loading import read_run_average
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
+from cloze.launch.tools.card import card, write_pooling
 from cloze.launch.tools.onnx import check_installed, write_onnx
-from cloze.model.huggingface import check_finite, copy_pretrained, save_pretrained
+from cloze.model.huggingface import cast_pretrained, check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 def export(config: ExportConfig) -> int:
-    """Write config.json, model.safetensors and the tokenizer's files, with `onnx` a graph; returns the exit status."""
+    """Write config.json, model.safetensors, the tokenizer's files, a model card and, for encoders, how a text's vector
+    is made; with `onnx` a graph. Returns the exit status.
+    """
     console = Console()
     run = Path(config.run)
     output = Path(config.output or os.path.abspath(run) + "-hf")  # "." has no name of its own
@@ -36,6 +43,10 @@ def export(config: ExportConfig) -> int:
                 _copy_model(config, run, aside, console))
             if config.onnx:
                 write_onnx(aside)
+            if config.dtype:
+                cast_pretrained(aside, _DTYPES[config.dtype])
+            write_pooling(aside)
+            (aside / "README.md").write_text(card(run, aside, output.name, said), encoding="utf-8")
             os.replace(aside, output)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

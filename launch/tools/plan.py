@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from cloze.launch.pretrain.probing import SPARE_SHARE
 from cloze.launch.system.console import Console, clock
 from cloze.launch.system.environment import Environment
@@ -37,7 +39,11 @@ def make_estimator(config: PlanConfig) -> Estimator:
     Raises:
         UserError: the device is not known, no length is given, or processes leave a rest of the batch.
     """
-    machine = find_machine(config.device)
+    precise = config.train.precision == "fp32"
+    machine = find_machine(config.device, torch.float32 if precise else torch.bfloat16)
+    if precise and not machine.is_cpu:
+        share = assumptions.TF32_PRODUCTS if config.train.tf32 else assumptions.FP32_PRODUCTS
+        machine = replace(machine, best_product=machine.best_product * share)
     if config.link_gigabytes is not None:
         machine = replace(machine, link=config.link_gigabytes * 1e9)
     model, lengths = config.model, _lengths(config)

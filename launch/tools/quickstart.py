@@ -44,7 +44,7 @@ class Quickstart:
         if done and done.exists():
             return
         self._say(command)
-        if status := subprocess.run(self._resolve(command), env=self._variables()).returncode:
+        if status := subprocess.run(self._resolve(command), env=child_variables()).returncode:
             raise UserError(f"quickstart: {title} ended with status {status}, expected 0; its message stands above")
 
     def _say(self, command: tuple[str, ...]) -> None:
@@ -52,14 +52,8 @@ class Quickstart:
 
     @staticmethod
     def _resolve(command: tuple[str, ...]) -> list[str]:
-        """`cloze` and `torchrun` of this very environment, whether it is activated or not."""
-        module = {"cloze": "cloze", "torchrun": "torch.distributed.run"}[command[0]]
-        return [sys.executable, "-m", module, *command[1:]]
-
-    @staticmethod
-    def _variables() -> dict[str, str]:
-        """torchrun warns unless this is set; a run shares the cores out itself."""
-        return child_variables(OMP_NUM_THREADS="1")
+        """`cloze` of this very environment, whether it is activated or not."""
+        return [sys.executable, "-m", *command]
 
     def corpus(self) -> str:
         """The language reference of this Python, one document a topic, as JSON lines."""
@@ -75,8 +69,8 @@ class Quickstart:
     def pretrain(self, data: str, run: Path) -> None:
         """Train to the half, stop with a signal as a scheduler would, and continue with the same command."""
         command = (
-            "torchrun", "--standalone", "--nproc-per-node", str(self.processes()), "-m", "cloze", "pretrain",
-            "--config", "tiny", "--data", data, "--output", str(run),
+            "cloze", "pretrain", "--config", "tiny", "--processes", str(self.processes()),
+            "--data", data, "--output", str(run),
             # A text so small is learned by heart: no dropout, and a rate that only a tiny model stands.
             "--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
             "--train.learning_rate", "5e-3", "--train.max_steps", str(MAX_STEPS), "--schedule.warmup_steps", "100",
@@ -94,11 +88,7 @@ class Quickstart:
 
     def _run_until(self, command: tuple[str, ...], run: Path, step: int) -> None:
         """Start a command and send it SIGTERM once the run has logged `step`."""
-        # torchrun reports the signal that we send it with a traceback of its own: that goes to a file.
-        log = self.output / "stopped.log"
-        with open(log, "w") as errors, subprocess.Popen(
-            self._resolve(command), env=self._variables(), stderr=errors
-        ) as process:
+        with subprocess.Popen(self._resolve(command), env=child_variables()) as process:
             while process.poll() is None:
                 time.sleep(0.2)
                 lines = read_metrics(run) if (run / METRICS).exists() else []
@@ -107,7 +97,6 @@ class Quickstart:
                     process.send_signal(signal.SIGTERM)
                     process.wait()
         if self._status(run) != "requeue":
-            print(log.read_text(), file=sys.stderr)
             raise UserError(f"quickstart: pretraining ended as {self._status(run)!r}, expected `requeue` after the "
                             "signal; its messages stand above")
 

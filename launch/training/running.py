@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,7 +60,8 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
         console.warn(f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
                      f"collectives give up and end the run after {COLLECTIVE_SECONDS} s")
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
-    with runs.locked(output) if environment.is_main else nullcontext():
+    main = environment.is_main
+    with runs.locked(output) if main else nullcontext(), runs.failure_told(output) if main else nullcontext():
         with Heartbeat(output, environment, config.monitor) as heartbeat:  # it names a rank that does not join
             if config.train.deterministic:
                 keep_products_deterministic()
@@ -72,15 +73,22 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
-def open_checkpoints(config: RunConfig, process: Process) -> tuple[CheckpointManager, int | None, bool]:
+def open_checkpoints(config: RunConfig, facts: dict[str, str], process: Process
+                     ) -> tuple[CheckpointManager, int | None, bool]:
     """The run's checkpoints, the step to go on from (None: start), and whether another number of processes saved it.
 
+    Args:
+        facts: what the run may not go on with another of (runs.check_folder).
+
     Raises:
-        UserError: checkpoint.resume demands or forbids a checkpoint, or there are only damaged ones.
+        UserError: checkpoint.resume demands or forbids a checkpoint, there are only damaged ones, or the newest good
+            one is of another run.
     """
     checkpoints = CheckpointManager(Path(config.output) / runs.CHECKPOINTS, process.environment, process.device,
                                     keep_last=config.checkpoint.keep_last, warn=process.console.warn)
     step = _find_resume(config, checkpoints)
+    if step is not None:
+        runs.check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
     elastic = step is not None and checkpoints.is_elastic(step)
     if elastic:
         process.console.say(f"step {step} was saved by another number of processes: converting it")
@@ -107,19 +115,21 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
     return step
 
 
-def make_trainer(config: RunConfig, process: Process, engine, checkpoints: CheckpointManager, *, facts: dict, **parts
-                 ) -> Trainer:
+def make_trainer(config: RunConfig, process: Process, engine, checkpoints: CheckpointManager, *, facts: dict,
+                 more: dict | None = None, **parts) -> Trainer:
     """A trainer at step 0.
 
     Args:
-        facts: plain values kept in every checkpoint, beside the ZeRO stage and the hash of the configuration.
+        facts: what the run may not go on with another of; kept in every checkpoint, with all that shapes the result.
+        more: further plain values kept in every checkpoint.
         parts: objective, evaluate and flops of Trainer.
     """
     environment, device = process.environment, process.device
     profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
     return Trainer(config, engine=engine, checkpoints=checkpoints, console=process.console, environment=environment,
                    device=device, heartbeat=process.heartbeat, profiler=profiler,
-                   facts={"zero_stage": config.zero.stage, "config_hash": runs.config_hash(config), **facts}, **parts)
+                   facts={"zero_stage": config.zero.stage, "config_hash": runs.config_hash(config),
+                          "shaping": runs.shaping_of(config, facts), **facts, **(more or {})}, **parts)
 
 
 def resume(trainer: Trainer, step: int | None) -> None:
@@ -170,7 +180,6 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
     output = Path(config.output)
     main = trainer.environment.is_main
     metrics = MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step) if main else None
-    ended = False
     try:
         with stop:
             if metrics:
@@ -181,17 +190,11 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
             complete = complete and (report is None or report(stop))
             if metrics:
                 runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
-            ended = True  # whatever befalls the others from here on
             trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
                                 f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
             # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
             # the status of a stop, and the templates go by what rank 0 has written and people by what it has said.
             distributed.barrier()
-    except BaseException:
-        if metrics and not ended:
-            with suppress(UserError):  # the disk may be full, which is then the error on its way
-                runs.set_status(output, "failed", trainer.state.step)
-        raise
     finally:
         if metrics:
             metrics.close()

@@ -24,7 +24,7 @@ class Throughput:
 
     def __init__(self, device: torch.device, peak: float | None) -> None:
         """peak: FLOP/s of this process's device, if it is known."""
-        self._device, self._peak = device, peak
+        self._device, self.peak = device, peak
         self.reset()
 
     def reset(self) -> None:
@@ -67,8 +67,8 @@ class Throughput:
         }
         if save_wait.max() > 0:
             scalars["speed/checkpoint_wait_seconds"] = float(save_wait.max())
-        if self._peak:
-            scalars["speed/mfu"] = float(flops.sum() / seconds.mean()) / (self._peak * len(ranks))
+        if self.peak:
+            scalars["speed/mfu"] = float(flops.sum() / seconds.mean()) / (self.peak * len(ranks))
         return scalars
 
 

@@ -10,17 +10,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState
 from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped, weight_copies
+from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
-from cloze.launch.system.devices import doubt_of_peak, numbers_on, peak_flops, to_device
+from cloze.launch.system.devices import doubt_of_peak, measured_anew, numbers_on, peak_flops, to_device
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.goals import completion, ending, judged
 from cloze.launch.training.inspection import Inspector
@@ -327,12 +329,27 @@ class Trainer:
         scalars["data/samples"] = self.state.samples_consumed
         scalars["data/epoch"] = self.state.epoch
         scalars |= self.throughput.scalars()
-        if scalars.get("speed/mfu", 0.0) > 1 and not self._peak_doubted:
-            self._peak_doubted = True
-            self.console.warn(f"speed/mfu: {scalars['speed/mfu']:.0%} of the peak cannot be: "
-                              f"{doubt_of_peak(self.device)}")
+        if scalars.get("speed/mfu", 0.0) > 1:
+            scalars |= self._believable(scalars.pop("speed/mfu"))
         self._write(scalars)
+        if self.metrics:
+            runs.set_status(Path(self.config.output), "running", self.state.step)
         self.throughput.reset()
+
+    def _believable(self, mfu: float) -> dict[str, float]:
+        """What of a share above 1 can be shown: none, or its share of the peak that is measured anew, once a run, since
+        the first peak was wrong. Collective: all ranks have the same share."""
+        if self._peak_doubted:
+            return {}
+        self._peak_doubted = True
+        self.console.warn(f"speed/mfu: {mfu:.0%} of the peak cannot be, and is not shown: {doubt_of_peak(self.device)}")
+        peak = measured_anew(self.device, compute_dtype(self.engine), self.environment.is_main)
+        if peak is None:
+            return {}
+        peaks = distributed.gather(torch.tensor([peak], dtype=torch.float64, device=self.device))
+        before, self.throughput.peak = self.throughput.peak, max(self.throughput.peak, float(peaks.mean()))
+        mfu *= before / self.throughput.peak
+        return {"speed/mfu": mfu} if mfu <= 1 else {}
 
     @contextlib.contextmanager
     def _not_training(self, phase: str) -> Iterator[None]:

@@ -7,7 +7,6 @@ last may be smaller), and its hash is that of theirs: so nothing is read twice, 
 import hashlib
 import itertools
 import os
-from pathlib import Path
 
 import numpy as np
 
@@ -45,7 +44,7 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
                 os.close(stream)
             found += size
     except OSError as error:
-        raise UserError(describe(error, Path(file.path))) from error
+        raise UserError(describe(error, file.path)) from error
     size = file.size if file.parts else found  # that of a data set is not the size of its files
     if is_hashed(file) and (size, changed) != (file.size, file.changed):
         raise UserError(

@@ -4,7 +4,8 @@ import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from cloze.pipeline.config import SourceConfig
@@ -37,8 +38,9 @@ def find_files(
     # One file under several names is read once. A link says what it links to by its own name: that of its target may
     # be a hash (the cache of the Hugging Face hub, DVC, git-annex). Of several names the shortest way is taken.
     by_length = sorted(paths, key=lambda path: (path.count(os.sep), path), reverse=True)
-    ordered = sorted({os.path.realpath(path): path for path in by_length}.values())
-    shared = os.path.commonpath([os.path.dirname(path) for path in ordered])
+    real_folder = cache(os.path.realpath)  # it looks at every folder above: once for each of 50,000 files takes seconds
+    ordered = sorted({_real_path(path, real_folder): path for path in by_length}.values())
+    shared = os.path.commonpath({os.path.dirname(path) for path in ordered})
     files = [_input_file(path, shared, number, source, config) for number, path in enumerate(ordered, first)]
     if not any(file.size for file in files):
         raise UserError(f"input: found only empty files at {', '.join(entries)}, expected text")
@@ -51,8 +53,15 @@ def find_files(
     return files
 
 
+def _real_path(path: str, real_folder: Callable[[str], str]) -> str:
+    if os.path.islink(path):
+        return os.path.realpath(path)
+    folder, name = os.path.split(path)
+    return os.path.join(real_folder(folder), name)
+
+
 def _input_file(path: str, shared: str, number: int, source: int, config: SourceConfig) -> InputFile:
-    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().lstrip(".").split(".")[1:]]
     packed = compression.SUFFIXES.get(suffixes[-1]) if suffixes else None
     kind = suffixes[-2:-1] if packed else suffixes[-1:]
     if kind and kind[0] in compression.UNREAD:
@@ -63,12 +72,12 @@ def _input_file(path: str, shared: str, number: int, source: int, config: Source
     form = config.format
     if form == "auto":
         form = _FORMATS.get(kind[0], "text") if kind else "text"
-    with readable_errors(Path(path)):
-        status = _status(Path(path))
+    with readable_errors(path):
+        status = _status(path)
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path}: is no file, expected files and folders; write what it gives into a file")
-        open(path, "rb", buffering=0).close()  # whether it may be read is known now, not in the middle of the job
-    name = checked_name(os.path.relpath(path, shared).replace(os.sep, "/"))
+        os.close(os.open(path, os.O_RDONLY))  # whether it may be read is known now, not in the middle of the job
+    name = checked_name(path[len(os.path.join(shared, "")) :].replace(os.sep, "/"))
     return InputFile(number, source, path, name, form, packed, status.st_size, status.st_mtime_ns, config)
 
 
@@ -82,11 +91,11 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _status(path: Path) -> os.stat_result:
+def _status(path: Path | str) -> os.stat_result:
     try:
-        return path.stat()
+        return os.stat(path)
     except FileNotFoundError as error:
-        if path.is_symlink():
+        if os.path.islink(path):
             raise UserError(
                 f"{path}: links to {os.readlink(path)}, where nothing is, expected a file or a folder; restore that, "
                 "or remove the link"
@@ -104,7 +113,7 @@ def _expand(entry: str, written: list[str]) -> list[str]:
         status = _status(place)
         place = place.parent.resolve() / place.name if place.name not in ("", "..") else place.resolve()
         if stat.S_ISDIR(status.st_mode):
-            found += [folder / name for folder, names in _walk(place, written) for name in names]
+            found += [os.path.join(folder, name) for folder, names in _walk(place, written) for name in names]
         elif not _lies_in(written, place):
             found.append(place)
     return [str(file) for file in found]

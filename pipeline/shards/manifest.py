@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -95,15 +95,20 @@ class Manifest:
     folder: Path = field(default=Path("."), compare=False)
 
     def to_json(self) -> str:
-        content = {name: value for name, value in asdict(self).items() if name != "folder" and value is not None}
+        content = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
         if self.format_version == 1:
-            for name, split in self.splits.items():
-                content["splits"][name]["shards"] = list(map(asdict, split.shards))
-        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            content["splits"] = {
+                name: vars(split) | {"shards": list(split.shards)} for name, split in self.splits.items()
+            }
+        content = {name: value for name, value in content.items() if value is not None}
+        # `vars` and not `asdict`, which would copy what may be a million files and shards first.
+        return json.dumps(content, indent=1, ensure_ascii=False, default=vars) + "\n"
 
     def save(self, folder: str | Path) -> None:
         """Publish into `folder`, atomically, with the hash of itself."""
-        publish_text(Path(folder) / FILE_NAME, replace(self, sha256=self.own_hash).to_json())
+        before, key, after = replace(self, sha256="").to_json().rpartition('"sha256": "')
+        digest = hashlib.sha256(f"{before}{key}{after}".encode()).hexdigest()
+        publish_text(Path(folder) / FILE_NAME, f"{before}{key}{digest}{after}")
 
     @cached_property
     def own_hash(self) -> str:

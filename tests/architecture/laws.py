@@ -20,6 +20,7 @@ LEVELS = (
 )
 # Imports of our own inside functions, beside the table of commands, and why each must wait.
 LATE_IMPORTS = {
+    ("cloze/__init__.py", "cloze.launch.predict"): "workers and other floors import the package without torch",
     ("launch/cli.py", "cloze.launch.parsing"): "worker processes import the command line too, and parse nothing",
     ("launch/predict/__init__.py", "cloze.launch.predict.predictor"): "the options of commands are read without torch",
     ("launch/predict/vectors.py", "cloze.model.heads"): "the options of commands are read without torch",

@@ -65,7 +65,7 @@ def continued(data, run, *overrides: str, processes: int) -> str:
 def there_and_back(data, tmp_path, *overrides: str):
     """Weights and curve of 2 processes all along, and of 2 -> 1 -> 2."""
     train(data, tmp_path / "two", *RUN, *overrides, processes=2)
-    changed = shutil.copytree(tmp_path / "two", tmp_path / "changed")
+    changed = shutil.copytree(tmp_path / "two", tmp_path / "lr[1e-3] a+b")  # DeepSpeed takes paths for patterns
     go_on(data, changed, 5, 10, *overrides, processes=1)
     go_on(data, changed, 10, 15, *overrides, processes=2)
     return tmp_path / "two", changed

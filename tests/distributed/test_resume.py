@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -68,7 +69,7 @@ def checkpoints(output):
 
 @pytest.mark.parametrize(("stage", "launcher"), [("0", "forked"), ("2", "torchrun")])
 def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage, launcher):
-    run = tmp_path / "run"
+    run = tmp_path / "lr[1e-3] a+b(c|d)"  # DeepSpeed takes paths for patterns
     arguments = (data, run, *RUN, "--zero.stage", stage)
 
     def begin(step: int | None = None):
@@ -268,6 +269,21 @@ def test_a_checkpoint_knows_by_hashes_what_it_is_of(data, undisturbed):
     assert {state["data_streams"] for state in states} == {16}  # as many as samples in a batch
     hashes = [runs.config_hash(replace(config, model=model, data_streams=16, seed=seed)) for seed in (42, 43)]
     assert known == {(manifest.hash, manifest.tokenizer_fingerprint, hashes[0])} and len(set(hashes)) == 2
+
+
+def test_a_checkpoint_of_another_run_is_not_gone_on_with(data, tmp_path):
+    """Of the same shape, with another seed, in the run's own folder: refused; what changes how a run goes is not."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    short = (*RUN, "--train.max_steps", "4", "--checkpoint.every_steps", "0", "--evaluation.every_steps", "0")
+    train(data, run, *short)
+    train(data, other, *short, "--seed", "43")
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(other / "checkpoints", run / "checkpoints")
+    output = train(data, run, *short, status=2)
+    assert "step-00000004: found a checkpoint of another run, whose seed is 43, expected 42; remove it" in output
+    assert json.loads((run / "status.json").read_text())["state"] == "failed", "not the `complete` of before"
+    longer = ("--train.max_steps", "5", "--train.micro_batch_size", "2", "--checkpoint.accept_changes", "true")
+    assert "resumed from step 4 of 5" in train(data, other, *short, "--seed", "43", *longer)
 
 
 def test_damaged_checkpoints_are_passed_over_aloud(data, undisturbed, tmp_path):

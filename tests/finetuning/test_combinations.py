@@ -6,6 +6,9 @@ from safetensors.torch import load_file
 
 from cloze.launch.cli import main, parse
 from cloze.launch.config.tasks import find_task
+from cloze.launch.finetune.command import read_job
+from cloze.model.config import BertConfig
+from cloze.model.flops import encoder_weights
 from cloze.pipeline.errors import UserError
 from tests.finetuning.running import finetune
 from tests.finetuning.small import write_tsv
@@ -81,9 +84,35 @@ def test_steps_of_warmup_are_compared_with_the_steps_that_epochs_make():
         config.for_units(3200)
 
 
-@pytest.mark.parametrize(("field", "epochs"), [("train.max_steps", "epochs"),
-                                               ("evaluation.every_steps", "evaluate_every_epochs")])
-def test_steps_beside_epochs_are_refused(field, epochs):
+def test_evaluations_by_steps_beside_epochs_are_refused():
+    field, epochs = "evaluation.every_steps", "evaluate_every_epochs"
     with pytest.raises(UserError, match=f"{field}: found 77 beside {epochs} = .*; add --{epochs} null"):
         config_of(f"--{field}", "77").for_task(find_task("sst2"), 512)
     config_of(f"--{field}", "77", f"--{epochs}", "null").for_task(find_task("sst2"), 512)
+
+
+@pytest.mark.parametrize("steps", [77, 1000])
+def test_steps_that_are_given_win_over_epochs(steps):
+    assert config_of("--train.max_steps", str(steps)).for_units(32_000).train.max_steps == steps
+    with pytest.raises(UserError, match="epochs: found null without train.max_steps"):
+        config_of("--epochs", "null")
+
+
+@pytest.mark.parametrize(("shape", "rate"), [("tiny", 3e-4), ("mini", 3e-4), ("small", 3e-4), ("medium", 1e-4),
+                                             ("base", 3e-5), ("large", 3e-5)])
+def test_the_rate_goes_by_the_size_of_the_model(shape, rate):
+    size = encoder_weights(BertConfig.preset(shape))
+    assert config_of().for_size(size).train.learning_rate == rate
+    assert config_of("--train.learning_rate", "2e-5").for_size(size).train.learning_rate == 2e-5
+
+
+def test_all_missing_columns_are_said_before_anything_is_loaded(tmp_path):
+    (tmp_path / "train.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "dev.csv").write_text("text,b\n1,2\n")
+    words = ["--model", "nowhere", "--train", f"{tmp_path}/train.csv", "--validation", f"{tmp_path}/dev.csv"]
+    with pytest.raises(UserError) as caught:
+        read_job(parse("finetune", ["classification", *words, "--output", "o"]))
+    said = str(caught.value)
+    assert "train.csv: found the columns 'a', 'b', expected 'text' and 'label'" in said and "\n" not in said
+    assert "dev.csv: found the columns 'text', 'b', expected one named 'label'" in said
+    assert "--text_columns and --label_columns" in said

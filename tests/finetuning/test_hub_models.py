@@ -63,8 +63,7 @@ for words in sys.argv[1].split(";"):
 def test_a_model_is_fine_tuned_by_its_name_and_then_found_offline(hub, python, tmp_path):
     address, asked = hub
     files = sst2(tmp_path, train=16, validation=4)
-    words = command("sst2", NAME, *files, tmp_path / "run", "--epochs", "1", "--offline", "false", "--cache_dir",
-                    tmp_path / "cache")
+    words = command("sst2", NAME, *files, tmp_path / "run", "--epochs", "1", "--cache_dir", tmp_path / "cache")
     done = python(*words[1:])
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "run" / "results.json").read_text())
@@ -73,7 +72,7 @@ def test_a_model_is_fine_tuned_by_its_name_and_then_found_offline(hub, python, t
     assert snapshot.name == commit_of("main") and not (snapshot / "pytorch_model.bin").exists()
 
     before = len(asked)
-    done = python("-c", FETCH, f"--model {NAME} --cache_dir {tmp_path / 'cache'}", HF_ENDPOINT="http://127.0.0.1:9")
+    done = python("-c", FETCH, f"--offline true --model {NAME} --cache_dir {tmp_path / 'cache'}", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 0 and len(done.stdout.split()) == 2, done.stdout + done.stderr
     assert len(asked) == before
 
@@ -84,8 +83,8 @@ from cloze.launch.cli import main, parse
 from cloze.launch.predict import Predictor
 from cloze.launch.pretrained.hub import model_path
 name, cache = sys.argv[1:]
-main(["predict", "embed", name, "w1 w2", "--offline", "false", "--cache_dir", cache])
-main(["predict", "embed", "someone/else", "w1 w2", "--cache_dir", cache])
+main(["predict", "embed", name, "w1 w2", "--cache_dir", cache])
+main(["predict", "embed", "someone/else", "w1 w2", "--cache_dir", cache, "--offline", "true"])
 main(["tokenize", name, "w1 w2", "--cache_dir", cache])
 print(model_path(parse("serve", [name, "--cache_dir", cache])))
 for revision in (None, "other"):
@@ -102,17 +101,18 @@ def test_a_model_is_used_by_its_name(hub, python, tmp_path):
     assert json.loads(tokenized)["tokens"] == ["[CLS]", "w1", "w2", "[SEP]"]
     assert served.startswith(str(tmp_path / "cache")) and served.endswith(commit_of("main"))
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "found no folder and no hub model 'someone/else'" in error and "add --offline false to fetch it" in error
+    assert "found no folder and no hub model 'someone/else'" in error and "leave --offline true out to fetch" in error
 
 
 def test_revisions_weights_and_what_is_not_there(python, tmp_path):
-    online = f"--offline false --cache_dir {tmp_path / 'cache'} --model"
+    online = f"--cache_dir {tmp_path / 'cache'} --model"
     asked = [
         f"{online} {NAME}", f"{online} {NAME} --revision other", f"{online} {NAME} --revision old",
         f"{online} {NAME} --revision old --pickled_weights true", f"{online} {NAME} --pickled_weights true",
         f"{online} {NAME} --revision empty --pickled_weights true", f"{online} {NAME} --revision never",
         f"{online} {NAME} --revision old",  # its pytorch_model.bin lies there now, and is taken by nobody else
-        f"{online} someone/else", f"--cache_dir {tmp_path / 'none'} --model {NAME}", f"{online} no/such/folder",
+        f"{online} someone/else",
+        f"--offline true --cache_dir {tmp_path / 'none'} --model {NAME}", f"{online} no/such/folder",
     ]
     done = python("-c", FETCH, ";".join(asked))
     assert done.returncode == 0, done.stderr
@@ -122,5 +122,5 @@ def test_revisions_weights_and_what_is_not_there(python, tmp_path):
     assert "expected its weights" in empty and "--pickled_weights" not in empty
     assert "at revision 'never' (RevisionNotFoundError); check name and revision" in revision
     assert "'someone/else' (RepositoryNotFoundError); check name" in name
-    assert "looked up offline; add --offline false" in offline
+    assert "looked up offline; leave --offline true out" in offline
     assert "expected a Cloze run, a Hugging Face folder or hub name" in folder

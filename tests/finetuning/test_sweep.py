@@ -33,7 +33,7 @@ def test_every_combination():
             combinations(wrong)
 
 
-@pytest.mark.parametrize("grid, said", [("epoch=1,2", "did you mean epochs?"), ("learning_rate=1e-3,-1", "found -1"),
+@pytest.mark.parametrize("grid, said", [("epoch=1,2", "did you mean --epochs?"), ("learning_rate=1e-3,-1", "found -1"),
                                         ("learning_rate=1e-3,fast", "fast"), ("max_length=16,65", "at most 64")])
 def test_a_wrong_setting_is_refused_before_anything_runs(model, files, tmp_path, capsys, grid, said):
     assert main(arguments("sst2", model, *files, tmp_path / "sweep", "--grid", grid)) == 2

@@ -10,7 +10,7 @@ from pyarrow import parquet
 from sklearn.metrics import matthews_corrcoef
 
 from cloze.launch.cli import main
-from cloze.launch.finetune.tables import read_table
+from cloze.launch.texts.tables import read_table
 from cloze.pipeline.errors import UserError
 from tests.finetuning.running import finetune
 from tests.finetuning.small import write_tsv

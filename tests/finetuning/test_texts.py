@@ -294,7 +294,7 @@ ERRORS = {
     "no rows": ("sst2", HEADER, [], (), ("found no rows",)),
     "unknown task": ("sst3", HEADER, [("w1", "0")], (), ("'sst3'", "did you mean sst2?")),
     "too long": ("sst2", HEADER, [("w1", "0")], ("--max_length", "65"), ("max_length", "64")),
-    "no model": ("sst2", HEADER, [("w1", "0")], ("--model", "no/where"), ("no/where", "--offline false")),
+    "no model": ("sst2", HEADER, [("w1", "0")], ("--model", "no/where", "--offline", "true"), ("no/where", "offline")),
     "freeze": ("sst2", HEADER, [("w1", "0")], ("--freeze", "all"), ("freeze", "below_2")),
     "memory": ("sst2", HEADER, [("w1", "0")], ("--train.memory_limit_gib", "1"), ("memory_limit_gib: found 1.0",
                                                                                    "it is for pretraining")),

@@ -33,6 +33,7 @@ def numerics():
     """What a test changes for the whole process is put back."""
     before = torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision()
     yield
+    torch.backends.cuda.enable_mem_efficient_sdp(True)
     torch.backends.cuda.enable_cudnn_sdp(before[0])
     torch.set_float32_matmul_precision(before[1])
     torch.use_deterministic_algorithms(False)
@@ -45,7 +46,8 @@ def test_kernels_are_chosen_on_a_gpu_alone(numerics, chosen):
     devices.choose_kernels(torch.device("cpu"), tf32=True, deterministic=True)
     assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == before
     devices.choose_kernels(GPU, tf32=chosen, deterministic=chosen)
-    assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.mem_efficient_sdp_enabled() != chosen and torch.backends.cuda.math_sdp_enabled()
     assert torch.get_float32_matmul_precision() == ("high" if chosen else "highest")
     assert torch.are_deterministic_algorithms_enabled() == chosen
 

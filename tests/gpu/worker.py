@@ -160,7 +160,8 @@ def batches(config):
         micro = [_micro_batch(_LENGTHS[(position // size * MICRO_STEPS + step) % len(_LENGTHS)])
                  for step in range(MICRO_STEPS)]
         tokens, masked = (sum(len(each[name]) for each in micro) for name in ("input_ids", "labels"))
-        yield RankBatch(micro, position, 0, size, tokens * WORLD_SIZE, tokens, masked, 6, 10, np.zeros(0))
+        yield RankBatch(micro, position=position, epoch=0, num_samples=size, num_tokens=tokens, num_masked=masked,
+                        num_pairs=6, num_padding=10, indices=np.zeros(0))
         position += size
 
 

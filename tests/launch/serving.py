@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import httpx
 
 from cloze.launch.system.environment import child_variables
 from tests.launching import ROOT
@@ -30,3 +33,20 @@ def server(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen]
     finally:
         process.terminate()
         process.communicate(timeout=60)
+
+
+def connect(address: str) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def until_closed(client: socket.socket) -> bytes:
+    """All that is left to read until the server closes the connection."""
+    return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+def read_meters(address: str, client=httpx) -> dict[str, float]:
+    """What /metrics tells, by name with labels."""
+    lines = client.get(address + "/metrics", timeout=60).text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}

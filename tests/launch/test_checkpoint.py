@@ -1,6 +1,7 @@
 """Which checkpoints stay and which go, on folders that have only what makes them a checkpoint."""
 
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -55,6 +56,72 @@ def test_a_damaged_one_of_before_the_resume_takes_no_good_ones_place(folder):
     assert checkpoints.steps() == [2, 3, 4], "two good ones, and the damaged one, which may only be out of reach"
     (warning,) = warnings
     assert "step-00000003: damaged (weights.pt has another SHA-256" in warning
+
+
+def publish(checkpoints: CheckpointManager, step: int, *contents: bytes) -> None:
+    """A checkpoint with a file of each process, published as a run does."""
+    aside = checkpoints.path(step).with_suffix(".tmp")
+    aside.mkdir(parents=True)
+    parts = []
+    for rank, content in enumerate(contents):
+        path = aside / f"rank-{rank:05d}.pt"
+        path.write_bytes(content)
+        parts.append(json.dumps({path.name: (len(content), sha256_of(path))}))
+    checkpoints._publish(aside, checkpoints.path(step), parts, {"step": step})
+
+
+def _swap(path):
+    (path / "rank-00000.pt").rename(path / "aside")
+    (path / "rank-00001.pt").rename(path / "rank-00000.pt")
+    (path / "aside").rename(path / "rank-00001.pt")
+    _vouch(path, "rank-00000.pt", "rank-00001.pt", "state.json")
+
+
+def _vouch(path, *names: str) -> None:
+    (path / CHECKSUMS).write_text(json.dumps({
+        name: ((path / name).stat().st_size, sha256_of(path / name)) for name in names}))
+
+
+@pytest.mark.parametrize(("harm", "reason"), [
+    (_swap, "state.json was written with other files than checksums.json lists"),
+    (lambda path: _vouch(path, "state.json"), "state.json was written with other files"),
+    (lambda path: (path / CHECKSUMS).write_text("[1, 2]"), "checksums.json does not list state.json"),
+    (lambda path: (path / CHECKSUMS).write_text("{}"), "checksums.json does not list state.json"),
+    (lambda path: (path / CHECKSUMS).write_text("7"), "missing or damaged (TypeError)"),
+    (lambda path: (path / CHECKSUMS).write_text('["state.json"]'), "missing or damaged (AttributeError)"),
+    (lambda path: path.rename(path.with_name("step-00000009")), "state.json is that of step 2"),
+])
+def test_checksums_written_anew_do_not_make_a_checkpoint_good(tmp_path, harm, reason):
+    warnings = []
+    publish(manager(tmp_path, warnings), 1, b"first", b"other")
+    publish(manager(tmp_path, warnings), 2, b"first", b"other")
+    harm(tmp_path / "step-00000002")
+    assert manager(tmp_path, warnings).latest() == 1
+    (warning,) = warnings
+    assert reason in warning
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_death_between_the_renames_of_a_replacement_loses_no_checkpoint(tmp_path, monkeypatch, whole):
+    """Of the same step, as after an evaluation; the only one there is. Is the new one damaged, the old one is back."""
+    warnings, rename = [], os.replace
+    publish(manager(tmp_path, warnings), 1, b"old")
+
+    def die(source, target):
+        rename(source, target)
+        if str(target).endswith(".replaced.tmp"):
+            raise KeyboardInterrupt  # whatever the code would do next is not done, as after a SIGKILL
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", die)
+        publish(manager(tmp_path, warnings), 1, b"new")
+    if not whole:
+        (tmp_path / "step-00000001.tmp" / "rank-00000.pt").write_bytes(b"cut")
+    monkeypatch.setattr(distributed, "from_main", lambda step, device: step)
+    assert manager(tmp_path, warnings).agree_on_latest() == 1
+    assert (tmp_path / "step-00000001" / "rank-00000.pt").read_bytes() == (b"new" if whole else b"old")
+    (warning,) = warnings
+    assert "an earlier process died while it replaced this checkpoint" in warning
 
 
 def test_nothing_goes_where_nothing_is_good(folder):

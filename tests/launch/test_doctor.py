@@ -113,13 +113,27 @@ def test_a_higher_measurement_replaces_what_is_kept_and_a_lower_one_does_not(tmp
 
 
 def test_a_run_faster_than_its_peak_says_what_that_means(data, tmp_path, monkeypatch):
-    """Once, and the run goes on; the peak was kept when the machine had nothing to spare."""
+    """Once, and the run goes on with a peak that it measures anew: no figure above it is shown."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     devices.keep_measured(torch.device("cpu"), {torch.float32: 1e3})
     output = train(data, tmp_path / "run", "--train.max_steps", "3")
     assert output.count("of the peak cannot be") == 1
-    assert f"the peak in {tmp_path / 'cache' / 'cloze' / 'matmul-flops.json'} was measured by `cloze doctor`" in output
-    assert all(line["speed/mfu"] > 1 for line in read_metrics(tmp_path / "run") if "train/loss" in line)
+    assert f"the peak in {tmp_path / 'cache' / 'cloze' / 'matmul-flops.json'} was measured while" in output
+    values = [line["speed/mfu"] for line in read_metrics(tmp_path / "run") if "train/loss" in line]
+    assert len(values) == 3 and all(0 < value < 1 for value in values)
+    assert devices.peak_flops(torch.device("cpu"), torch.float32) > 1e9, "kept for the next run"
+
+
+def test_a_share_above_the_data_sheet_s_peak_is_not_shown(data, tmp_path):
+    output = finish(ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "3"), 1,
+                              slower_than_its_sheet))
+    assert output.count("of the peak cannot be, and is not shown: the data sheet's rate for 'CPU'") == 1
+    assert "MFU" not in output and not any("speed/mfu" in line for line in read_metrics(tmp_path / "run"))
+
+
+def slower_than_its_sheet(command: list[str]) -> int:
+    devices.data_sheet_flops = lambda device: 1.0
+    return main(command)
 
 
 @pytest.mark.slow

@@ -18,16 +18,21 @@ import torch
 import yaml
 from deepspeed.runtime.config import DeepSpeedConfigError
 
+from cloze.launch import cli
 from cloze.launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
+from cloze.launch.checkpoint.state import hash_of_files
 from cloze.launch.cli import main, parse
 from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.repairs import kept_hyper_parameters
 from cloze.launch.pretrain.command import choose_data_streams
+from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment, child_variables
+from cloze.launch.training import trainer
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import sha256_of
 from tests.forked import ForkedRun
 from tests.launching import (
     ROOT,
@@ -67,7 +72,7 @@ def error_of(capsys, *arguments) -> str:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["--train.max_step", "3"], "did you mean train.max_steps?"),
+        (["--train.max_step", "3"], "did you mean --train.max_steps?"),
         (["--train.max_steps", "many"], "train.max_steps"),
         (["--train.learning_rate", "-1"], "train.learning_rate: found -1"),
         (["--train.precision", "fp8"], "fp8"),
@@ -116,7 +121,7 @@ def test_a_wrong_field_names_itself_what_was_found_and_what_was_expected(data, t
 def test_a_typo_in_a_yaml_file(data, tmp_path, capsys):
     (tmp_path / "c.yaml").write_text("train:\n  learning_rat: 1\n")
     line = error_of(capsys, "pretrain", "--config", tmp_path / "c.yaml", "--data", data, "--output", tmp_path / "run")
-    assert "learning_rat" in line and "did you mean train.learning_rate?" in line
+    assert "learning_rat" in line and "did you mean --train.learning_rate?" in line
 
 
 def test_no_shards_a_damaged_shard_a_foreign_tokenizer(data, tmp_path, capsys):
@@ -333,10 +338,69 @@ def test_two_jobs_do_not_share_a_run(data, tmp_path):
 @pytest.mark.parametrize(("settings", "expected"), [
     ('{"zero_optimization": {"foo": 1}}', "deepspeed: found foo = 1, expected a setting that DeepSpeed knows"),
     ('{"sequence_parallel_size": 3}', "deepspeed: found what DeepSpeed refuses (Check batch related parameters."),
+    ('{"wall_clock_breakdow": true}', "deepspeed.wall_clock_breakdow: found a setting that DeepSpeed does not read"),
+    ('{"activation_checkpointing": {"profile": false, "cpu_chekpointing": true}}',
+     "deepspeed.activation_checkpointing.cpu_chekpointing: found a setting that DeepSpeed does not read"),
 ])
 def test_a_setting_that_deepspeed_refuses(data, tmp_path, settings, expected):
     output = train(data, tmp_path / "run", "--deepspeed", settings, status=2)
     assert expected in output.splitlines()[-1] and "Traceback" not in output
+
+
+def test_settings_that_deepspeed_reads_are_let_through(data, tmp_path):
+    settings = {
+        "wall_clock_breakdown": False, "memory_breakdown": False, "prescale_gradients": False, "dump_state": False,
+        "disable_allgather": False, "zero_optimization": {"reduce_bucket_size": 1000, "overlap_comm": False},
+        "activation_checkpointing": {"partition_activations": False, "profile": False},
+        "flops_profiler": {"enabled": False, "top_modules": 2}, "comms_logger": {"enabled": False, "verbose": False},
+        "csv_monitor": {"enabled": False, "job_name": "x"}, "aio": {"block_size": 1048576},
+    }
+    assert "complete at step 1" in train(data, tmp_path / "run", "--train.max_steps", "1", "--zero.stage", "2",
+                                         "--deepspeed", json.dumps(settings))
+
+
+def rank_1_ends(command: list[str]) -> int:
+    """The command, which one process leaves in the middle of training with a message of its own."""
+    advance, cli.SAID_SECONDS = trainer.Trainer._advance, 0.5
+
+    def leaves(self, *arguments):
+        if self.environment.rank == 1 and self.state.step == 2:
+            raise UserError("what is wrong with rank 1")
+        advance(self, *arguments)
+
+    trainer.Trainer._advance = leaves
+    return main(command)
+
+
+def test_processes_that_another_has_left_end_with_a_line(data, tmp_path):
+    output = finish(ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "50"), 2, rank_1_ends),
+                    status=None)
+    own, peers = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert own == "error: what is wrong with rank 1" and "Traceback" not in output
+    assert peers.startswith("error: rank 0: found other processes gone, expected them in a collective (")
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("\n".join(["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0]"] + [
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]), "whose aliases expand to"),
+    ("deepspeed: &a\n  b: *a\n", "values that are nested too deep"),
+    ("deepspeed: " + "[" * 5000 + "]" * 5000, "values that are nested too deep"),
+])
+def test_yaml_that_expands_without_end_is_refused_at_once(tmp_path, text, expected):
+    (tmp_path / "bomb.yaml").write_text(text)
+    with pytest.raises(UserError, match=expected):
+        parse("pretrain", ["--config", str(tmp_path / "bomb.yaml"), "--data", "d", "--output", "o"])
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=expected):
+        runs.fields_of(tmp_path)
+
+
+def test_aliases_of_a_usual_size_are_read(tmp_path):
+    (tmp_path / "c.yaml").write_text("schedule: {warmup_steps: 7}\ndeepspeed:\n"
+                                     "  wall_clock_breakdown: &no false\n  dump_state: *no\n")
+    config = parse("pretrain", ["--config", str(tmp_path / "c.yaml"), "--data", "d", "--output", "o"])
+    assert config.schedule.warmup_steps == 7
+    assert config.deepspeed == {"wall_clock_breakdown": False, "dump_state": False}
 
 
 @pytest.mark.parametrize("error", [AssertionError(), AttributeError("'NoneType' object has no attribute 'get'"),
@@ -451,10 +515,11 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name)
     folder = run / "checkpoints" / "step-00000002"
     path = next(folder.glob("*optim_states.pt")) if name == "zero" else folder / name
     torch.save({"module": Malice(trap)}, path)
-    from cloze.pipeline.storage import sha256_of
-
     checksums = json.loads((folder / "checksums.json").read_text())
     checksums[path.name] = [path.stat().st_size, sha256_of(path)]
+    state = json.loads((folder / "state.json").read_text()) | {"files_hash": hash_of_files(checksums)}
+    (folder / "state.json").write_text(json.dumps(state))
+    checksums["state.json"] = [(folder / "state.json").stat().st_size, sha256_of(folder / "state.json")]
     (folder / "checksums.json").write_text(json.dumps(checksums))
     output = train(data, run, *fixed, status=2)
     assert "other than tensors" in output.splitlines()[-1]

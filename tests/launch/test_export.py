@@ -1,16 +1,23 @@
 """What `cloze export` says about the folder that it has written."""
 
 import dataclasses
+import importlib.metadata
 import json
+from dataclasses import asdict
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
 from cloze.launch.cli import main
 from cloze.launch.predict.output import encoded
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.run.metrics import read_metrics
+from cloze.launch.run.runs import model_config
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
@@ -122,3 +129,65 @@ def test_the_length_that_was_trained_is_exported_and_longer_texts_are_cut_or_rem
 def test_json_of_results_has_no_nan():
     with pytest.raises(UserError, match="a number that is not finite"):
         encoded({"score": [0.5, float("nan")]})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    base = tmp_path_factory.mktemp("trained")
+    train(make_shards(base / "data"), base / "run", "--train.max_steps", "2", "--evaluation.every_steps", "2")
+    return base / "run"
+
+
+def test_a_card_says_what_the_model_is_from(trained, tmp_path):
+    assert main(["export", str(trained), "--output", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    head = yaml.safe_load(card.split("---")[1])
+    assert head == {"library_name": "transformers", "pipeline_tag": "fill-mask",
+                    "tags": ["cloze", "sentence-transformers"]}
+    for value in json.loads((trained / "data.json").read_text()).values():
+        assert f"`{value}`" in card
+    validation = [line for line in read_metrics(trained) if "validation/loss" in line][-1]["validation/loss"]
+    assert f"| step 2 | loss | {validation:.4f} |" in card
+    recipe = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+    assert recipe["train"]["max_steps"] == 2 and recipe["model"] == asdict(model_config(trained))
+    assert str(tmp_path) not in card and str(trained.parent) not in card
+    software = json.loads((trained / "software.json").read_text())
+    assert software["torch"] == importlib.metadata.version("torch")
+    assert software["commit"] is None or f"`{software['commit']}`" in card
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_another_number_format(tmp_path, name):
+    folder = save_model(tmp_path / "model")
+    assert main(["export", str(folder), "--dtype", name, "--output", str(tmp_path / name)]) == 0
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[name]
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / name / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor.to(kind), after[key]) for key, tensor in before.items())
+    theirs, said = AutoModel.from_pretrained(tmp_path / name, output_loading_info=True)
+    assert theirs.dtype == kind and not said["missing_keys"]
+    text = "the cat sat on the mat"
+    ours = (Predictor.from_folder(path).embed([text])[0] for path in (folder, tmp_path / name))
+    np.testing.assert_allclose(*ours, atol=0.1)
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.embeddings.word_embeddings.weight"][0, 0] = 1e6  # more than fp16 holds
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert main(["export", str(folder), "--dtype", "fp16", "--output", str(tmp_path / "large")]) == 2
+    assert not (tmp_path / "large").exists()
+
+
+def test_sentence_transformers_makes_the_same_vectors(tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    folder = save_model(tmp_path / "model")
+    assert main(["export", str(folder)]) == 0
+    texts = ["the cat sat on the mat", "the sky is blue", "a film"]
+    theirs = library.SentenceTransformer(str(tmp_path / "model-hf"), device="cpu")
+    assert theirs.max_seq_length == POSITIONS
+    np.testing.assert_allclose(theirs.encode(texts), Predictor.from_folder(folder).embed(texts), atol=1e-5)
+
+
+def test_a_classifier_is_no_encoder_of_sentences(tmp_path):
+    folder = save_model(tmp_path / "model", "BertForSequenceClassification")
+    assert main(["export", str(folder)]) == 0
+    assert not (tmp_path / "model-hf" / "modules.json").exists()
+    assert "AutoModelForSequenceClassification" in (tmp_path / "model-hf" / "README.md").read_text()

@@ -53,6 +53,22 @@ def test_every_data_sheet_can_be_planned_with_and_says_its_source():
         find_machine("h1000")
 
 
+def test_this_machine_is_what_doctor_has_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="plan.device: found no measurement of CPU, expected one; run `cloze doctor`"):
+        find_machine("cpu")
+    cpu, threads = torch.device("cpu"), torch.get_num_threads()
+    devices.keep_measured(cpu, {torch.bfloat16: 4e11, torch.float32: 1e11})
+    devices.keep_measured_memory(cpu, (3e10, 2e9))
+    devices.keep_measured_memory(cpu, (1e10, 1e9))  # a busy machine's: the best ones stay
+    found = find_machine("cpu")
+    assert (found.flops, found.bandwidth, found.elements) == (4e11, 3e10, 2e9) and found.memory_bytes > 1e9
+    assert find_machine("cpu", torch.float32).flops == 1e11
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    with pytest.raises(UserError, match="found no measurement"):
+        find_machine("cpu")  # of so many threads
+
+
 def test_a_slice_has_its_share_of_the_peak(monkeypatch):
     """Seven slices of a H100 have 16 of its 132 processors each."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
@@ -96,14 +112,16 @@ def test_the_trace_counts_what_the_mathematics_needs():
 
 
 def test_casts_and_checkpointing_are_seen():
+    """A CPU casts each weight where it is used, a GPU all at once; at stage 1 there is nothing to cast."""
     batch = Batch((128,) * 8, 8 * 19)
-    autocast, halved, again = (trace_micro_step(run, batch) for run in (
-        ModelRun(SMALL), ModelRun(SMALL, weights=torch.bfloat16, autocast=None),
+    cpu, gpu, halved, again = (trace_micro_step(run, batch) for run in (
+        ModelRun(SMALL, on_gpu=False), ModelRun(SMALL), ModelRun(SMALL, weights=torch.bfloat16, autocast=None),
         ModelRun(SMALL, gradient_checkpointing="all")))
-    casts = [sum(each.name == "_to_copy" for each in trace.kernels) for trace in (autocast, halved)]
-    assert casts[0] > casts[1] + 20 * SMALL.num_hidden_layers
-    assert again.peak_bytes < autocast.peak_bytes
-    assert sum(each.flops for each in again.kernels) > 1.2 * sum(each.flops for each in autocast.kernels)
+    casts = [sum(each.name == "_to_copy" for each in trace.kernels) for trace in (cpu, gpu, halved)]
+    assert casts[0] > casts[1] + 20 * SMALL.num_hidden_layers and casts[1] < casts[2] + SMALL.num_hidden_layers
+    assert max(each.tensors for each in gpu.kernels if each.name == "_foreach_copy_") > 4 * SMALL.num_hidden_layers
+    assert again.peak_bytes < gpu.peak_bytes
+    assert sum(each.flops for each in again.kernels) > 1.2 * sum(each.flops for each in gpu.kernels)
 
 
 def test_stages_partition_what_they_say():

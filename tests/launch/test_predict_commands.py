@@ -142,12 +142,12 @@ def test_vectors_in_files(folders, capsys, tmp_path):
                  "--layer", 2, "--output")
     for name in ("vectors.npy", "vectors.parquet"):
         assert main([str(argument) for argument in (*arguments, tmp_path / name)]) == 0
-        assert "wrote 5 vectors of 32 numbers" in capsys.readouterr().out
+        assert "wrote 5 results" in capsys.readouterr().out
     np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), expected)
     table = pq.read_table(tmp_path / "vectors.parquet")
     assert table["text"].to_pylist() == texts
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), expected)
-    assert "expected a name that ends in .npy or .parquet" in error_of(capsys, *arguments, tmp_path / "vectors.txt")
+    assert "ends in .csv, .tsv, .parquet, .jsonl, .npy" in error_of(capsys, *arguments, tmp_path / "vectors.txt")
 
 
 def test_a_picture_of_every_head(folders, capsys, tmp_path):
@@ -228,7 +228,7 @@ def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
     assert "with the head for tag" in error_of(capsys, "predict", "tag", model, "a")
     assert "expected --context" in error_of(capsys, "predict", "answer", folders / "answerer", "who")
     assert "found one text, expected at least two" in error_of(capsys, "predict", "similarity", model, "a")
-    assert "Expected a int" in error_of(capsys, "predict", "fill-mask", model, "[MASK]", "--top_k", "many")
+    assert "expected a whole number" in error_of(capsys, "predict", "fill-mask", model, "[MASK]", "--top_k", "many")
     (tmp_path / "odd").mkdir()
     save_model(tmp_path / "odd")
     config = json.loads((tmp_path / "odd" / "config.json").read_text())
@@ -278,3 +278,35 @@ def test_a_pipe_of_commands_as_in_a_shell(folders):
     )
     assert result.returncode == 0, result.stderr
     assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["cat", "the mat"]
+
+
+def test_a_model_without_an_operation_is_asked_what_its_head_is_for(folders, capsys):
+    for model, texts, key in (("pretrained", ["the [MASK] sat"], "blanks"), ("classifier", ["the cat"], "labels"),
+                              ("tagger", ["the cat"], "tags"),
+                              ("answerer", ["who ?", "--context", "the cat"], "answers")):
+        (line,) = lines(capsys, "predict", folders / model, *texts)
+        assert key in line
+    (line,) = lines(capsys, "predict", "--top_k", 1, folders / "classifier", "the cat")
+    assert len(line["labels"]) == 1
+    assert "did you mean predict classify?" in error_of(capsys, "predict", "clasify", folders / "classifier", "a")
+    assert "found no folder" in error_of(capsys, "predict", "./nowhere", "a")
+
+
+WRONG = {  # words -> what is said, in words of ours
+    "--datta x": "found --datta, which is no option; did you mean --data?",
+    "--train.max_steps many": "--train.max_steps: found many, expected a whole number",
+    "--train.precision bf17": "--train.precision: found bf17, expected bf16 or fp16 or fp32 or autocast",
+    "--train.compile perhaps": "--train.compile: found perhaps, expected true or false",
+    "--train.micro_batch_size x": "--train.micro_batch_size: found x, expected a whole number or auto",
+    "--model nowhere.yaml": "--model: found no file nowhere.yaml",
+    "--config nowhere.yaml": "nowhere.yaml, expected a YAML file",
+    "--train.learning_rate": "--train.learning_rate: found no value",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_wrong_is_said_in_words(capsys, words):
+    error = error_of(capsys, "pretrain", "--data", "d", "--output", "o", *words.split())
+    assert WRONG[words] in error
+    assert not any(name in error for name in ("Parser key", "typing", "NoneType", "Subtypes", "Unable", " int"))
+    assert "expected --output, found none" in error_of(capsys, "pretrain", "--data", "d")

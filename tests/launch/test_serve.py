@@ -10,12 +10,13 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 
 from cloze.launch.cli import main
 from cloze.launch.predict.blanks import FillMask, Score
@@ -26,8 +27,8 @@ from cloze.launch.predict.vectors import Embed
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.batching import Batcher
 from cloze.launch.serve.config import ServeConfig
-from tests.launch.serving import server
-from tests.launch.tiny_models import save_model
+from tests.launch.serving import connect, read_meters, server, until_closed
+from tests.launch.tiny_models import labels, save_model
 
 WORDS = "the cat sat on mat sky sea is blue walking".split()
 
@@ -53,12 +54,6 @@ def blank(rng: random.Random) -> str:
     words = rng.choices(WORDS, k=rng.randint(1, 25))
     words[rng.randrange(len(words))] = "[MASK]"
     return " ".join(words)
-
-
-def read_meters(address: str, client=httpx) -> dict[str, float]:
-    lines = client.get(address + "/metrics").text.splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, value in pairs}
 
 
 def assert_guesses(found: dict, expected: list, text: str) -> None:
@@ -169,7 +164,7 @@ def test_every_answer_is_counted_by_its_status(offline, monkeypatch):
 def test_a_body_without_a_length_is_bounded_and_its_client_may_end_it(address):
     """A connection closed on a client that still sends is reset, and the answer may be lost with it."""
     piece = b"1000\r\n%b\r\n" % (b"y" * 4096)
-    with _connect(address) as client:
+    with connect(address) as client:
         client.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + piece * 6)
         answer = client.recv(65536)
         assert answer.startswith(b"HTTP/1.1 413")
@@ -177,23 +172,14 @@ def test_a_body_without_a_length_is_bounded_and_its_client_may_end_it(address):
             client.sendall(piece)
             time.sleep(0.01)
         client.sendall(b"0\r\n\r\n")
-        assert b"more than 20000 bytes" in answer + _until_closed(client)
+        assert b"more than 20000 bytes" in answer + until_closed(client)
 
 
 def test_a_refused_client_that_never_ends_its_body_is_cut_off(address):
-    with _connect(address) as client:
+    with connect(address) as client:
         client.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"y" * 30000)
-        answer = _until_closed(client)
+        answer = until_closed(client)
     assert answer.startswith(b"HTTP/1.1 413") and b"more than 20000 bytes" in answer
-
-
-def _connect(address: str) -> socket.socket:
-    host, port = address.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
-
-
-def _until_closed(client: socket.socket) -> bytes:
-    return b"".join(iter(lambda: client.recv(65536), b""))
 
 
 def test_many_clients_each_get_their_own_answers(address, offline):
@@ -353,7 +339,7 @@ def test_a_second_ctrl_c_drops_requests_and_says_so(folder):
             process.send_signal(signal.SIGINT)
             with suppress(OSError):  # from when on the signal has been heard
                 while time.monotonic() < deadline:
-                    _connect(address).close()
+                    connect(address).close()
                     time.sleep(0.005)
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=60)
@@ -385,6 +371,7 @@ def test_the_page_in_a_browser(address, offline):
         page.on("request", lambda request: requested.append(request.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
+        page.wait_for_selector("#operation option", state="attached")
         page.fill("#text", text)
         page.click("#ask")
         page.wait_for_selector("#picture:visible")
@@ -413,3 +400,63 @@ def test_the_page_in_a_browser(address, offline):
         assert page.locator(".opblock").count() == len(offline.abilities()) + 3
         browser.close()
     assert not errors and all(url.startswith((address, "data:")) for url in requested), (errors, requested)
+
+
+@contextmanager
+def served_here(app):
+    """Its address, served by a thread of this process."""
+    served = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=served.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            served.should_exit = True
+            thread.join()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no chromium on this machine")
+def test_the_page_asks_what_the_model_s_head_answers(tmp_path):
+    """And brings an API key, once it was asked for one."""
+    from playwright.sync_api import sync_playwright
+
+    key = "0123456789abcdef0123456789abcdef"
+    (tmp_path / "keys").write_text(key)
+    heads = {
+        "BertForSequenceClassification": ("classify", labels("bad", "good"), "cat", None),
+        "BertForTokenClassification": ("tag", labels("PLACE", "PERSON"), "cat sat", None),
+        "BertForQuestionAnswering": ("answer", {}, "cat", "the cat sat on the mat"),
+        "BertForMultipleChoice": ("choose", {}, "the cat", "sat\nis blue"),
+    }
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        for kind, (operation, changes, first, second) in heads.items():
+            predictor = Predictor.from_folder(save_model(tmp_path / kind, kind, **changes))
+            config = ServeConfig("model", api_key_file=str(tmp_path / "keys") if operation == "classify" else None)
+            with served_here(build_app(predictor, config)) as address:
+                page = browser.new_page()
+                page.goto(address)
+                page.wait_for_selector("#operation option", state="attached")
+                assert page.input_value("#operation") == operation
+                assert page.locator("#pair").is_visible() == (operation != "tag")
+                page.fill("#text", first)
+                if operation != "tag":
+                    page.fill("#pair", second or "")
+                page.click("#ask")
+                if config.api_key_file:
+                    page.wait_for_selector("#key-field:visible")
+                    assert "expected `Authorization: Bearer KEY`" in page.inner_text("#error")
+                    page.fill("#key", key)
+                    page.click("#ask")
+                page.wait_for_selector("#guesses .guess")
+                shown = page.locator("#guesses .guess b").all_inner_texts()
+                if operation == "classify":
+                    assert shown == [each.label for each in predictor.classify(first).labels]
+                elif operation == "tag":
+                    assert page.locator("mark").count() == len(shown) > 0
+                elif operation == "choose":
+                    assert set(shown) == {"sat", "is blue"}
+                assert not page.inner_text("#error")
+                page.close()
+        browser.close()

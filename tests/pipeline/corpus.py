@@ -8,8 +8,12 @@ import random
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
+
 from cloze.pipeline.config import PrepareConfig, ShardsConfig, SplitConfig
-from cloze.pipeline.records import ROLES
+from cloze.pipeline.records import BASE_COLUMNS, ROLES, mask_columns
+from cloze.pipeline.shards import shards
+from cloze.pipeline.storage import sha256_of
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -86,6 +90,35 @@ def count(folder: Path, pattern: str = "*") -> int:
     with suppress(FileNotFoundError):
         return len(fnmatch.filter(os.listdir(folder), pattern))
     return 0
+
+
+def as_format_1(folder: Path) -> dict:
+    """Turn a prepared folder's shards into those of format 1: blocks of 4,096 samples, no column `source`, no index.
+    Returns the content of its manifest, which is left to write."""
+    content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    content["format_version"] = 1
+    for split in content["splits"].values():
+        listed = split["shards"]
+        split["shards"] = [dict(zip(listed, row, strict=True)) for row in zip(*listed.values(), strict=True)]
+        for shard in split["shards"]:
+            path = folder / shard["file"]
+            table = pa.ipc.open_file(path.read_bytes()).read_all().drop_columns("source").combine_chunks()
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                for batch in table.to_batches(max_chunksize=4096):
+                    batch = pa.record_batch([pa.concat_arrays([column]) for column in batch.columns], batch.schema)
+                    groups = {"base": BASE_COLUMNS[:-1]}
+                    groups |= {str(number): mask_columns(number) for number in range(content["mask_sets"])}
+                    writer.write_batch(batch, custom_metadata={
+                        f"crc32.{name}": str(shards._checksum(map(batch.column, columns)))
+                        for name, columns in groups.items()
+                    })
+            shard |= {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    return content
+
+
+def manifest_text(content: dict) -> str:
+    """The text of a manifest."""
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def rows(samples) -> list[list[int]]:

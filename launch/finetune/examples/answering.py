@@ -232,7 +232,8 @@ class AnswerExamples(Examples):
         found, odds = self._answers(outputs)
         described = []
         for question, (text, start, probability), odd in zip(self._questions, found, odds, strict=True):
-            entry: dict = {"id": question.id, "prediction": text, "start": start, "probability": probability}
+            entry: dict = {"id": question.id, "question": question.text, "prediction": text, "start": start,
+                           "probability": probability}
             if self._version_2:
                 known = float(odd) if np.isfinite(odd) else None  # infinite of an empty text: JSON has no word for it
                 entry |= {"best": text, "no_answer_odds": known} | ({"prediction": ""} if odd > 0 else {})

@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
-from cloze.launch.finetune.examples.classification import has_labels, label_of, number_of, text_of
-from cloze.launch.finetune.tables import Table
+from cloze.launch.finetune.examples.classification import has_labels, label_of, number_of, predicted, text_of
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
+from cloze.launch.texts.tables import Table
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -71,7 +71,7 @@ class ChoiceExamples(Examples):
         chances = torch.from_numpy(outputs).double().softmax(-1).tolist()
         described = []
         for number, row in enumerate(self._rows):
-            entry = {"place": row.place.rsplit(": ", 1)[1], "prediction": self._labels[int(outputs[number].argmax())],
-                     "probabilities": dict(zip(self._labels, chances[number], strict=True))}
+            entry = predicted(row, {"prediction": self._labels[int(outputs[number].argmax())],
+                                    "probabilities": dict(zip(self._labels, chances[number], strict=True))})
             described.append(entry | ({"label": self._labels[self._true[number]]} if self.labelled else {}))
         return described

@@ -11,9 +11,9 @@ from torch.nn import functional
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune import scoring
 from cloze.launch.finetune.examples.base import Examples
-from cloze.launch.finetune.tables import Row, Table
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_pieces, build_sequences
+from cloze.launch.texts.tables import Row, Table
 from cloze.model.config import HeadConfig
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
@@ -203,7 +203,7 @@ class TextExamples(Examples):
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         described = []
         for number, row in enumerate(self._rows):
-            entry: dict = {"place": row.place.rsplit(": ", 1)[1]} | self._described(outputs[number])
+            entry = predicted(row, self._described(outputs[number]))
             if self.labelled:
                 entry["label"] = self._named(self._true[number])
             described.append(entry)
@@ -239,6 +239,12 @@ class TextExamples(Examples):
 
 def _chances(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
     return dict(zip(labels, torch.from_numpy(scores).double().softmax(-1).tolist(), strict=True))
+
+
+def predicted(row: Row, prediction: dict) -> dict:
+    """What is predicted for a row of a table, behind its place and its columns (those with a name of ours left out)."""
+    columns = {name: value for name, value in row.values.items() if name not in ("place", "label")}
+    return {"place": row.place.rsplit(": ", 1)[1]} | columns | prediction
 
 
 def text_of(row: Row, column: str) -> str:

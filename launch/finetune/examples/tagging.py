@@ -13,9 +13,9 @@ from torch.nn import functional
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
-from cloze.launch.finetune.tables import read_text
 from cloze.launch.texts.encoding import characters
 from cloze.launch.texts.sequences import Sequences
+from cloze.launch.texts.tables import read_text
 from cloze.model.config import HeadConfig
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError

@@ -10,7 +10,8 @@ GIB = 2**30
 
 # Share of the data sheet's rate that the best product of any shape reaches: "maximum achievable matmul FLOPS" of
 # stas00/ml-engineering†: A100 87%, H100 80%, B200 78%. The others stand for their neighbours.
-BEST_PRODUCT = {"volta": 0.80, "turing": 0.60, "ampere": 0.87, "ada": 0.85, "hopper": 0.80, "blackwell": 0.78}
+BEST_PRODUCT = {"volta": 0.80, "turing": 0.60, "ampere": 0.87, "ada": 0.85, "hopper": 0.80, "blackwell": 0.78,
+                "rtx blackwell": 0.85}
 # Of that, what is left in a step, where the device is warm and its power bounds the clock. The one constant that was
 # fitted: to NVIDIA's three rates of BERT-large at 128 on an A100.
 SUSTAINED = 0.94
@@ -21,6 +22,11 @@ PRODUCT_OVERHEAD_LENGTH = 128
 # tiles are too few for the processors and the inner loop is divided among them.
 TILE = (128, 256)
 SPLIT_LENGTH = 512
+
+# Rate of a GPU's products in fp32, and rounded to TF32, to that in 16 bits (A100: 19.5, 156 and 312 TFLOP/s; H100: 67,
+# 494 and 989).
+FP32_PRODUCTS = 1 / 16
+TF32_PRODUCTS = 1 / 2
 
 # --- Attention ---
 
@@ -67,6 +73,9 @@ COLLECTIVE = 0.8
 COLLECTIVE_SECONDS = 20e-6
 # Of each process's network card: 400 Gbit/s, one card a GPU, as machines of eight H100 have them.
 NETWORK_GIGABYTES = 50.0
+
+# Bytes/s in one direction between GPUs of a machine of which nothing is known: PCIe 4 with 16 lanes.
+PCIE = 32e9
 
 # --- Memory beside tensors ---
 

@@ -9,8 +9,9 @@ import torch
 
 from cloze.launch.system import devices
 from cloze.launch.system.data_sheets import DATA_SHEETS, DataSheet
+from cloze.launch.system.environment import device_type
 from cloze.launch.system.memory import available_bytes, resident_bytes
-from cloze.launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, CPU_PRODUCT, FLASH, SUSTAINED
+from cloze.launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, CPU_PRODUCT, FLASH, PCIE, SUSTAINED
 from cloze.pipeline.errors import UserError
 
 
@@ -46,16 +47,18 @@ class Machine:
         return FLASH.get(self.architecture, FLASH["ampere"])
 
 
-def find_machine(name: str) -> Machine:
+def find_machine(name: str, dtype: torch.dtype = torch.bfloat16) -> Machine:
     """The device of this name: of a data sheet (h100, a100-80gb-pcie), `cpu`, or `this` one.
+
+    `dtype`: of the products, for a CPU, whose rates are measured for each.
 
     Raises:
         UserError: there is no such device, or nothing was measured of this one.
     """
     if name == "this":
-        return _this(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return _this(torch.device(device_type()), dtype)
     if name == "cpu":
-        return _this(torch.device("cpu"))
+        return _this(torch.device("cpu"), dtype)
     sheets = {sheet.key: sheet for sheet in DATA_SHEETS}
     if name.lower() not in sheets:
         raise UserError(f"plan.device: found {name!r}, expected this, cpu, or one of {', '.join(sheets)}")
@@ -74,18 +77,18 @@ def measured(device: torch.device, product: float, bandwidth: float, elements: f
     if device.type == "cpu":
         return Machine("CPU", product, bandwidth, memory_bytes, 1, "cpu", CPU_PRODUCT, bandwidth, False, "measured",
                        elements)
-    sheet = devices.data_sheet_of(device)
+    name, sheet = devices.device_name(device), devices.data_sheet_of(device)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count  # of a slice, its own
     if sheet is None:  # measured alone: the peak is then what was reached
-        return Machine(devices.device_name(device), product, bandwidth, memory_bytes,
-                       torch.cuda.get_device_properties(device).multi_processor_count, "ampere", SUSTAINED, 32e9,
+        return Machine(name, product, bandwidth, memory_bytes, processors, "ampere", SUSTAINED, PCIE,
                        torch.cuda.get_device_capability(device) >= (8, 0), "measured")
-    share = SUSTAINED * product / sheet.flops
-    return Machine(sheet.name, sheet.flops, bandwidth, memory_bytes, sheet.processors, sheet.architecture, share,
+    peak = devices.data_sheet_flops(device)
+    return Machine(name, peak, bandwidth, memory_bytes, processors, sheet.architecture, SUSTAINED * product / peak,
                    sheet.link, sheet.has_flash, f"{sheet.source}; product and bandwidth measured here")
 
 
-def _this(device: torch.device) -> Machine:
-    product = devices.measured_flops(device, torch.bfloat16)
+def _this(device: torch.device, dtype: torch.dtype) -> Machine:
+    product = devices.measured_flops(device, dtype if device.type == "cpu" else torch.bfloat16)
     rates = devices.measured_memory(device)
     if product is None or rates is None:
         sheet = devices.data_sheet_of(device) if device.type == "cuda" else None

@@ -1,0 +1,116 @@
+"""Results in files: tables with the columns of the input, JSON lines, an array of vectors."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.predict.output import as_json, beside, encoded
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publishing
+
+_CHUNK = 4096  # rows that the columns of a table, and their kinds, are taken from
+
+Results = Iterable[tuple[Row, Any]]
+
+
+def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, results: Results) -> int:
+    """Write results as they come: *.jsonl as they are printed; *.csv, *.tsv, *.parquet with a row a text: the columns
+    of the input, then the result's; *.npy: vectors (N, hidden) fp32. Returns their number.
+
+    Raises:
+        UserError: a row has other columns than those before, or values of another kind; the file cannot be written.
+    """
+    with publishing(path) as aside:
+        if path.suffix == ".npy":
+            vectors = [result.vector for _, result in results]
+            with open(aside, "wb") as file:
+                np.save(file, np.stack(vectors))
+            return len(vectors)
+        if path.suffix == ".jsonl":
+            with open(aside, "w", encoding="utf-8") as file:
+                written = (file.write(encoded(as_json(operation, *pair)) + "\n")
+                           for pair in results)
+                return sum(1 for _ in written)
+        rows = (beside(operation, row, operation.columns(loaded, result)) for row, result in results)
+        if path.suffix == ".parquet":
+            return _write_parquet(path, aside, rows)
+        with open(aside, "w", encoding="utf-8", newline="") as file:
+            return _write_separated(path, file, rows)
+
+
+def _write_separated(path: Path, file: IO[str], rows: Iterator[dict[str, Any]]) -> int:
+    """Lists and objects are JSON in their cell, nothing is an empty one."""
+    columns: tuple[str, ...] = ()
+    number = 0
+    for chunk in _chunks(rows):
+        if not columns:
+            columns = _columns(chunk)
+            writer = csv.DictWriter(file, columns, delimiter="\t" if path.suffix == ".tsv" else ",",
+                                    lineterminator="\n")
+            writer.writeheader()
+        _check(path, columns, chunk)
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in chunk)
+        number += len(chunk)
+    return number
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else value
+
+
+def _write_parquet(path: Path, aside: Path, rows: Iterator[dict[str, Any]]) -> int:
+    writer, number = None, 0
+    try:
+        for chunk in _chunks(rows):
+            if writer is None:
+                schema = _schema(path, chunk)
+                writer = parquet.ParquetWriter(aside, schema)
+            _check(path, schema.names, chunk)
+            writer.write_table(_table(path, chunk, schema))
+            number += len(chunk)
+    finally:
+        if writer:
+            writer.close()
+    return number
+
+
+def _schema(path: Path, chunk: list[dict[str, Any]]) -> pa.Schema:
+    """A column without any value is one of text; numbers of vectors are fp32."""
+    found = _table(path, [dict.fromkeys(_columns(chunk)), *chunk], None).schema
+    kinds = {pa.null(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.float32())}
+    return pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in found])
+
+
+def _table(path: Path, chunk: list[dict[str, Any]], schema: pa.Schema | None) -> pa.Table:
+    try:
+        return pa.Table.from_pylist(chunk, schema)
+    except (pa.ArrowException, TypeError) as error:
+        raise UserError(f"output: {path}: found values of two kinds in one column ({' '.join(str(error).split())}), "
+                        "expected one; write *.jsonl") from error
+
+
+def _chunks(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    while chunk := list(itertools.islice(rows, _CHUNK)):
+        yield chunk
+
+
+def _columns(chunk: list[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for row in chunk for name in row))
+
+
+def _check(path: Path, columns: Iterable[str], chunk: list[dict[str, Any]]) -> None:
+    """A column that comes late has no place in a file whose rows before are written."""
+    if late := [name for name in _columns(chunk) if name not in columns]:
+        raise UserError(f"output: {path}: found the column {late[0]!r}, which none of the first {_CHUNK:,} rows has, "
+                        "expected theirs; write *.jsonl")

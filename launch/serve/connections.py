@@ -1,0 +1,109 @@
+"""Connections of the server: how many there are, how long they may be silent, and which one makes room for another.
+
+uvicorn bounds none of it: its limit_concurrency counts silent connections as work, and answers instead of closing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+
+from cloze.launch.serve.config import ServeConfig
+from cloze.pipeline.errors import UserError
+
+# Files that a process has open beside its connections: weights, the tokenizer, libraries, the listening socket.
+_OTHER_FILES = 200
+
+
+def make_room_for_files(config: ServeConfig) -> None:
+    """Raise this process's limit of open files to what its connections need.
+
+    Raises:
+        UserError: it may not be as high.
+    """
+    needed = config.max_connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UserError(f"serve.max_connections: found {config.max_connections}, expected at most "
+                        f"{hard - _OTHER_FILES}, since a process may open {hard} files here; lower it, or raise "
+                        "`ulimit -Hn`")
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def protocol(config: ServeConfig) -> type[asyncio.Protocol]:
+    """uvicorn's protocol over h11 with bounds: connections in all, and the time that one may be silent.
+
+    A connection whose request is not whole yet is waiting, from when it is made or its last answer has gone. When there
+    are as many as may be, the one that has waited longest makes room: so those that only hold the door do not keep out
+    others. `scope["state"]["connection"]` is the connection, for what is in front of the application.
+    """
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    waiting: dict[Connection, None] = {}  # oldest first
+
+    class Connection(H11Protocol):
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            self.app_state = {**self.app_state, "connection": self}
+            self._deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport) -> None:
+            if len(self.connections) >= config.max_connections:
+                if not waiting:
+                    self.transport = transport
+                    transport.abort()
+                    return
+                next(iter(waiting)).abort()
+            super().connection_made(transport)
+            self._wait()
+
+        def _wait(self) -> None:
+            self.cancel_deadline()
+            waiting[self] = None
+            self._deadline = self.loop.call_later(config.read_seconds, self.abort)
+
+        def cancel_deadline(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def handle_events(self) -> None:
+            cycle = self.cycle
+            super().handle_events()
+            if self.cycle is not cycle:  # its headers are whole; what reads the body bounds that
+                self.cancel_deadline()
+
+        def whole(self) -> None:
+            """Its request is whole: from here on it makes room for nobody."""
+            waiting.pop(self, None)
+
+        def on_response_complete(self) -> None:
+            cycle = self.cycle
+            super().on_response_complete()
+            if self.transport.is_closing():  # what the client has not read yet must not hold it for ever
+                self._deadline = self.loop.call_later(config.write_seconds, self.abort)
+            elif self.cycle is cycle:
+                self._wait()
+            else:  # the next request was here already
+                waiting[self] = None
+
+        def abort(self) -> None:
+            """Close at once, whatever is still to be read or written."""
+            self._end()
+            if self.transport.get_write_buffer_size():
+                self.transport.abort()
+            else:
+                self.transport.close()
+
+        def _end(self) -> None:
+            self.cancel_deadline()
+            waiting.pop(self, None)
+            self.connections.discard(self)
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._end()
+            if self.flow is not None:  # else it was refused
+                super().connection_lost(error)
+
+    return Connection

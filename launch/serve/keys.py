@@ -1,0 +1,60 @@
+"""API keys: who may ask a server that others can reach."""
+
+import hashlib
+import hmac
+import ipaddress
+from pathlib import Path
+
+from cloze.launch.serve.config import ServeConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors
+
+# Guessing one of 62^16 by asking is out of reach; what people make up by themselves is shorter.
+LEAST_CHARACTERS = 16
+# What tells nothing of anybody's texts: probes, and pages that a browser asks for without a key.
+OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
+STATIC = "/static-offline-docs/"  # of fastapi_offline
+
+
+def read_keys(config: ServeConfig) -> list[bytes] | None:
+    """SHA-256 of each key in the file, a line each; None: nobody needs one.
+
+    Raises:
+        UserError: no file where one is demanded, or one without keys, or with one that is too short.
+    """
+    path = config.api_key_file
+    if path is None:
+        if not (config.no_auth or _is_loopback(config.host)):
+            raise UserError(f"serve.api_key_file: found none for {config.host}, which other machines can reach, "
+                            "expected a file of keys; add --api_key_file FILE, or --no_auth true where a proxy asks "
+                            "for them")
+        return None
+    with readable_errors(Path(path)):
+        lines = Path(path).read_bytes().splitlines()
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith(b"#")]
+    if not keys:
+        raise UserError(f"serve.api_key_file: found no key in {path}, expected one a line; `openssl rand -hex 32` "
+                        "makes one")
+    for number, key in enumerate(keys, 1):
+        if len(key) < LEAST_CHARACTERS:
+            raise UserError(f"serve.api_key_file: found {len(key)} characters in key {number} of {path}, expected at "
+                            f"least {LEAST_CHARACTERS}; `openssl rand -hex 32` makes one")
+    return [hashlib.sha256(key).digest() for key in keys]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def may_ask(scope, keys: list[bytes] | None) -> bool:
+    """Whether a request may be answered: its path is open to all, or it has `Authorization: Bearer KEY`."""
+    if keys is None or scope["path"] in OPEN or scope["path"].startswith(STATIC):
+        return True
+    given = dict(scope["headers"]).get(b"authorization", b"")
+    scheme, _, key = given.partition(b" ")
+    found = hashlib.sha256(key.strip()).digest()
+    # All are compared, each in constant time, so that the time tells nothing.
+    return scheme.lower() == b"bearer" and any([hmac.compare_digest(found, known) for known in keys])

@@ -1,0 +1,37 @@
+"""What a run is computed with: versions, and the commit of Cloze."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import cloze
+
+_LIBRARIES = ("torch", "deepspeed", "tokenizers", "pyarrow", "numpy")
+
+
+def software() -> dict[str, str | None]:
+    """Versions by name; `commit` of Cloze's own working tree, with a + behind it if files differ, None without one."""
+    versions = {name: _version(name) for name in _LIBRARIES}
+    return {"cloze": cloze.__version__, "commit": _commit(), "python": platform.python_version()} | versions
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    root = Path(cloze.__file__).resolve().parents[1]
+    if not (root / ".git").exists():  # installed from a wheel: a repository around it is another one
+        return None
+    try:
+        words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,326 @@
+"""Tables of examples: TSV, CSV, JSON lines and Parquet as rows with named columns."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloze.launch.texts.encoding import half_character
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LONGEST_FIELD = 1 << 30  # characters; the library's own limit, 2^17, is less than many a long text
+COLUMNS = "cloze_columns"  # entry of a model's config.json: the fields of the Columns that it has learned from
+ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq")  # of what is a table by its name
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a model's texts stand in."""
+
+    texts: tuple[str, ...]
+    """Of the text, or of the pair of texts; of the texts that all choices share."""
+    choices: tuple[str, ...] = ()
+    """Of the choices, in their order."""
+    prefix: tuple[str, ...] = ()
+    """Whose texts each choice begins with."""
+    header: tuple[str, ...] = ()
+    """All columns of a TSV file whose first line does not name them."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that a text is made of."""
+        return self.texts + self.prefix + self.choices
+
+
+def columns_of(note: dict[str, Any] | None) -> Columns | None:
+    """The columns that a model's config.json names; None if it names none. Raises UserError for a damaged note."""
+    if note is None:
+        return None
+    known = {each.name for each in dataclasses.fields(Columns)}
+    if not isinstance(note, dict) or "texts" not in note or not set(note) <= known or not all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in note.values()):
+        raise UserError(f"config.json: {COLUMNS}: found {str(note)[:60]}, expected the columns of a model that Cloze "
+                        "has trained; export it again")
+    return Columns(**{name: tuple(names) for name, names in note.items()})
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table, and where it stands in its file."""
+
+    values: dict
+    place: str
+
+
+@dataclass
+class Reading:
+    """A table that is read row by row, once."""
+
+    path: Path
+    rows: Iterator[Row] = field(init=False)
+    columns: tuple[str, ...] | None = None
+    """None for JSON lines: each row has its own."""
+    malformed: int = 0
+    """Rows with another number of fields than columns, left out by wish, so far."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: list[Row]
+    malformed: int = 0
+    """Rows with another number of fields than columns, left out by wish."""
+
+    def need(self, columns: tuple[str, ...], field: str) -> None:
+        """Raise UserError if columns are missing; `field` is what names other ones."""
+        if missing := [column for column in columns if column not in self.columns]:
+            raise missing_columns(self.path, self.columns, {field: missing})
+
+
+def missing_columns(path: str | Path, found: tuple[str, ...], missing: dict[str, list[str]]) -> UserError:
+    """What is said of columns that a table lacks. missing: those that each field names."""
+    fields = " and ".join(f"--{field}" for field in missing)
+    names = list(dict.fromkeys(name for names in missing.values() for name in names))
+    expected = f"one named {names[0]!r}" if len(names) == 1 else " and ".join(map(repr, names))
+    return UserError(f"{path}: found the columns {', '.join(map(repr, found))}, expected {expected}; name the right "
+                     f"{'one' if len(names) == 1 else 'ones'} with {fields}")
+
+
+def read_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", skip_malformed: bool = False,
+               labels: tuple[str, ...] | None = ()) -> Table:
+    """Read a table whole; arguments and errors as of `open_table`."""
+    reading = open_table(path, header, mark, skip_malformed, labels)
+    rows = list(reading.rows)
+    columns = reading.columns or tuple(dict.fromkeys(name for row in rows for name in row.values))
+    return Table(reading.path, columns, rows, reading.malformed)
+
+
+def open_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", skip_malformed: bool | None = None,
+               labels: tuple[str, ...] | None = ()) -> Reading:
+    """Begin to read a table.
+
+    Args:
+        path: .tsv or .txt (tabs, no quoting: the form of GLUE), .csv (quoted; between the fields commas, or semicolons
+            or tabs if the first line has them and no comma), .jsonl, .parquet; all but the last also with .gz behind.
+        header: columns of a TSV file whose first line does not name the column `mark`; empty: the first line's.
+        skip_malformed: whether rows with another number of fields than columns are left out, and counted; None: they
+            cannot be, which is not offered then.
+        labels: those that are known before. Of classes that `datasets` has saved as numbers, rows have the names, or
+            the numbers if these are the labels (GLUE's SST-2). None: always the numbers.
+
+    Raises:
+        UserError: the file cannot be read or has no row; from the rows, too: one that does not fit.
+    """
+    path = Path(path)
+    kind = ending(path)
+    reading = Reading(path)
+    if path.is_dir():
+        reading.columns, reading.rows = _read_dataset(path, labels)
+    elif kind in (".parquet", ".pq"):
+        reading.columns, reading.rows = _read_parquet(path, labels)
+    elif kind in (".jsonl", ".json", ".ndjson"):
+        reading.rows = _read_json_lines(path)
+    elif kind in (".tsv", ".txt", ".csv"):
+        records = _records(path) if kind == ".csv" else _tabbed(path)
+        reading.rows = _separated(reading, records, header, mark, skip_malformed)
+    else:
+        raise UserError(f"{path}: found the ending {kind!r}, expected .tsv, .csv, .jsonl or .parquet, or the folder of "
+                        "a saved data set")
+    first = next(reading.rows, None)  # the columns of separated text are known from here on
+    if first is None:
+        raise UserError(f"{path}: found no rows, expected examples")
+    reading.rows = itertools.chain([first], reading.rows)
+    return reading
+
+
+def ending(path: Path) -> str:
+    """The ending that says what a file is: the one before .gz, if that is the last."""
+    return "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]).removesuffix(".gz")
+
+
+def read_text(path: Path) -> str:
+    """The whole of a UTF-8 file, .gz or plain. Raises UserError."""
+    return "".join(_lines(path, ""))
+
+
+def _lines(path: Path, newline: str) -> Iterator[str]:
+    """Lines of a UTF-8 file, .gz or plain, with what ends them: newline as for `open`. Raises UserError."""
+    with readable_errors(path):
+        try:
+            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline=newline
+                                                               ) as file:
+                yield from file
+        except UnicodeError as error:
+            raise UserError(f"{path}: found bytes that are no UTF-8 text ({error}); convert the file") from error
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: found a damaged gzip file ({error}), expected a whole one; fetch or make it "
+                            "again") from error
+
+
+def parse_json(text: str) -> Any:
+    """What JSON holds. Raises ValueError, for half of a character ("\\ud83d") and a field that comes twice, too."""
+    value = json.loads(text, object_pairs_hook=_object)
+    if "\\u" in text and (half := half_character(json.dumps(value, ensure_ascii=False))):
+        raise ValueError(f"found {half}")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError(f"found the fields {', '.join(name for name, _ in pairs)}, of which one comes twice")
+    return made
+
+
+def _tabbed(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Records of a file without quoting, each with its place."""
+    for number, line in enumerate(_lines(path, "\n"), 1):
+        yield f"row {number}", line.rstrip("\r\n").split("\t")
+
+
+def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Records of a quoted file, each with its place: its number, and its last line where records have several."""
+    csv.field_size_limit(_LONGEST_FIELD)
+    lines = _lines(path, "")
+    first = next(lines, "")
+    reader = csv.reader(itertools.chain([first], lines), delimiter=_delimiter(first), strict=True)
+    number = 0
+    try:
+        for number, fields in enumerate(reader, 1):
+            line = f" (line {reader.line_num})" if reader.line_num != number else ""
+            yield f"row {number}{line}", fields
+    except csv.Error as error:
+        raise UserError(f"{path}: row {number + 1} (line {reader.line_num}): can't be read as CSV ({error}); mend it"
+                        ) from error
+
+
+def _delimiter(first: str) -> str:
+    """What stands between the fields of a CSV file, from its first line: the comma, unless only another one does."""
+    for delimiter in ",;\t":
+        try:
+            if len(next(csv.reader([first], delimiter=delimiter, strict=True), [])) > 1:
+                return delimiter
+        except csv.Error:
+            pass  # what stands behind a quoted field is another one
+    return ","
+
+
+def _separated(reading: Reading, records: Iterator[tuple[str, list[str]]], header: tuple[str, ...], mark: str,
+               skip_malformed: bool | None) -> Iterator[Row]:
+    path, columns = reading.path, header
+    for position, (place, fields) in enumerate(records):
+        if position == 0 and (not header or mark in fields):
+            columns = tuple(fields)
+            if len(set(columns)) < len(columns):
+                raise UserError(f"{path}: {place}: found the columns {', '.join(columns)}, expected names that differ; "
+                                "rename one")
+        elif fields in ([], [""]):
+            continue
+        elif len(fields) == len(columns):
+            reading.columns = columns
+            yield Row(dict(zip(columns, fields, strict=True)), f"{path}: {place}")
+        elif skip_malformed:
+            reading.malformed += 1
+        else:
+            how = "" if skip_malformed is None else ", or leave such rows out with --skip_malformed_rows true"
+            raise UserError(f"{path}: {place}: found {len(fields)} fields, expected {len(columns)} "
+                            f"({', '.join(columns)}); mend it{how}")
+
+
+def _read_json_lines(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(_lines(path, "\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            values = parse_json(line)
+        except ValueError as error:
+            raise UserError(f"{path}: row {number}: can't be read as JSON ({error}); expected one object a line"
+                            ) from error
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: row {number}: found {type(values).__name__}, expected one object a line")
+        yield Row(values, f"{path}: row {number}")
+
+
+def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str, ...], Iterator[Row]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    @contextmanager
+    def readable() -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
+
+    def values() -> Iterator[dict]:
+        with readable(), file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+
+    with readable():
+        file = parquet.ParquetFile(path)
+    names = tuple(file.schema_arrow.names)
+    if len(set(names)) < len(names):
+        raise UserError(f"{path}: found the columns {', '.join(names)}, expected names that differ; rename one")
+    return names, _rows(path, file.schema_arrow, values(), labels)
+
+
+def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str, ...], Iterator[Row]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError("a saved data set needs a library that is missing; pip install 'cloze[hub]'") from error
+    try:
+        data = datasets.load_from_disk(str(path))
+    except Exception as error:  # the library raises many kinds
+        raise UserError(f"{path}: can't be read as a saved data set: {' '.join(str(error).split())}") from error
+    if isinstance(data, datasets.DatasetDict):
+        raise UserError(f"{path}: found the splits {', '.join(data)}, expected one of them; give {path}/SPLIT")
+    schema = data.features.arrow_schema
+    return tuple(schema.names), _rows(path, schema, iter(data), labels)
+
+
+def _rows(path: Path, schema: pa.Schema, values: Iterator[dict], labels: tuple[str, ...] | None) -> Iterator[Row]:
+    """Rows of a typed table, whose classes by number have their names (open_table: labels)."""
+    named = {}
+    for column, names in _class_names(schema).items():
+        numbered = {str(number) for number in range(len(names))}
+        if labels is None or numbered <= set(labels) and not set(names) <= set(labels):
+            continue
+        named[column] = dict(enumerate(names)) | {-1: None}  # -1 is the library's word for no label
+    for number, row in enumerate(values, 1):
+        for column, known in named.items():
+            value = row[column]
+            row[column] = ([known.get(part, part) for part in value if part != -1] if isinstance(value, list)
+                           else known.get(value, value))
+        yield Row(row, f"{path}: row {number}")
+
+
+def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """Names of the classes that columns hold by number, or lists of them, as `datasets` writes them into a schema."""
+    written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    found = {}
+    for column, feature in written.get("info", {}).get("features", {}).items():
+        if isinstance(feature, list):  # as older versions write lists
+            (feature,) = feature
+        elif feature.get("_type") in ("List", "LargeList", "Sequence"):
+            feature = feature["feature"]
+        if feature.get("_type") == "ClassLabel" and column in schema.names:
+            found[column] = feature["names"]
+    return found

@@ -1,0 +1,132 @@
+"""What is exported beside the weights: a model card, and how sentence-transformers makes a text's vector."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from cloze.launch.run import runs
+from cloze.launch.run.metrics import read_metrics
+from cloze.launch.system.console import figure
+from cloze.launch.system.software import software
+from cloze.launch.texts.encoding import TRUNCATION
+from cloze.model.config import BertConfig
+from cloze.model.huggingface import OWN_MODEL_TYPE, load_note, load_pretrained
+from cloze.model.tasks import saved_class
+
+# Our class -> the hub's name of what it does, and the class of transformers that does it.
+_TASKS = {
+    "BertForPreTraining": ("fill-mask", "AutoModelForMaskedLM"),
+    "BertForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
+    "BertForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
+    "BertForTokenClassification": ("token-classification", "AutoModelForTokenClassification"),
+    "BertForQuestionAnswering": ("question-answering", "AutoModelForQuestionAnswering"),
+    "BertForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),
+}
+_ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM")  # what nothing else has been learned on
+# Where something lies is nobody's business, and says nothing to who downloads it.
+_PATHS = ("output", "data", "train_file", "validation", "test", "model", "tokenizer", "cache_dir", "init_from",
+          "init_word_vectors")
+
+
+def write_pooling(folder: Path) -> None:
+    """Let sentence-transformers make the vectors of `cloze predict embed`: the mean over all tokens. Only of encoders,
+    and of shapes that transformers has; the longest text is the longest that the model has learned from.
+    """
+    if load_note(folder, "model_type") == OWN_MODEL_TYPE or saved_class(folder).__name__ not in _ENCODERS:
+        return
+    config, _ = load_pretrained(folder)
+    longest = (load_note(folder, TRUNCATION) or {}).get("max_length", config.max_position_embeddings)
+    kinds = ("Transformer", ""), ("Pooling", "1_Pooling")
+    modules = [{"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+               for number, (kind, path) in enumerate(kinds)]
+    (folder / "1_Pooling").mkdir()
+    for name, content in (
+        ("modules.json", modules), ("sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False}),
+        ("1_Pooling/config.json", {"word_embedding_dimension": config.hidden_size, "pooling_mode_mean_tokens": True,
+                                   "pooling_mode_cls_token": False, "pooling_mode_max_tokens": False}),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def card(run: Path, folder: Path, name: str, said: str) -> str:
+    """README.md of an exported model, as the hub reads it.
+
+    Args:
+        run: what it is from: a run of pretraining or fine-tuning, or a model folder.
+        folder: what was exported.
+        name: of the folder, as it will be.
+        said: what was exported, in words.
+    """
+    own, kind = load_note(folder, "model_type") == OWN_MODEL_TYPE, saved_class(folder).__name__
+    task, auto = _TASKS.get(kind, ("feature-extraction", "AutoModel"))
+    encoder = (folder / "modules.json").exists()
+    tags = ["cloze"] + ["sentence-transformers"] * encoder
+    head = {"library_name": "cloze" if own else "transformers", "pipeline_tag": task, "tags": tags}
+    parts = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", f"# {name}", "",
+             f"A {load_note(folder, 'model_type')} model ({kind}), {said.replace(str(run), run.resolve().name)}, made "
+             f"with Cloze {software()['cloze']}.", "", "## Use", "", _use(name, own, auto, encoder), "", "## Shape", "",
+             _shape(load_pretrained(folder)[0], folder)]
+    if measured := _measured(run):
+        parts += ["", "## Measured", "", measured]
+    if (run / runs.CONFIG).is_file():
+        parts += ["", "## Training", "", _training(run)]
+    return "\n".join(parts) + "\n"
+
+
+def _use(name: str, own: bool, auto: str, encoder: bool) -> str:
+    lines = ["import cloze", "", f'model = cloze.load("{name}")']
+    if not own:
+        lines = [f"from transformers import AutoTokenizer, {auto}", "",
+                 f'tokenizer, model = AutoTokenizer.from_pretrained("{name}"), {auto}.from_pretrained("{name}")']
+    if encoder:
+        lines += ["", "from sentence_transformers import SentenceTransformer", "",
+                  f'vectors = SentenceTransformer("{name}").encode(["a text", "another one"])  # means over tokens']
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _shape(config: BertConfig, folder: Path) -> str:
+    rows = {"layers": config.num_hidden_layers, "hidden size": config.hidden_size, "heads": config.num_attention_heads,
+            "vocabulary": config.vocab_size, "positions": config.max_position_embeddings,
+            "longest text in training (tokens)": (load_note(folder, TRUNCATION) or {}).get("max_length"),
+            "number format": load_note(folder, "dtype")}
+    return _table(("", ""), [(name, value) for name, value in rows.items() if value is not None])
+
+
+def _measured(run: Path) -> str:
+    """Of a fine-tuning its results, of a pretraining the last evaluation."""
+    if (run / "results.json").is_file():
+        results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+        files = {name: values for name, values in results.items() if isinstance(values, dict) and "examples" in values}
+        rows = [(file, name, figure(value)) for file, values in files.items() for name, value in values.items()
+                if name != "examples" and value is not None]
+        return _table(("file", "metric", "value"), rows) if rows else ""
+    if not (run / runs.CONFIG).is_file() or not (run / "metrics.jsonl").is_file():
+        return ""
+    found: dict[str, float] = {}
+    step = 0
+    for line in read_metrics(run):
+        if any(name.startswith("validation/") for name in line):
+            found, step = {name: value for name, value in line.items() if name.startswith("validation/")}, line["step"]
+    rows = [(f"step {step}", name.removeprefix("validation/"), figure(value)) for name, value in found.items()
+            if isinstance(value, float)]
+    return _table(("evaluation", "metric", "value"), rows) if rows else ""
+
+
+def _training(run: Path) -> str:
+    """Hashes of the data, what computed it, and every field that shaped it."""
+    rows = []
+    for path in (run / runs.DATA, run / runs.SOFTWARE):
+        if path.is_file():
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            rows += [(name.replace("_", " "), f"`{value}`") for name, value in facts.items() if value is not None]
+    recipe = yaml.safe_load((run / runs.CONFIG).read_text(encoding="utf-8"))
+    recipe = {name: value for name, value in recipe.items() if name not in _PATHS or isinstance(value, dict)}
+    return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
+
+
+def _table(header: tuple[str, ...], rows: list[tuple]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

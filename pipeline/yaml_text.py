@@ -1,0 +1,47 @@
+"""Reading YAML that others have written: what it expands to has a bound."""
+
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from cloze.pipeline.errors import UserError
+
+# A configuration has some hundred values, a file of ten lines whose aliases stand for lists of aliases a billion.
+MOST_VALUES = 100_000
+
+
+def load_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load, *, name: str = "configuration") -> Any:
+    """What `load` makes of a text, if it is not made to exhaust memory.
+
+    Args:
+        name: of the file, for the message.
+
+    Raises:
+        UserError: its aliases expand to more than MOST_VALUES values or to themselves, or it is nested too deep.
+        yaml.YAMLError: it is no YAML.
+    """
+    try:
+        if "*" in text and "&" in text:
+            values = _expanded(yaml.compose(text, yaml.SafeLoader), {})
+            if values > MOST_VALUES:
+                raise UserError(f"{name}: found YAML whose aliases expand to {values:,} values, expected at most "
+                                f"{MOST_VALUES:,}; write out what is meant")
+        return load(text)
+    except RecursionError as error:
+        raise UserError(f"{name}: found values that are nested too deep, or contain themselves, expected sections of "
+                        "values") from error
+
+
+def _expanded(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """Values in a tree of nodes, each counted as often as aliases name it; RecursionError if one contains itself."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) in known:
+        if not known[id(node)]:
+            raise RecursionError
+        return known[id(node)]
+    known[id(node)] = 0  # begun
+    parts = (part for each in node.value for part in (each if isinstance(each, tuple) else (each,)))
+    known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]

@@ -1,0 +1,86 @@
+"""`--processes N`: ranks that the command starts by itself, and ends with itself."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from cloze.launch.cli import main
+from cloze.launch.system import ranks
+from tests.launching import PATIENCE_SECONDS, children, finish, kill_all, pretrain_arguments, pretrain_command, start
+from tests.synthetic import make_shards
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("ranks"))
+
+
+def status_of(run) -> dict:
+    path = run / "status.json"
+    return json.loads(path.read_text()) if path.exists() else {"state": None, "step": 0}
+
+
+def wait_for(process, reached) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not reached():
+        if process.poll() is not None or time.monotonic() > deadline:
+            kill_all(process)
+            raise AssertionError(process.communicate()[0])
+        time.sleep(0.05)
+
+
+def test_one_command_starts_stops_and_loses_no_process(data, tmp_path):
+    run = tmp_path / "run"
+    command = pretrain_command(data, run, "--processes", "2", "--train.max_steps", "100000")
+    first = start(command)
+    wait_for(first, lambda: status_of(run)["step"] >= 3)
+    assert status_of(run)["state"] == "running", "with the step, while it runs"
+    own = children(first.pid)
+    assert len(own) == 2
+    first.kill()  # as nobody can catch it: the ranks stop by themselves, with a checkpoint
+    first.communicate(timeout=PATIENCE_SECONDS)
+    assert status_of(run)["state"] == "requeue"
+    stopped = status_of(run)["step"]
+
+    second = start(command)
+    wait_for(second, lambda: status_of(run)["step"] > stopped + 2)
+    os.kill(second.pid, signal.SIGINT)
+    output = finish(second, status=75)
+    assert output.startswith("cloze pretrain: starting 2 processes on this machine; Ctrl-C stops with a checkpoint\n")
+    assert "2 x CPU" in output and f"resumed from step {stopped} " in output
+    assert "stopped with a checkpoint of step" in output and status_of(run)["state"] == "requeue"
+    assert not any(noise in output for noise in ("Traceback", "OMP_NUM_THREADS", "torch.distributed"))
+
+
+def test_what_fails_on_all_ends_with_its_line_and_status(data, tmp_path):
+    command = pretrain_command(data, tmp_path / "run", "--processes", "2", "--train.global_batch_size", "15")
+    output = finish(start(command), status=2)
+    assert "found 15, expected a multiple of the 2 processes" in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize(("environment", "processes", "expected"), [
+    ({}, "0", "processes: found 0, expected at least 1, or auto"),
+    ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "2",
+     "processes: found 2 in a run of which torchrun has started 4, expected the same; leave it to the launcher"),
+])
+def test_other_launchers_start_what_they_start(monkeypatch, capsys, environment, processes, expected):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(pretrain_arguments("d", "o", "--processes", processes)) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ends", "status"), [
+    (("", ""), 0), (("sys.exit(75)", ""), 75), (("sys.exit(75)", "sys.exit(2)"), 2),
+    (("time.sleep(600)", "sys.exit(3)"), 3), (("os.kill(os.getpid(), 9)", "time.sleep(600)"), 137),
+])
+def test_the_status_is_that_of_the_first_that_failed(monkeypatch, tmp_path, ends, status):
+    """And the others are ended with it."""
+    script = tmp_path / "cloze.py"
+    script.write_text("import os, sys, time\n" + "".join(
+        f"if os.environ['RANK'] == '{rank}':\n    {end or 'pass'}\n" for rank, end in enumerate(ends)))
+    monkeypatch.chdir(tmp_path)  # where `-m cloze` finds it first
+    assert ranks.run_ranks("pretrain", [], 2) == status

@@ -1,0 +1,162 @@
+"""`cloze predict ... --file TABLE`: each record once, with the columns it came with."""
+
+import csv
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cloze.launch.cli import main
+from cloze.launch.predict.predictor import Predictor
+from tests.launch.tiny_models import labels, save_model
+from tests.terminal import terminal
+
+TEXTS = ["the cat sat", 'a "good" film, and\na bad one', "the sky is blue"]  # quotes, a comma, a line's end
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    base = tmp_path_factory.mktemp("models")
+    classifier = save_model(base / "classifier", "BertForSequenceClassification", **labels("bad", "good"))
+    save_model(base / "chooser", "BertForMultipleChoice")
+    save_model(base / "answerer", "BertForQuestionAnswering", seed=5)
+    described = json.loads((classifier / "config.json").read_text())
+    (classifier / "config.json").write_text(json.dumps(described | {"cloze_columns": {"texts": ["review"]}}))
+    return base
+
+
+def write(path, rows: list[dict], delimiter: str = ","):
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def ask(capsys, *arguments) -> list[dict]:
+    capsys.readouterr()
+    assert main(["predict", *map(str, arguments), "--format", "json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def refused(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert main(["predict", *map(str, arguments)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def read(path) -> list[dict]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+@pytest.mark.parametrize("kind", ["csv", "semicolons", "tsv", "jsonl", "parquet", "csv.gz"])
+def test_every_record_once_with_its_columns(folders, tmp_path, capsys, kind):
+    texts = [text.replace("\n", " ") for text in TEXTS] if kind == "tsv" else TEXTS
+    rows = [{"number": str(n), "review": text, "label": "bad"} for n, text in enumerate(texts)]
+    if kind == "csv":
+        path = write(tmp_path / "new.csv", rows)
+    elif kind == "semicolons":
+        path = write(tmp_path / "new.csv", rows, ";")
+    elif kind == "csv.gz":
+        path = tmp_path / "new.csv.gz"
+        path.write_bytes(gzip.compress(write(tmp_path / "new.csv", rows).read_bytes()))
+    elif kind == "tsv":
+        path = tmp_path / "new.tsv"
+        path.write_text("".join("\t".join(line) + "\n" for line in [rows[0], *(row.values() for row in rows)]))
+    elif kind == "jsonl":
+        path = tmp_path / "new.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path := tmp_path / "new.parquet")
+    found = ask(capsys, "classify", folders / "classifier", "--file", path)
+    model = Predictor.from_folder(folders / "classifier")
+    assert [{name: each[name] for name in rows[0]} for each in found] == rows
+    for each, text in zip(found, texts, strict=True):
+        expected = model.classify(text)
+        assert [label["label"] for label in each["labels"]] == [label.label for label in expected]
+        assert each["labels"][0]["score"] == pytest.approx(expected[0].score, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "jsonl"])
+def test_results_become_a_table(folders, tmp_path, capsys, kind):
+    rows = [{"number": str(n), "review": text, "prediction": "old"} for n, text in enumerate(TEXTS)]
+    path, output = write(tmp_path / "new.csv", rows), tmp_path / f"results.{kind}"
+    assert main(["predict", "classify", str(folders / "classifier"), "--file", str(path), "--output", str(output)]) == 0
+    assert "3 results" in capsys.readouterr().out
+    if kind == "jsonl":
+        found = [json.loads(line) for line in output.read_text().splitlines()]
+        assert [each["number"] for each in found] == ["0", "1", "2"] and "labels" in found[0]
+        return
+    found = pq.read_table(output).to_pylist() if kind == "parquet" else read(output)
+    assert [{name: each[name] for name in rows[0]} for each in found] == rows  # nothing of the input is overwritten
+    model = Predictor.from_folder(folders / "classifier")
+    for each, text in zip(found, TEXTS, strict=True):
+        best, other = model.classify(text)
+        assert each["cloze_prediction"] == best.label
+        assert float(each[f"probability_{best.label}"]) == pytest.approx(best.score, abs=1e-6)
+        assert float(each[f"probability_{other.label}"]) == pytest.approx(other.score, abs=1e-6)
+
+
+def test_columns_by_name(folders, tmp_path, capsys):
+    rows = [{"first": "the cat", "second": "sat", "text": "the sky"}]
+    path = write(tmp_path / "new.csv", rows)
+    model = Predictor.from_folder(folders / "classifier")
+    asked = ("classify", folders / "classifier", "--file", path)
+    (pair,) = ask(capsys, *asked, "--text_columns", "first", "second")
+    assert pair["labels"][0]["score"] == pytest.approx(model.classify("the cat", "sat")[0].score, abs=1e-6)
+    (own,) = ask(capsys, *asked)  # no column `review`, which it has learned from: by the operation's name
+    assert own["labels"][0]["score"] == pytest.approx(model.classify("the sky")[0].score, abs=1e-6)
+
+
+def test_choices_and_answers(folders, tmp_path, capsys):
+    rows = [{"begin": "the man went to the", "a": "store .", "b": "sky ."}]
+    path, output = write(tmp_path / "choices.csv", rows), tmp_path / "chosen.csv"
+    best = Predictor.from_folder(folders / "chooser").choose("the man went to the", ["store .", "sky ."])[0]
+    assert main(["predict", "choose", str(folders / "chooser"), "--file", str(path), "--text_columns", "begin", "a",
+                 "b", "--output", str(output)]) == 0
+    (found,) = read(output)
+    assert (found["choice"], found["number"]) == (best.text, str(best.number))
+    rows = [{"id": "7", "context": "the man went to the store .", "question": "who went ?"}]
+    path = write(tmp_path / "questions.csv", rows)
+    assert main(["predict", "answer", str(folders / "answerer"), "--file", str(path), "--output", str(output)]) == 0
+    (found,) = read(output)
+    span = Predictor.from_folder(folders / "answerer").answer("who went ?", "the man went to the store .")[0]
+    assert (found["id"], found["answer"], found["start"]) == ("7", span.text, str(span.start))
+
+
+def test_refusals_name_the_record(folders, tmp_path, capsys):
+    asked = ("classify", folders / "classifier", "--file")
+    path = tmp_path / "new.csv"
+    path.write_text('review,label\n"one\nrecord",a\ntwo,b,c\n')
+    line = refused(capsys, *asked, path)
+    assert "row 3 (line 4): found 3 fields, expected 2" in line and "skip_malformed" not in line
+    path.write_text("a,b\n1,2\n")
+    line = refused(capsys, *asked, path)
+    assert "found the columns 'a', 'b', expected one named 'review'" in line and "--text_columns" in line
+    line = refused(capsys, *asked, path, "--text_columns", "c", "d")
+    assert "expected 'c' and 'd'" in line
+    pq.write_table(pa.table({"review": ["a", None]}), path := tmp_path / "new.parquet")
+    assert "row 2: found None in column 'review', expected a text" in refused(capsys, *asked, path)
+    assert "--file" in refused(capsys, "classify", folders / "classifier", "a", "--text_columns", "b")
+
+
+def test_a_late_column_is_not_lost(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("cloze.launch.predict.files._CHUNK", 2)
+    path, output = tmp_path / "new.jsonl", tmp_path / "results.csv"
+    path.write_text("".join(json.dumps({"review": "the cat"} | extra) + "\n" for extra in ({}, {}, {"more": 1})))
+    asked = ("classify", folders / "classifier", "--file", path, "--output", output)
+    assert "'more'" in refused(capsys, *asked) and not output.exists()
+
+
+def test_a_terminal_shows_how_far_it_is(folders, tmp_path, monkeypatch):
+    path = write(tmp_path / "new.csv", [{"review": text} for text in TEXTS])
+    with terminal() as (stream, shown):
+        monkeypatch.setattr("sys.stderr", stream)
+        status = main(["predict", "classify", str(folders / "classifier"), "--file", str(path), "--output",
+                       str(tmp_path / "results.csv")])
+        monkeypatch.undo()
+    assert status == 0 and b"3 texts" in bytes(shown)

@@ -1,0 +1,222 @@
+"""`cloze serve` and clients that mean ill, or have died: nobody is locked out, nothing grows, a stop ends."""
+
+import asyncio
+import json
+import resource
+import signal
+import socket
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.serve.app import build_app
+from cloze.launch.serve.config import ServeConfig
+from cloze.launch.serve.connections import make_room_for_files
+from cloze.launch.serve.keys import read_keys
+from cloze.pipeline.errors import UserError
+from tests.launch.serving import connect, read_meters, server, until_closed
+from tests.launch.tiny_models import save_model
+
+KEY = "0123456789abcdef0123456789abcdef"
+TEXT = "the cat sat on the mat and the sky is blue"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("attacked"))
+
+
+@pytest.fixture(scope="module")
+def attacked(folder):
+    with server(folder, "--read_seconds", "3", "--write_seconds", "2", "--max_connections", "20", "--grace_seconds",
+                "2", "--max_bytes_in_flight", "8000000", "--max_numbers", "20000000") as served:
+        yield served
+
+
+def post(path: str, body: bytes, size: int | None = None, host: str = "x") -> bytes:
+    return (f"POST /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body) if size is None else size}\r\n\r\n").encode() + body
+
+
+def ask(address: str) -> int:
+    return httpx.post(address + "/embed", json={"inputs": ["cat"]}, timeout=60).status_code
+
+
+def wait_until(reached, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.05)
+
+
+def test_those_that_hold_the_door_keep_nobody_out(attacked):
+    """Three times as many as may connect: silent ones, half heads and half bodies. The longest waiting make room."""
+    address, _ = attacked
+    with ExitStack() as stack:
+        clients = []
+        for number in range(60):
+            client = stack.enter_context(connect(address))
+            with suppress(OSError):  # closed already
+                client.sendall([b"", b"POST /embed HTT", post("embed", b"{", 1000)][number % 3])
+            clients.append(client)
+            if number % 10 == 9:
+                assert ask(address) == 200
+        assert b"" == until_closed(clients[0]), "closed, without an answer"
+        assert clients[-1].send(b"x"), "the newest is still there"
+
+
+def test_a_body_that_does_not_come_is_given_up(attacked):
+    address, _ = attacked
+    with connect(address) as client:
+        client.sendall(post("embed", b'{"inputs": [', 1000))
+        answer = until_closed(client)
+    assert answer.startswith(b"HTTP/1.1 408") and b"body: found none that is whole after 3 s" in answer
+    with connect(address) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost:")
+        assert until_closed(client) == b"", "a head that does not come has no answer"
+
+
+def test_bodies_that_wait_are_counted_together(attacked):
+    address, _ = attacked
+    with connect(address) as first, connect(address) as second:
+        for client in (first, second):
+            client.sendall(post("embed", b" " * 3_500_000, 4_000_000))
+        wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] >= 7_000_000)
+        answer = httpx.post(address + "/embed", content=b" " * 2_000_000)
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        assert "too many bytes of other requests" in answer.json()["detail"]
+        assert ask(address) == 200, "a small one has room"
+    wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 0)
+
+
+def test_an_answer_that_nobody_reads_goes_with_its_connection(attacked):
+    address, _ = attacked
+    host, port = address.removeprefix("http://").split(":")
+    text = " ".join(["cat"] * 46)
+    one = len(httpx.post(address + "/attention", json={"inputs": [text]}, timeout=60).content)
+    inputs = [text] * (7_500_000 // one)  # more than the system keeps of it, and less than may be in flight
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        client.sendall(post("attention", json.dumps({"inputs": inputs}).encode()))
+        wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] > 1_000_000)
+        wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 0)
+    answer = httpx.post(address + "/attention", json={"inputs": inputs}, timeout=60)
+    assert answer.status_code == 200 and len(answer.json()["results"]) == len(inputs), "in pieces, to one who reads"
+
+
+def test_work_of_clients_that_have_left_is_not_done(attacked):
+    address, _ = attacked
+    before = read_meters(address)
+    body = json.dumps({"inputs": [TEXT] * 120}).encode()
+    clients = [connect(address) for _ in range(10)]
+    for client in clients:
+        client.sendall(post("score", body))
+    for client in clients:
+        client.close()
+    wait_until(lambda: read_meters(address)["cloze_waiting_tokens"] == 0)
+    after = read_meters(address)
+    left = 'cloze_requests_total{operation="score",status="499"}'
+    wait_until(lambda: read_meters(address).get(left, 0) + read_meters(address).get(
+        left.replace("499", "200"), 0) == 10)
+    computed = after["cloze_batch_texts_sum"] - before["cloze_batch_texts_sum"]
+    assert computed < 1200 and read_meters(address).get(left, 0) >= 5, computed
+
+
+def test_a_stop_ends_in_spite_of_an_unfinished_body(folder):
+    with server(folder, "--grace_seconds", "1", "--read_seconds", "100") as (address, process):
+        with connect(address) as client, connect(address):
+            client.sendall(post("embed", b"{", 1000))
+            wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 1)
+            process.send_signal(signal.SIGTERM)
+            output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0 and "every accepted request was answered" in output, errors
+        assert "Traceback" not in errors
+
+
+def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"# of the web shop\n{KEY}\n\nanother-key-of-somebody\n")
+    offline = Predictor.from_folder(folder)
+    app = build_app(offline, ServeConfig(str(folder), host="0.0.0.0", api_key_file=str(path)))
+
+    async def statuses() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            found = []
+            for key in (None, f"Bearer {KEY}x", f"Basic {KEY}", "Bearer # of the web shop", "Bearer ", f"Bearer {KEY}"):
+                headers = {"authorization": key} if key else {}
+                for ask in (client.post("/tokenize", json={"inputs": ["cat"]}, headers=headers),
+                            client.get("/metrics", headers=headers)):
+                    found.append((await ask).status_code)
+            for name in ("/", "/health", "/ready", "/docs"):
+                found.append((await client.get(name)).status_code)
+            refused = await client.post("/no/such/path", json={})
+            assert refused.headers["www-authenticate"] == "Bearer" and "Bearer KEY" in refused.json()["detail"]
+            return found
+
+    async def run():
+        async with app.router.lifespan_context(app):
+            return await statuses()
+
+    assert asyncio.run(run()) == [401] * 10 + [200] * 6
+
+
+@pytest.mark.parametrize(("content", "options", "expected"), [
+    (None, {"host": "0.0.0.0"}, "expected a file of keys; add --api_key_file FILE, or --no_auth true"),
+    (None, {"host": "example.org"}, "found none for example.org, which other machines can reach"),
+    ("", {}, "found no key in"), ("# none\n", {}, "found no key in"),
+    ("short\n", {}, "found 5 characters in key 1"),
+])
+def test_a_server_that_others_reach_needs_keys(tmp_path, content, options, expected):
+    if content is not None:
+        (tmp_path / "keys").write_text(content)
+        options["api_key_file"] = str(tmp_path / "keys")
+    with pytest.raises(UserError, match=expected):
+        read_keys(ServeConfig("model", **options))
+
+
+def test_more_connections_than_files_are_refused(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    make_room_for_files(ServeConfig("model", max_connections=3896))
+    with pytest.raises(UserError, match="expected at most 3896, since a process may open 4096 files"):
+        make_room_for_files(ServeConfig("model", max_connections=3897))
+
+
+def peak_of(process) -> int:
+    (line,) = [each for each in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in each]
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.slow
+def test_three_thousand_hostile_connections_take_less_than_two_gigabytes(folder):
+    """Half heads, large bodies that do not end, answers that nobody reads, clients that leave; with default bounds."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    large = json.dumps({"inputs": [" ".join(["cat"] * 46)] * 60}).encode()
+    try:
+        with server(folder) as (address, process), ExitStack() as stack:
+            assert ask(address) == 200
+            before, asked = peak_of(process), []
+            for number in range(3000):
+                client = stack.enter_context(connect(address))
+                client.setblocking(False)
+                with suppress(OSError):
+                    client.send([b"POST /embed HTT" + b"x" * 10_000, post("embed", b"[" * 1_000_000, 4_000_000),
+                                 post("attention", large), post("score", large)][number % 4])
+                if number % 4 == 3:
+                    client.close()
+                if number % 500 == 499:
+                    asked.append(httpx.post(address + "/embed", json={"inputs": ["cat"]}, timeout=300).status_code)
+            assert set(asked) <= {200, 503} and httpx.get(address + "/health", timeout=300).status_code == 200
+            grown = peak_of(process) - before
+            print(f"grown by {grown / 2**20:,.0f} MiB; the others were answered {asked}")
+            assert grown < 2 << 30
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
