@@ -31,6 +31,79 @@ def make_room_for_files(config: ServeConfig) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+class _Bounded:
+    """What a protocol of uvicorn's over h11 does besides.
+
+    bounds: of the server. waiting: connections whose request is not whole yet, the one that has waited longest first.
+    """
+
+    bounds: ServeConfig
+    waiting: dict[_Bounded, None]
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.app_state = {**self.app_state, "connection": self}
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport) -> None:
+        if len(self.connections) >= self.bounds.max_connections:
+            if not self.waiting:
+                self.transport = transport
+                transport.abort()
+                return
+            next(iter(self.waiting)).abort()
+        super().connection_made(transport)
+        self._wait()
+
+    def _wait(self) -> None:
+        self.cancel_deadline()
+        self.waiting[self] = None
+        self._deadline = self.loop.call_later(self.bounds.read_seconds, self.abort)
+
+    def cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def handle_events(self) -> None:
+        cycle = self.cycle
+        super().handle_events()
+        if self.cycle is not cycle:  # its headers are whole; what reads the body bounds that
+            self.cancel_deadline()
+
+    def whole(self) -> None:
+        """Its request is whole: from here on it makes room for nobody."""
+        self.waiting.pop(self, None)
+
+    def on_response_complete(self) -> None:
+        cycle = self.cycle
+        super().on_response_complete()
+        if self.transport.is_closing():  # what the client has not read yet must not hold it for ever
+            self._deadline = self.loop.call_later(self.bounds.write_seconds, self.abort)
+        elif self.cycle is cycle:
+            self._wait()
+        else:  # the next request was here already
+            self.waiting[self] = None
+
+    def abort(self) -> None:
+        """Close at once, whatever is still to be read or written."""
+        self._end()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _end(self) -> None:
+        self.cancel_deadline()
+        self.waiting.pop(self, None)
+        self.connections.discard(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end()
+        if self.flow is not None:  # else it was refused
+            super().connection_lost(error)
+
+
 def protocol(config: ServeConfig) -> type[asyncio.Protocol]:
     """uvicorn's protocol over h11 with bounds: connections in all, and the time that one may be silent.
 
@@ -40,70 +113,4 @@ def protocol(config: ServeConfig) -> type[asyncio.Protocol]:
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    waiting: dict[Connection, None] = {}  # oldest first
-
-    class Connection(H11Protocol):
-        def __init__(self, *arguments, **options) -> None:
-            super().__init__(*arguments, **options)
-            self.app_state = {**self.app_state, "connection": self}
-            self._deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport) -> None:
-            if len(self.connections) >= config.max_connections:
-                if not waiting:
-                    self.transport = transport
-                    transport.abort()
-                    return
-                next(iter(waiting)).abort()
-            super().connection_made(transport)
-            self._wait()
-
-        def _wait(self) -> None:
-            self.cancel_deadline()
-            waiting[self] = None
-            self._deadline = self.loop.call_later(config.read_seconds, self.abort)
-
-        def cancel_deadline(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def handle_events(self) -> None:
-            cycle = self.cycle
-            super().handle_events()
-            if self.cycle is not cycle:  # its headers are whole; what reads the body bounds that
-                self.cancel_deadline()
-
-        def whole(self) -> None:
-            """Its request is whole: from here on it makes room for nobody."""
-            waiting.pop(self, None)
-
-        def on_response_complete(self) -> None:
-            cycle = self.cycle
-            super().on_response_complete()
-            if self.transport.is_closing():  # what the client has not read yet must not hold it for ever
-                self._deadline = self.loop.call_later(config.write_seconds, self.abort)
-            elif self.cycle is cycle:
-                self._wait()
-            else:  # the next request was here already
-                waiting[self] = None
-
-        def abort(self) -> None:
-            """Close at once, whatever is still to be read or written."""
-            self._end()
-            if self.transport.get_write_buffer_size():
-                self.transport.abort()
-            else:
-                self.transport.close()
-
-        def _end(self) -> None:
-            self.cancel_deadline()
-            waiting.pop(self, None)
-            self.connections.discard(self)
-
-        def connection_lost(self, error: Exception | None) -> None:
-            self._end()
-            if self.flow is not None:  # else it was refused
-                super().connection_lost(error)
-
-    return Connection
+    return type("Connection", (_Bounded, H11Protocol), {"bounds": config, "waiting": {}})
