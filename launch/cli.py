@@ -119,7 +119,7 @@ def parse(name: str, arguments: list[str]) -> Any:
 
     command = COMMANDS[name]
     return parsing.parse(name, _load(command.config), arguments, words=command.words, short=command.short,
-                         configs=command.configs)
+                         configs=command.configs, help=command.help)
 
 
 def _with_operation(arguments: list[str]) -> list[str]:

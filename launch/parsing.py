@@ -78,7 +78,7 @@ def build_parser(name: str, config: type, help: str = "", words: str | None = No
 
 
 def parse(name: str, config: type[Config], arguments: list[str], *, words: str | None = None,
-          short: tuple[tuple[str, str], ...] = (), configs: str = "") -> Config:
+          short: tuple[tuple[str, str], ...] = (), configs: str = "", help: str = "") -> Config:
     """A command's configuration from its arguments.
 
     Args:
@@ -86,11 +86,12 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
         words: the field that takes the word or words without a flag.
         short: short flags, each with the long one that it stands for.
         configs: the kind of shipped configurations that `--config` takes by name.
+        help: what the command does, for --help.
 
     Raises:
         UserError: an unknown field, a value of the wrong kind, a missing file, in one line.
     """
-    parser = build_parser(name, config, words=words)
+    parser = build_parser(name, config, help, words)
     kinds = get_type_hints(config)
     lists = {field for field, kind in kinds.items() if kind == list[str]} - {words}
     for brief, long in short:

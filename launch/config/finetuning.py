@@ -32,6 +32,9 @@ class FinetuneTrainConfig(TrainConfig):
     """Optimizer steps of the whole run, at least 1, whatever `epochs` says; null: as many as `epochs` makes."""
     global_batch_size: int = 32
     """Examples in one optimizer step over all processes; a multiple of their number."""
+    micro_batch_size: int = 32
+    """Examples in one forward and backward pass of one process, at most: the largest number that divides its share of a
+    batch is taken, which changes no gradient."""
     learning_rate: float | Literal["auto"] = AUTO
     """Peak learning rate, above 0; the schedule multiplies it. auto: by the parameters of the model's layers: 3e-4
     below 20 million (BERT-mini, BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
@@ -170,9 +173,6 @@ class FinetuneConfig(RunConfig):
                             "be partitioned")
         if self.evaluation.samples is not None:
             raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
-        if self.train.micro_batch_size in ("auto", None):
-            found = self.train.micro_batch_size or "null"
-            raise UserError(f"train.micro_batch_size: found {found}, expected a number: it is for pretraining")
         for section, name, usual in (
             ("train", "initial_global_batch_size", None), ("train", "loss_reduction", "tokens"),
             ("train", "compile", False), ("train", "memory_limit_gib", None), ("train", "sequence_length", None),

@@ -117,7 +117,7 @@ def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: C
             continue
         try:
             predictor = Predictor.from_folder(run, step)
-        except UserError:
+        except (UserError, OSError):
             if step in run_steps(run):
                 raise
             console.warn(f"{run}: the checkpoint of step {step} has been removed by the run meanwhile; passed over")
@@ -127,16 +127,18 @@ def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: C
         console.say(f"step {step}  " + "  ".join(
             f"{name.split('/')[1]} {value:.4f}" for name, value in scalars(config.suite, result).items()
             if name.startswith(f"{config.suite}/")))
-    _write_curves(config.suite, folder)
+    _write_curves(config.suite, folder, settings)
     return EXIT_COMPLETE
 
 
-def _write_curves(suite: str, folder: Path) -> None:
-    """All results of a folder as TensorBoard events, in the order of the steps."""
+def _write_curves(suite: str, folder: Path, settings: dict) -> None:
+    """The results of a folder that were measured with these settings as TensorBoard events, in the order of the steps.
+    """
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
     with SummaryWriter(str(folder)) as board:
         for path in sorted(folder.glob("step-*.json")):
             content = json.loads(path.read_text(encoding="utf-8"))
-            for name, value in scalars(suite, content["result"]).items():
+            values = scalars(suite, content["result"]) if content["settings"] == settings else {}
+            for name, value in values.items():
                 board.add_scalar(name, value, content["step"])

@@ -19,7 +19,7 @@ from cloze.launch.finetune import scoring
 from cloze.launch.finetune.examples.base import ExampleStream
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.glue import submission_names
-from cloze.launch.finetune.kinds import check_columns, read_examples
+from cloze.launch.finetune.kinds import check_columns, check_fields, read_examples
 from cloze.launch.finetune.models import freeze, start_model, unfreezing
 from cloze.launch.finetune.objective import FinetuningObjective
 from cloze.launch.finetune.reporting import Evaluation, report, where
@@ -74,6 +74,7 @@ def read_job(config: FinetuneConfig) -> Job:
     """
     task = find_task(config.task)
     submission_names(config)  # whatever is wrong with them is said before anything is read
+    check_fields(config, task)
     check_columns(config, task)
     source = find_source(config)
     size, given = encoder_weights(source.config), config.train.learning_rate

@@ -52,6 +52,27 @@ def answering_of(config: FinetuneConfig) -> Answering:
     return Answering(config.max_length, config.window_step, config.max_answer_tokens, config.task == "squad2")
 
 
+def check_fields(config: FinetuneConfig, task: Task) -> None:
+    """Raise UserError for fields that the task does not read, or that contradict each other; reads nothing."""
+    names = [Path(path).name.split(".")[0] for path in config.test]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
+                            "the results go; rename one")
+    for name, (usual, kinds) in _ONLY_FOR.items():
+        if getattr(config, name) != usual and task.kind not in kinds:
+            expected = "none" if usual == [] else str(usual).lower()
+            raise UserError(f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
+                            f"it is for {', '.join(kinds)}")
+    if len(set(config.labels)) < len(config.labels):
+        raise UserError(f"labels: found {', '.join(config.labels)}, expected each once")
+    if config.read_layers != "last" and config.pooling == "pooler" and task.kind != "tagging":
+        raise UserError(f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
+                        "pooler was made for the last layer; add --pooling cls")
+    if task.kind == "choice" and len(config.label_columns) > 1:
+        raise UserError(f"label_columns: found {', '.join(config.label_columns)}, expected one: the right choice")
+
+
 def check_columns(config: FinetuneConfig, task: Task) -> None:
     """Raise UserError for all columns that the first rows of the files lack, before anything is loaded."""
     columns = columns_of_task(config, task)
@@ -91,21 +112,6 @@ def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segm
     Raises:
         UserError: a file does not hold what the task needs.
     """
-    names = [Path(path).name.split(".")[0] for path in config.test]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
-                            "the results go; rename one")
-    for name, (usual, kinds) in _ONLY_FOR.items():
-        if getattr(config, name) != usual and task.kind not in kinds:
-            expected = "none" if usual == [] else str(usual).lower()
-            raise UserError(f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
-                            f"it is for {', '.join(kinds)}")
-    if len(set(config.labels)) < len(config.labels):
-        raise UserError(f"labels: found {', '.join(config.labels)}, expected each once")
-    if config.read_layers != "last" and config.pooling == "pooler" and task.kind != "tagging":
-        raise UserError(f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
-                        "pooler was made for the last layer; add --pooling cls")
     made = _READERS[task.kind](config, task, tokenizer)
     train, validation = made[2], made[3]
     for examples in (train, validation, *made[4]):
@@ -180,9 +186,7 @@ def _answers(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
 def _choices(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
     shared = tuple(config.text_columns) or task.texts
     choices = tuple(config.choice_columns) or task.choices
-    target, *others = config.label_columns or task.targets
-    if others:
-        raise UserError(f"label_columns: found {', '.join(config.label_columns)}, expected one: the right choice")
+    target, = config.label_columns or task.targets
     labels = tuple(config.labels) or task.labels or tuple(str(number) for number in range(len(choices)))
     if len(labels) != len(choices):
         raise UserError(f"choice_columns: found {len(choices)} ({', '.join(choices)}) with {len(labels)} labels "

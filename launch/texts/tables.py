@@ -50,7 +50,7 @@ def columns_of(note: dict[str, Any] | None) -> Columns | None:
     if note is None:
         return None
     known = {each.name for each in dataclasses.fields(Columns)}
-    if not isinstance(note, dict) or "texts" not in note or not set(note) <= known or not all(
+    if not isinstance(note, dict) or not note.get("texts") or not set(note) <= known or not all(
             isinstance(names, list) and all(isinstance(name, str) for name in names) for names in note.values()):
         raise UserError(f"config.json: {COLUMNS}: found {str(note)[:60]}, expected the columns of a model that Cloze "
                         "has trained; export it again")

@@ -354,10 +354,11 @@ def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list
             tokens=np.dtype(run.tokenizer.dtype).name,
         )
 
-    run.progress.stage(f"exchange {level}", tokens * len(made), "tokens")
-    run_tasks(
-        run.executor, exchange, task, [1] * len(made), lambda _, counts: run.progress.advance(tokens, *counts)
-    )
+    if made:
+        run.progress.stage(f"exchange {level}", tokens * len(made), "tokens")
+        run_tasks(
+            run.executor, exchange, task, [1] * len(made), lambda _, counts: run.progress.advance(tokens, *counts)
+        )
     for name in os.listdir(run.work):
         if name.endswith(".part") and name.startswith(layout.prefix(level - 1)):
             (run.work / name).unlink(missing_ok=True)

@@ -128,6 +128,8 @@ def test_every_module_imports_without_the_extras():
 
 def test_the_command_line_answers_without_torch():
     """Neither `cloze --help` nor that of any command waits for torch or DeepSpeed, which take seconds to import."""
+    from cloze.launch.cli import COMMANDS
+
     code = (
         "import contextlib, sys\n"
         "from cloze.launch.cli import COMMANDS, main\n"
@@ -139,6 +141,8 @@ def test_the_command_line_answers_without_torch():
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.count("usage: cloze ") > 15
+    for command in COMMANDS.values():
+        assert f"{command.help[0].upper()}{command.help[1:]}." in " ".join(result.stdout.split())
 
 
 def test_every_command_has_its_function_and_explains_every_field():

@@ -46,6 +46,7 @@ from tests.launching import (
     train,
     weights,
 )
+from tests.pipeline.corpus import as_format_1
 from tests.synthetic import make_shards
 
 
@@ -144,10 +145,12 @@ def test_no_shards_a_damaged_shard_a_foreign_tokenizer(data, tmp_path, capsys):
 def test_a_manifest_that_was_changed_is_not_trained_on(data, tmp_path, capsys, edited):
     changed = shutil.copytree(data, tmp_path / "changed")
     manifest = json.loads((changed / "manifest.json").read_text())
-    shards = manifest["splits"]["train"]["shards"]
-    {"special_tokens": lambda: manifest["special_tokens"].update(mask=3), "max_length": lambda: manifest.update(
-        max_length=31), "objective": lambda: manifest.update(objective="single_sentences"), "removed shard": shards.pop,
-     "doubled shard": lambda: shards.append(shards[0])}[edited]()
+    columns = manifest["splits"]["train"]["shards"].values()
+    {"special_tokens": lambda: manifest["special_tokens"].update(mask=3),
+     "max_length": lambda: manifest.update(max_length=31),
+     "objective": lambda: manifest.update(objective="single_sentences"),
+     "removed shard": lambda: [column.pop() for column in columns],
+     "doubled shard": lambda: [column.append(column[0]) for column in columns]}[edited]()
     (changed / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     line = error_of(capsys, "pretrain", *TINY, "--data", changed, "--output", tmp_path / "run")
     assert "manifest.json: found SHA-256" in line and "changed after it was written" in line
@@ -157,8 +160,7 @@ def test_a_manifest_that_was_changed_is_not_trained_on(data, tmp_path, capsys, e
 def test_a_manifest_of_before_is_trained_on_with_a_warning(data, tmp_path, capsys):
     """It has no hash; the special tokens stand in the tokenizer too."""
     old = shutil.copytree(data, tmp_path / "old")
-    manifest = json.loads((old / "manifest.json").read_text())
-    del manifest["sha256"]
+    manifest = {name: value for name, value in as_format_1(old).items() if name != "sha256"}
     (old / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     said = train(old, tmp_path / "run", "--train.max_steps", "1")
     assert "warning: " in said and "an earlier version wrote it without hashes" in said

@@ -222,7 +222,7 @@ def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
             capsys, *command, model, "--file", bad, "--lines", "json")
     bad.write_text("")
     assert "found no line" in error_of(capsys, "predict", "embed", model, "--file", bad)
-    assert "No such file" in error_of(capsys, "predict", "embed", model, "--file", tmp_path / "none")
+    assert "file: found no " in error_of(capsys, "predict", "embed", model, "--file", tmp_path / "none")
     assert "expected one of them" in error_of(capsys, "predict", "embed", model, "a", "--file", bad)
     assert "found no [MASK]" in error_of(capsys, "predict", "fill-mask", model, "no blank")
     assert "with the head for tag" in error_of(capsys, "predict", "tag", model, "a")
