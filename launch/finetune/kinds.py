@@ -69,6 +69,10 @@ def check_fields(config: FinetuneConfig, task: Task) -> None:
     if config.read_layers != "last" and config.pooling == "pooler" and task.kind != "tagging":
         raise UserError(f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
                         "pooler was made for the last layer; add --pooling cls")
+    texts = tuple(config.text_columns) or task.texts
+    if config.keep == "pieces" and task.kind in _TEXTS and len(texts) > 1:
+        raise UserError(f"keep: found pieces with a pair of texts ({', '.join(texts)}), expected one text; take head, "
+                        "tail or head_tail")
     if task.kind == "choice" and len(config.label_columns) > 1:
         raise UserError(f"label_columns: found {', '.join(config.label_columns)}, expected one: the right choice")
 
@@ -129,9 +133,6 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         raise UserError(f"label_columns: found none, expected the label columns of {config.task}; name them")
     if len(texts) > 2:
         raise UserError(f"text_columns: found {len(texts)} columns, expected one, or two for pairs")
-    if config.keep == "pieces" and len(texts) > 1:
-        raise UserError(f"keep: found pieces with a pair of texts ({', '.join(texts)}), expected one text; take head, "
-                        "tail or head_tail")
     if config.keep == "pieces" and config.window_step > config.max_length - 2:
         raise UserError(f"window_step: found {config.window_step}, expected at most {config.max_length - 2}, the "
                         "tokens of a piece beside [CLS] and [SEP], lest tokens between two pieces be in none")

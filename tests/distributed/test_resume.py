@@ -108,11 +108,11 @@ def dies_describing(command: list[str]) -> int:
     """The command, whose process is killed in the middle of writing config.yaml."""
     publish = runs.publish_text
 
-    def publish_text(path, text):
+    def publish_text(path, text, **options):
         if path.name == runs.CONFIG:
             path.with_name(f"{ASIDE}0123-{path.name}").write_text(text[:100])
             os.kill(os.getpid(), signal.SIGKILL)
-        publish(path, text)
+        publish(path, text, **options)
 
     runs.publish_text = publish_text
     return main(command)
