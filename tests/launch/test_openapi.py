@@ -59,7 +59,7 @@ def test_answers_and_refusals_have_the_shapes_that_are_described(tmp_path, kind)
             assert not {"HTTPValidationError", "ValidationError"} & components.keys()
             for name, inputs in asked.items():
                 responses = described["paths"][f"/{name}"]["post"]["responses"]
-                assert responses.keys() == {"200", "413", "422", "503"}
+                assert responses.keys() == {"200", "401", "408", "413", "422", "503"}
                 for status, given in (("200", inputs), ("422", []), ("413", ["x" * 999])):
                     answer = await client.post(f"/{name}", json={"inputs": given} | OPTIONS.get(name, {}))
                     assert str(answer.status_code) == status, answer.text
