@@ -248,7 +248,8 @@ def test_an_evaluation_that_ends_a_resumed_run_is_in_its_checkpoint(data, tmp_pa
     """Stopped at a step that is to be evaluated: the resume evaluates it first, and reaches the target."""
     run = tmp_path / "run"
     command = pretrain_arguments(data, run, *RUN, "--evaluation.every_steps", "1", "--evaluation.keep_best", "true",
-                                 "--schedule.warmup_steps", "0", "--evaluation.target", "100")
+                                 "--schedule.warmup_steps", "0", "--train.learning_rate", "3e-4",  # a step that helps
+                                 "--evaluation.target", "100")
     at = command.index("--evaluation.target")
     stopping = [*command[:at], "--train.stop_before_seconds", "5"]
     assert "checkpoint of step 1" in finish(ForkedRun(stopping, SLURM_JOB_END_TIME="1"), status=75)
