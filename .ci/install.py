@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
             if terminal:
                 print(f"\r\033[K{passed:4.0f} s  {at[:100]}", end="", file=sys.stderr, flush=True)
             elif passed - said >= SECONDS_A_LINE:
-                print(f"{passed:4.0f} s  {at}", file=sys.stderr, flush=True)
+                print(f"{passed:4.0f} s  {at[:100]}", file=sys.stderr, flush=True)
                 said = passed
     if terminal:
         print("\r\033[K", end="", file=sys.stderr)
