@@ -51,8 +51,7 @@ def evaluate(config: EvaluateConfig) -> int:
 def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"] | None, console: Console) -> int:
     if step == "best":
         raise UserError("step: found best with suite glue, expected a number or null")
-    options = ["--config", config.finetune_config, *(["--model_step", str(step)] if step is not None else [])]
-    result = fine_tune(str(folder), find_tasks(Path(config.data)), Path(config.output), options, config.seeds, console)
+    result = fine_tune(folder, step, find_tasks(Path(config.data)), config, console)
     if result is None:
         console.say("stopped; the same command goes on")
         return EXIT_REQUEUE

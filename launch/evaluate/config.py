@@ -42,6 +42,8 @@ class EvaluateConfig(ModelConfig):
 
     seeds: int = 5
     """glue: runs of each task, at least 1."""
+    random_weights: bool = False
+    """glue: whether models of the same shape with random weights are measured too: what pretraining is worth."""
     finetune_config: str = "small-models"
     """glue: YAML of what `cloze finetune` is told, by its path or its name in configs/finetune/."""
     output: str | None = None
@@ -60,5 +62,8 @@ class EvaluateConfig(ModelConfig):
             raise UserError(f"picture: found {self.picture} with suite {self.suite}, expected none: only blimp has one")
         if self.suite == "glue" and self.output is None:
             raise UserError("output: found none with suite glue, expected a folder for the fine-tuning runs")
+        if self.random_weights and self.suite != "glue":
+            raise UserError(f"random_weights: found true with suite {self.suite}, expected false: only glue begins "
+                            "anew with them")
         if self.suite == "glue" and self.every_checkpoint:
             raise UserError("every_checkpoint: found true with suite glue, expected false: name a checkpoint with step")

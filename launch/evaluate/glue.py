@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import statistics
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import yaml
+
 from cloze.launch.config.tasks import TASKS
+from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.finetune.sweep import Run, run_all
+from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
+from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text
 
 # Tasks of GLUE, as `cloze finetune` knows them; a folder is named so, or as GLUE's archive has it: SST-2 is sst2.
 _NAMES = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 _DEVELOPMENT = ("dev.tsv", "dev_matched.tsv")
+_RANDOM = "random-weights"  # folder of the runs that are not pretrained
 
 
 def find_tasks(folder: Path) -> dict[str, tuple[Path, Path]]:
@@ -35,38 +43,57 @@ def find_tasks(folder: Path) -> dict[str, tuple[Path, Path]]:
     return found
 
 
-def fine_tune(model: str, tasks: dict[str, tuple[Path, Path]], output: Path, options: list[str], seeds: int,
+def fine_tune(folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]], config: EvaluateConfig,
               console: Console) -> dict | None:
     """Run every task with every seed, each a `cloze finetune` of its own; None if it was asked to stop.
 
     A run that is complete is not repeated. Measured is the development file, by the first metric of the task.
 
     Args:
-        options: further arguments of each run.
+        folder: of the model, a run's or a Hugging Face folder.
+        step: the run's checkpoint; None: the newest good one.
+
+    Returns:
+        `tasks`: by name, `metric`, `median`, `mean`, `deviation` and `seeds`; with `config.random_weights` also
+        `random_weights`: the same of models of the same shape that are not pretrained.
 
     Raises:
         UserError: a run has failed.
     """
+    output = Path(config.output)
+    starts = {"tasks": (output, ["--model", str(folder), *(["--model_step", str(step)] if step is not None else [])])}
+    if config.random_weights:
+        starts["random_weights"] = output / _RANDOM, _random_weights(folder, output / _RANDOM)
     planned = {
-        (task, seed): Run(f"{task}/seed-{seed}", output / task / f"seed-{seed}", {}, [
-            sys.executable, "-m", "cloze", "finetune", task, "--model", model, "--train", str(train), "--validation",
-            str(development), "--output", str(output / task / f"seed-{seed}"), "--seed", str(seed), *options,
-        ]) for seed in range(1, seeds + 1) for task, (train, development) in tasks.items()
+        (start, task, seed): Run(f"{part.relative_to(output) / task}/seed-{seed}", part / task / f"seed-{seed}", {}, [
+            sys.executable, "-m", "cloze", "finetune", task, *model, "--train", str(train), "--validation",
+            str(development), "--output", str(part / task / f"seed-{seed}"), "--seed", str(seed),
+            "--config", config.finetune_config,
+        ]) for seed in range(1, config.seeds + 1) for task, (train, development) in tasks.items()
+        for start, (part, model) in starts.items()
     }
     if run_all(list(planned.values()), visible_gpus() or [""], console):
         return None
-    results = {}
-    for task in tasks:
-        values = {}
-        for seed in range(1, seeds + 1):
-            run = planned[task, seed]
-            found = run.results()
-            if found is None:
-                raise UserError(f"{run.folder}: the run has no result; {run.log} says why")
-            values[str(seed)] = found["validation"][found["metric"]] or 0.0  # a correlation of constants is none
-        numbers = list(values.values())
-        results[task] = {
-            "metric": TASKS[task].metrics[0], "median": statistics.median(numbers), "mean": statistics.fmean(numbers),
-            "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None, "seeds": values,
-        }
-    return {"tasks": results}
+    return {start: {task: _summary(task, {seed: planned[start, task, seed] for seed in range(1, config.seeds + 1)})
+                    for task in tasks} for start in starts}
+
+
+def _random_weights(folder: Path, output: Path) -> list[str]:
+    """Write the shape of a model down; returns what `cloze finetune` is told to begin with random weights of it."""
+    shape = runs.model_config(folder) if runs.is_pretraining(folder) else load_pretrained(runs.model_folder(folder))[0]
+    output.mkdir(parents=True, exist_ok=True)
+    publish_text(output / "shape.yaml", yaml.safe_dump(asdict(shape)))
+    return ["--model", str(output / "shape.yaml"), "--tokenizer", str(runs.tokenizer_folder(folder))]
+
+
+def _summary(task: str, planned: dict[int, Run]) -> dict:
+    """The values of a task's runs, by seed."""
+    values = {}
+    for seed, run in planned.items():
+        found = run.results()
+        if found is None:
+            raise UserError(f"{run.folder}: the run has no result; {run.log} says why")
+        values[str(seed)] = found["validation"][found["metric"]] or 0.0  # a correlation of constants is none
+    numbers = list(values.values())
+    return {"metric": TASKS[task].metrics[0], "median": statistics.median(numbers), "mean": statistics.fmean(numbers),
+            "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None, "seeds": values}

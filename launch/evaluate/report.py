@@ -26,11 +26,18 @@ def print_result(console: Console, title: str, result: dict) -> None:
 
 
 def print_tasks(console: Console, title: str, result: dict) -> None:
-    """A table of fine-tuned tasks: the median over the seeds, and their spread."""
-    console.table(title, ("task", "metric", "median", "mean ± deviation", "seeds"), [
-        (task, each["metric"], f"{each['median']:.4f}",
-         f"{each['mean']:.4f}" + ("" if each["deviation"] is None else f" ± {each['deviation']:.4f}"),
+    """A table of fine-tuned tasks: the median over the seeds, and their spread; beside it random weights', if measured.
+    """
+    starts = {"": "tasks"} | ({"random weights: ": "random_weights"} if "random_weights" in result else {})
+    columns = [f"{start}{column}" for start in starts for column in ("median", "mean ± deviation")]
+    console.table(title, ("task", "metric", *columns, "seeds"), [
+        (task, each["metric"], *(text for part in starts.values() for text in _spread(result[part][task])),
          str(len(each["seeds"]))) for task, each in result["tasks"].items()])
+
+
+def _spread(task: dict) -> tuple[str, str]:
+    deviation = "" if task["deviation"] is None else f" ± {task['deviation']:.4f}"
+    return f"{task['median']:.4f}", f"{task['mean']:.4f}{deviation}"
 
 
 def write_json(path: Path, result: dict) -> None:

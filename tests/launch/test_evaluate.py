@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 
 import pytest
@@ -193,16 +194,22 @@ def test_fine_tuning_with_seeds(tmp_path, capsys):
     short.write_text("epochs: 1\nevaluate_every_epochs: null\nmax_length: 32\n"
                      "train: {global_batch_size: 8, micro_batch_size: 8, precision: fp32}\n")
     arguments = ["evaluate", str(model), "--suite", "glue", "--data", str(tmp_path / "tasks"), "--seeds", "2",
-                 "--output", str(tmp_path / "runs"), "--finetune_config", str(short), "--json",
-                 str(tmp_path / "found.json")]
+                 "--random_weights", "true", "--output", str(tmp_path / "runs"), "--finetune_config", str(short),
+                 "--json", str(tmp_path / "found.json")]
     assert main(arguments) == 0, capsys.readouterr().out
-    result = json.loads((tmp_path / "found.json").read_text())["tasks"]["sst2"]
-    own = {seed: json.loads((tmp_path / "runs" / "sst2" / f"seed-{seed}" / "results.json").read_text())
-           for seed in ("1", "2")}
-    assert result["seeds"] == {seed: each["validation"]["accuracy"] for seed, each in own.items()}
-    assert result["metric"] == "accuracy" and result["mean"] == pytest.approx(sum(result["seeds"].values()) / 2)
+    found = json.loads((tmp_path / "found.json").read_text())
+    for start, folder in (("tasks", tmp_path / "runs"), ("random_weights", tmp_path / "runs" / "random-weights")):
+        result, own = found[start]["sst2"], {
+            seed: json.loads((folder / "sst2" / f"seed-{seed}" / "results.json").read_text()) for seed in ("1", "2")}
+        assert result["seeds"] == {seed: each["validation"]["accuracy"] for seed, each in own.items()}
+        assert result["metric"] == "accuracy" and result["mean"] == pytest.approx(sum(result["seeds"].values()) / 2)
+    said = [re.sub(r"\s+", " ", (tmp_path / "runs" / part / "sst2" / "seed-1.log").read_text())
+            for part in ("", "random-weights")]
+    assert "weights │ random" in said[1] and "weights │ random" not in said[0]
     capsys.readouterr()
-    assert main(arguments) == 0 and "2 of 2 runs are complete already" in capsys.readouterr().out
+    assert main(arguments) == 0
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "4 of 4 runs are complete already" in said and "random weights: median" in said
     (tmp_path / "tasks" / "SST-2" / "dev.tsv").unlink()
     assert main(arguments) == 2 and "found no task of GLUE" in capsys.readouterr().err
 
@@ -218,6 +225,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
         ([str(model), "--data", str(run / "pairs"), "--step", "3"], "step: found 3 with"),
         ([str(run / "run"), "--data", str(run / "pairs"), "--step", "3"], "no good checkpoint of step 3"),
         ([str(model), "--data", str(run / "pairs"), "--every_checkpoint", "true"], "which is no run of pretraining"),
+        ([str(model), "--data", str(run / "pairs"), "--random_weights", "true"], "random_weights: found true with"),
     ):
         assert main(["evaluate", *arguments]) == 2
         error = capsys.readouterr().err
