@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from cloze.launch.checkpoint import read_weights
-from cloze.launch.run.metrics import FILE_NAME, read_metrics
+from cloze.launch.run.runs import METRICS, read_metrics
 from cloze.launch.system.environment import child_variables
 from tests.forked import ForkedRun
 
@@ -116,7 +116,7 @@ def kill_when(process: Process, reached: Callable[[], bool]) -> None:
 def step_of(output: Path) -> int:
     """The last step that the run has logged; cheap enough to be asked every millisecond."""
     try:
-        with open(output / FILE_NAME, "rb") as file:
+        with open(output / METRICS, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
             steps = re.findall(rb'^{"step": (\d+),.*}$', file.read(), re.MULTILINE)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """What a run is told: frozen dataclasses, a sentence under each field, checks when they are made."""
 
-from cloze.launch.config.commands import DoctorConfig, ExportConfig, QuickstartConfig
+from cloze.launch.config.commands import DoctorConfig, ExportConfig, QuickstartConfig, RunsConfig, StatusConfig
 from cloze.launch.config.finetuning import FinetuneConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig
@@ -11,5 +11,5 @@ from cloze.launch.config.training import BatchArithmetic, MaskingConfig, TrainCo
 __all__ = [
     "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "DoctorConfig", "EvaluationConfig", "ExportConfig",
     "FinetuneConfig", "LossScaleConfig", "MaskingConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig",
-    "QuickstartConfig", "RunConfig", "ScheduleConfig", "TrainConfig", "ZeroConfig",
+    "QuickstartConfig", "RunConfig", "RunsConfig", "ScheduleConfig", "StatusConfig", "TrainConfig", "ZeroConfig",
 ]

@@ -55,3 +55,28 @@ class DoctorConfig:
 
     def __post_init__(self) -> None:
         at_least("doctor", self, timeout_seconds=1)
+
+
+@dataclass(frozen=True)
+class RunsConfig:
+    """List the runs in a folder: state, step, loss, speed, time left, last heartbeat, restarts."""
+
+    folder: str
+    """Folder with runs of pretraining or fine-tuning, at any depth."""
+    json: str | None = None
+    """File for the same as JSON; null: none."""
+
+
+@dataclass(frozen=True)
+class StatusConfig:
+    """Show how a run stands; from any machine that sees its folder."""
+
+    run: str
+    """Folder of a run of pretraining or fine-tuning."""
+    follow: bool = False
+    """Whether the last lines of its metrics and every new one are shown until it ends; its end is the exit status."""
+    interval_seconds: float = 2.0
+    """How often its files are looked at with follow, at least 0.1."""
+
+    def __post_init__(self) -> None:
+        at_least("status", self, interval_seconds=0.1)

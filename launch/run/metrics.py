@@ -15,9 +15,9 @@ from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from cloze.launch.run.runs import METRICS, read_metrics
 from cloze.pipeline.storage import publish_text, readable_errors
 
-FILE_NAME = "metrics.jsonl"
 _EMBEDDINGS = "word_embeddings"
 # A loss is marked that lies this many median deviations above the running median, and this share of it: the first
 # lets pass what is usual in this run, the second what is small in any.
@@ -36,7 +36,7 @@ class MetricsWriter:
     """
 
     def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1) -> None:
-        path = folder / FILE_NAME
+        path = folder / METRICS
         if path.exists():
             _truncate(path, step, evaluated_step)
         self._folder = folder
@@ -129,17 +129,6 @@ def _spike(loss: float, before: deque[float]) -> float | None:
     deviation = statistics.median(abs(value - median) for value in before)
     above = loss - median
     return loss / median if above > max(_SPIKE_DEVIATIONS * deviation, _SPIKE_SHARE * median) else None
-
-
-def read_metrics(folder: Path) -> list[dict]:
-    """The lines of a run's metrics.jsonl; a last line that was cut short is left out."""
-    lines = []
-    for line in (folder / FILE_NAME).read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return lines
 
 
 def _truncate(path: Path, step: int, evaluated_step: int) -> None:

@@ -22,13 +22,15 @@ from cloze.pipeline.yaml_text import load_yaml
 CONFIG = "config.yaml"
 DATA = "data.json"
 DEEPSPEED = "deepspeed.json"
-SOFTWARE = "software.json"  # what the newest start ran
+SOFTWARE = "software.json"  # what the newest start ran, and how many there were
 STATUS = "status.json"
+METRICS = "metrics.jsonl"
 TOKENIZER = "tokenizer"
 MODEL = "model"  # of a finished run of fine-tuning
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 HEARTBEATS = "heartbeats"
+STARTS = "starts"  # in software.json
 TRAINED_LENGTH = "max_length"  # in data.json
 
 # Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
@@ -246,7 +248,7 @@ def describe(config, facts: dict[str, str], save_tokenizer: Callable[[Path], obj
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # What makes the folder a run's, after what it is compared by; the next start adds what one cut short has not.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
-    publish_text(folder / SOFTWARE, json.dumps(software(), indent=1) + "\n")
+    publish_text(folder / SOFTWARE, json.dumps(software() | {STARTS: num_starts(folder) + 1}, indent=1) + "\n")
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
     target = folder / TOKENIZER
     if not target.exists():
@@ -290,20 +292,39 @@ def set_status(folder: Path, state: str, step: int) -> None:
 def failure_told(folder: Path) -> Iterator[None]:
     """Say `running` at once, so that a start that fails, or is killed, is not taken for the end of an earlier part; and
     `failed` for what ends with an error before it has said how it ended."""
-    set_status(folder, "running", _status(folder).get("step", 0))
+    set_status(folder, "running", read_status(folder).get("step", 0))
     try:
         yield
     except BaseException:
         with suppress(UserError):  # the disk may be full, which is then the error on its way
-            if (told := _status(folder)).get("state") == "running":
+            if (told := read_status(folder)).get("state") == "running":
                 set_status(folder, "failed", told.get("step", 0))
         raise
 
 
-def _status(folder: Path) -> dict:
+def read_status(folder: Path) -> dict:
     """What status.json holds; empty where it is missing or damaged."""
     try:
         told = json.loads((folder / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
+
+
+def num_starts(folder: Path) -> int:
+    """How often the run has been started; 0 where it is not known, as of one that an earlier version began."""
+    try:
+        return int(json.loads((folder / SOFTWARE).read_text(encoding="utf-8")).get(STARTS, 0))
+    except (OSError, ValueError, AttributeError):
+        return 0
+
+
+def read_metrics(folder: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl; a last line that was cut short is left out."""
+    lines = []
+    for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines

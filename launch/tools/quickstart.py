@@ -12,8 +12,7 @@ from pathlib import Path
 
 from cloze.launch.config import QuickstartConfig
 from cloze.launch.run import runs
-from cloze.launch.run.metrics import FILE_NAME as METRICS
-from cloze.launch.run.metrics import read_metrics
+from cloze.launch.run.runs import METRICS, read_metrics
 from cloze.launch.system.console import Console, clock
 from cloze.launch.system.environment import child_variables, device_type
 from cloze.pipeline.errors import UserError

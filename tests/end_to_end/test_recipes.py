@@ -8,7 +8,7 @@ import pytest
 
 from cloze.launch.cli import parse
 from cloze.launch.config import BatchArithmetic
-from cloze.launch.run.metrics import read_metrics
+from cloze.launch.run.runs import read_metrics
 from cloze.launch.system.environment import child_variables
 from tests.launching import PATIENCE_SECONDS, ROOT
 from tests.synthetic import make_shards

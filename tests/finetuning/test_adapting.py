@@ -12,7 +12,7 @@ from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.models import start_model
 from cloze.launch.pretrained.source import find_source
-from cloze.launch.run.metrics import read_metrics
+from cloze.launch.run.runs import read_metrics
 from tests.finetuning.running import finetune
 from tests.finetuning.small import GOOD, sentence, sentiment, write_tsv
 from tests.launching import weights

@@ -29,7 +29,7 @@ from cloze.launch.finetune.squad import (
 )
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.source import find_source
-from cloze.launch.run.metrics import read_metrics
+from cloze.launch.run.runs import read_metrics
 from cloze.launch.texts.decoding import answer_spans, counts_once
 from cloze.launch.texts.encoding import windows as windows_of
 from cloze.model.tasks import BertForQuestionAnswering

@@ -19,7 +19,7 @@ from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.models import start_model, unfreezing
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.source import find_source
-from cloze.launch.run.metrics import read_metrics
+from cloze.launch.run.runs import read_metrics
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from tests.finetuning.running import arguments, finetune, lines

@@ -19,7 +19,7 @@ from cloze.launch.config.tasks import TASKS, find_task
 from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.models import start_model
 from cloze.launch.pretrained.source import find_source
-from cloze.launch.run.metrics import read_metrics
+from cloze.launch.run.runs import read_metrics
 from cloze.launch.texts.encoding import Encoder, Truncation
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.training.schedules import multiplier

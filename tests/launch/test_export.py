@@ -16,8 +16,7 @@ from cloze.launch.cli import main
 from cloze.launch.predict.output import encoded
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.loaded import LoadedModel
-from cloze.launch.run.metrics import read_metrics
-from cloze.launch.run.runs import model_config
+from cloze.launch.run.runs import model_config, read_metrics
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights

@@ -1,0 +1,184 @@
+"""`cloze runs` and `cloze status`: how runs stand, from the files in their folders alone, from any machine.
+
+Nothing is locked and nothing written: a job that starts meanwhile does not notice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cloze.launch.config.commands import RunsConfig, StatusConfig
+from cloze.launch.run import runs
+from cloze.launch.system.console import Console, clock
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text, readable_errors
+
+# A process writes its heartbeat every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and
+# shared folders show changes late.
+_SILENT_SECONDS = 120.0
+_TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
+_LINES_BEFORE = 10  # shown of what was there already, as `tail` does
+_ENDED = {"complete": 0, "requeue": 75, "failed": 2}  # state -> exit status, as the run's own
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How a run stands; None is what its files do not say."""
+
+    run: str
+    state: str
+    """running, silent (it says that it runs, and a process has not shown itself for two minutes), requeue, complete,
+    failed, new (it has not said yet)."""
+    step: int
+    max_steps: int | None
+    loss: float | None
+    validation_loss: float | None
+    tokens_per_second: float | None
+    mfu: float | None
+    seconds_left: float | None
+    heartbeat_seconds: float | None
+    """Since the process that has been silent for longest has shown itself."""
+    restarts: int | None
+
+
+def read_run(folder: Path, now: float | None = None) -> RunState:
+    """How a run of pretraining or of fine-tuning stands.
+
+    Args:
+        now: seconds since the epoch; None: the clock's.
+
+    Raises:
+        UserError: the folder holds no run.
+    """
+    fields = runs.fields_of(folder)
+    told = runs.read_status(folder)
+    state, step = told.get("state", "new"), told.get("step", 0)
+    silence = _silence(folder, time.time() if now is None else now)
+    if state == "running" and (silence is None or silence > _SILENT_SECONDS):
+        state = "silent"
+    last: dict = {}
+    for line in _last_lines(folder / runs.METRICS):
+        last |= line
+        step = max(step, line.get("step", 0))
+    budgeted = fields.get("train.time_budget_hours") is not None
+    max_steps = None if budgeted else fields.get("train.max_steps")
+    seconds = last.get("speed/step_seconds")
+    running = state == "running" and max_steps is not None and seconds is not None
+    starts = runs.num_starts(folder)
+    return RunState(
+        str(folder), state, step, max_steps, last.get("train/loss"), last.get("validation/loss"),
+        last.get("speed/tokens_per_second"), last.get("speed/mfu"),
+        max(0, max_steps - step) * seconds if running else None, silence, starts - 1 if starts else None)
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The runs in a folder, at any depth, itself included; not those inside a run. Sorted by path.
+
+    Raises:
+        UserError: there is no such folder, or no run in it.
+    """
+    found = []
+    for place, folders, files in os.walk(folder, followlinks=False):
+        if runs.CONFIG in files and runs.DATA in files:
+            found.append(Path(place))
+            folders.clear()
+    if not found:
+        what = "no run in the folder" if folder.is_dir() else "no folder"
+        raise UserError(f"folder: found {what} {folder}, expected runs of `cloze pretrain` or `cloze finetune`")
+    return sorted(found)
+
+
+def list_runs(config: RunsConfig) -> int:
+    """`cloze runs`: a line for each run in a folder; returns the exit status."""
+    states = [read_run(folder) for folder in find_runs(Path(config.folder))]
+    columns = "run", "state", "step", "loss", "validation", "tokens/s", "MFU", "left", "heartbeat", "restarts"
+    Console().table(config.folder, columns, [_row(each, Path(config.folder)) for each in states])
+    if config.json:
+        with readable_errors(Path(config.json)):
+            publish_text(Path(config.json), json.dumps([asdict(each) for each in states], indent=1) + "\n")
+    return 0
+
+
+def show_status(config: StatusConfig) -> int:
+    """`cloze status`: how one run stands; with `follow` the last lines of its metrics and every new one until it ends.
+
+    Returns:
+        The exit status: 0, and with `follow` that of the run's end: 0 complete, 75 requeue, 2 failed.
+    """
+    console, folder = Console(), Path(config.run)
+    state = read_run(folder)
+    console.facts(config.run, [(name, value) for name, value in zip(
+        ("state", "step", "loss", "validation loss", "tokens/s", "MFU", "time left", "heartbeat", "restarts"),
+        _row(state, folder)[1:], strict=True) if value])
+    if not config.follow:
+        return 0
+    path = folder / runs.METRICS
+    seen = max(0, _size(path) - _TAIL_BYTES)
+    seen = _size(path) - sum(map(len, _lines_from(path, seen)[-_LINES_BEFORE:]))
+    while True:
+        state = read_run(folder)
+        for line in _lines_from(path, seen):
+            seen += len(line)
+            scalars = json.loads(line)
+            console.progress(scalars["step"], state.max_steps or scalars["step"], scalars, state.seconds_left)
+        seen = min(seen, _size(path))  # a resume drops the lines beyond its checkpoint
+        if state.state in _ENDED:
+            console.say(f"{state.state} at step {state.step}")
+            return _ENDED[state.state]
+        time.sleep(config.interval_seconds)
+
+
+def _row(state: RunState, folder: Path) -> tuple[str, ...]:
+    def shown(value: float | None, form: str) -> str:
+        return "" if value is None else form.format(value)
+
+    name = os.path.relpath(state.run, folder)
+    return (
+        state.run if name == "." else name, state.state,
+        f"{state.step:,}" + ("" if state.max_steps is None else f" of {state.max_steps:,}"),
+        shown(state.loss, "{:.4f}"), shown(state.validation_loss, "{:.4f}"), shown(state.tokens_per_second, "{:,.0f}"),
+        shown(state.mfu, "{:.1%}"), "" if state.seconds_left is None else clock(state.seconds_left),
+        "" if state.heartbeat_seconds is None else f"{clock(state.heartbeat_seconds)} ago", shown(state.restarts, "{}"))
+
+
+def _silence(folder: Path, now: float) -> float | None:
+    """Seconds since the process that has been silent for longest wrote its heartbeat; None without any."""
+    times = []
+    for path in (folder / runs.HEARTBEATS).glob("rank-*.json"):
+        try:
+            times.append(json.loads(path.read_text(encoding="utf-8"))["time"])
+        except (OSError, ValueError, KeyError):  # it is being replaced, or was cut short
+            continue
+    return max(0.0, now - min(times)) if times else None
+
+
+def _last_lines(path: Path) -> Iterator[dict]:
+    """The last lines of metrics.jsonl, whatever its length."""
+    for line in _lines_from(path, max(0, _size(path) - _TAIL_BYTES)):
+        try:
+            yield json.loads(line)
+        except ValueError:  # the first one, cut by where the reading began
+            continue
+
+
+def _lines_from(path: Path, offset: int) -> list[bytes]:
+    """Complete lines of a file from a byte on, with their ends; none where there is no file yet."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            content = file.read()
+    except FileNotFoundError:
+        return []
+    return content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,82 @@
+"""`cloze runs` and `cloze status`: how runs stand, from the files of real runs."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cloze.launch.cli import main
+from cloze.launch.run import runs
+from cloze.launch.tools.watching import find_runs, read_run
+from cloze.pipeline.errors import UserError
+from tests.launching import pretrain_command, train
+from tests.synthetic import make_shards
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A complete run of 4 steps, in its second start."""
+    folder = tmp_path_factory.mktemp("watching")
+    data = make_shards(folder / "data", train=96)
+    for steps in ("2", "4"):
+        train(data, folder / "runs" / "a", "--train.max_steps", steps, "--checkpoint.accept_changes", "true")
+    return folder / "runs" / "a"
+
+
+def test_a_run_is_read_from_its_files(run):
+    state = read_run(run)
+    last = [line for line in runs.read_metrics(run) if "train/loss" in line][-1]
+    assert (state.state, state.step, state.max_steps, state.restarts) == ("complete", 4, 4, 1)
+    assert state.loss == last["train/loss"] and state.tokens_per_second == last["speed/tokens_per_second"]
+    assert state.seconds_left is None and state.heartbeat_seconds < 60
+
+
+def test_what_says_that_it_runs_and_has_not_shown_itself_is_silent(run, tmp_path):
+    now = json.loads((run / "heartbeats" / "rank-00000.json").read_text())["time"]
+    before = (run / "status.json").read_text()
+    (run / "status.json").write_text('{"state": "running", "step": 2}')
+    try:
+        assert read_run(run, now + 100).state == "running" and read_run(run, now + 200).state == "silent"
+        assert read_run(run, now + 100).seconds_left == 0, "step 4 of 4 stands in its metrics"
+        (run / "status.json").write_text('{"state": "runn')
+        assert read_run(run).state == "new"
+    finally:
+        (run / "status.json").write_text(before)
+
+
+def test_runs_are_found_at_any_depth_and_not_inside_one_another(run, tmp_path, capsys):
+    (tmp_path / "aside").mkdir()
+    (tmp_path / "aside" / "link").symlink_to(run)  # links are not followed: they may go round
+    with pytest.raises(UserError, match="found no run in the folder"):
+        find_runs(tmp_path)
+    with pytest.raises(UserError, match="found no folder"):
+        find_runs(tmp_path / "none")
+    assert find_runs(run.parents[1]) == [run] == find_runs(run)
+    assert main(["runs", str(run.parent), "--json", str(tmp_path / "runs.json")]) == 0
+    (found,) = json.loads((tmp_path / "runs.json").read_text())
+    assert found["run"] == str(run) and found["state"] == "complete" and found["step"] == 4
+    assert "complete" in capsys.readouterr().out
+    assert main(["status", str(tmp_path)]) == 2 and "expected the folder of a run" in capsys.readouterr().err
+
+
+def test_commands_that_look_import_no_torch(run):
+    code = ("import sys; from cloze.launch.cli import main; "
+            f"assert main(['status', {str(run)!r}]) == 0; assert 'torch' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_is_followed_to_its_end(run, tmp_path):
+    """A real run, watched by a process of its own from its first lines on: every line once, then how it ended."""
+    data = run.parents[1] / "data"
+    command = pretrain_command(data, tmp_path / "b", "--train.max_steps", "6")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as trained:
+        while not (tmp_path / "b" / "status.json").exists() or not (tmp_path / "b" / "config.yaml").exists():
+            assert trained.poll() is None
+            time.sleep(0.05)
+        watched = subprocess.run([sys.executable, "-m", "cloze", "status", str(tmp_path / "b"), "--follow", "true",
+                                  "--interval_seconds", "0.1"], capture_output=True, text=True, timeout=120)
+    lines = [line.split()[1] for line in watched.stdout.splitlines() if line.startswith("step ") and "loss" in line]
+    assert watched.returncode == 0 and watched.stdout.rstrip().endswith("complete at step 6"), watched.stdout
+    assert lines == ["0/6", "1/6", "2/6", "3/6", "4/6", "5/6", "6/6", "6/6"], "each step, and two evaluations"
