@@ -251,7 +251,7 @@ def test_bf16_stays_near_fp32(mode, kernel):
         assert cosine > 0.99 or two.norm() < 1e-6, f"{name}: {cosine}"
 
 
-# The machine code of the eager kernel is held by tests/distributed/test_compile.py: here its graphs, forward and backward.
+# The eager kernel's machine code is held by tests/distributed/test_compile.py: here its graphs, forward and backward.
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "backend"), [("eager", "aot_eager"), ("sdpa", "inductor")])
 def test_compiled_layers_leave_gradients_as_they_are_for_any_number_of_tokens(kernel, backend):
