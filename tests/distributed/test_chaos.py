@@ -22,8 +22,8 @@ from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, pretrain_arguments, weights
 from tests.synthetic import make_shards
 
-KILLS = int(os.environ.get("CHAOS_KILLS", "52"))
-# For the kills: some three minutes on two quiet cores, many times that where others are at work.
+KILLS = int(os.environ.get("CHAOS_KILLS", "30"))
+# For the kills: some two minutes on two quiet cores, many times that where others are at work.
 SECONDS = int(os.environ.get("CHAOS_SECONDS", "1500"))
 EVERY = 4  # steps between checkpoints
 STRIDE = 3 * EVERY  # the most steps that a round may train before it is struck

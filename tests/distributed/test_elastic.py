@@ -101,7 +101,7 @@ def test_other_optimizers(data, tmp_path, stage, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["1", "2", "3"])
+@pytest.mark.parametrize("stage", ["2", "3"])  # stage 1 has the optimizer of stage 2
 def test_bf16(data, tmp_path, stage):
     """Within twice of what a fresh run differs between 1 and 2 processes."""
     overrides = ("--zero.stage", stage, "--train.precision", "bf16")
@@ -118,16 +118,6 @@ def losses_apart(left, right) -> float:
     """The largest difference of the training losses of a step."""
     ours, theirs = ([line["train/loss"] for line in curve(run) if "train/loss" in line] for run in (left, right))
     return max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
-def test_from_one_process_to_two(data, tmp_path, stage):
-    train(data, tmp_path / "one", *RUN, "--zero.stage", stage, processes=1)
-    changed = shutil.copytree(tmp_path / "one", tmp_path / "changed")
-    go_on(data, changed, 5, 15, "--zero.stage", stage, processes=2)
-    assert distance(weights(tmp_path / "one"), weights(changed)) <= 1e-5
-    assert_same_curve(tmp_path / "one", changed, 1e-5)
 
 
 def limited_main(command: list[str]) -> int:

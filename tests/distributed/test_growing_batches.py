@@ -40,7 +40,7 @@ def test_one_process_and_two_see_the_same_batches(data, tmp_path, stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+@pytest.mark.parametrize("stage", ["0", "2", "3"])  # stage 1 has the optimizer of stage 2
 def test_killed_while_the_batch_grows(data, tmp_path, stage):
     whole, cut = (pretrain_arguments(data, tmp_path / name, *RUN, "--zero.stage", stage) for name in ("whole", "cut"))
     finish(ForkedRun(whole, 2))

@@ -11,11 +11,11 @@ RUN = ("--train.max_steps", "24", "--train.log_every_steps", "3", "--checkpoint.
 slow = pytest.mark.slow
 CASES = [
     pytest.param("MuonWithAdamW", "0", ("--optimizer.name", "muon"), id="muon", marks=slow),
-    pytest.param("UncorrectedAdamW", "2", ("--optimizer.bias_correction", "false"), id="uncorrected", marks=slow),
+    pytest.param("UncorrectedAdamW", "2", ("--optimizer.bias_correction", "false", "--optimizer.layer_decay", "0.8"),
+                 id="uncorrected-layer_decay", marks=slow),
     pytest.param("UncorrectedAdamW", "3", ("--optimizer.bias_correction", "false"), id="uncorrected-3", marks=slow),
     pytest.param("Lamb", "0", ("--optimizer.name", "lamb"), id="lamb", marks=slow),
     pytest.param("StableAdamW", "0", ("--optimizer.name", "stable_adamw"), id="stable_adamw", marks=slow),
-    pytest.param("AdamW", "2", ("--optimizer.layer_decay", "0.8"), id="layer_decay", marks=slow),
     pytest.param("AdamW", "2", ("--zero.offload_optimizer", "true"), id="offload", marks=slow),
     pytest.param("AdamW", "3", ("--zero.offload_optimizer", "true", "--zero.offload_parameters", "true"),
                  id="offload-3", marks=slow),

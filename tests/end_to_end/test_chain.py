@@ -161,9 +161,20 @@ def test_the_deepspeed_launcher_trains_the_same_model(chain, home):
             assert name.startswith(("speed/", "memory/")) or left[name] == right[name], name
 
 
+# The command with a sixth of its steps: they are the same step again, and take most of its minutes.
+SHORT = """
+import runpy, sys
+from cloze.launch.tools import quickstart
+quickstart.MAX_STEPS = 200
+del sys.argv[1:3]  # -m cloze
+runpy.run_module("cloze", run_name="__main__")
+"""
+
+
 @pytest.mark.slow
 def test_quickstart_runs_and_a_second_time_reuses_what_is_done(cloze, tmp_path):
-    first = cloze("quickstart", "--output", tmp_path)
-    assert "stopped with a checkpoint of step" in first and "resumed from step" in first and "│ 1 " in first
-    second = cloze("quickstart", "--output", tmp_path)
+    first = cloze("quickstart", "--output", tmp_path, launcher=("-c", SHORT))
+    assert "stopped with a checkpoint of step 1" in first and "resumed from step 1" in first and "│ 1 " in first
+    assert "complete at step 200" in first
+    second = cloze("quickstart", "--output", tmp_path, launcher=("-c", SHORT))
     assert second.count("(done before)") == 4 and "resumed" not in second

@@ -251,13 +251,14 @@ def test_bf16_stays_near_fp32(mode, kernel):
         assert cosine > 0.99 or two.norm() < 1e-6, f"{name}: {cosine}"
 
 
-@pytest.mark.slow  # compiling takes half a minute
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_compiled_layers_leave_gradients_as_they_are_for_any_number_of_tokens(kernel):
+# The eager kernel's machine code is held by tests/distributed/test_compile.py: here its graphs, forward and backward.
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "backend"), [("eager", "aot_eager"), ("sdpa", "inductor")])
+def test_compiled_layers_leave_gradients_as_they_are_for_any_number_of_tokens(kernel, backend):
     config = dataclasses.replace(TINY, hidden_dropout_prob=0.1)
     plain = pretraining_model(config, attention_kernel=kernel)
     compiled = pretraining_model(config, attention_kernel=kernel, gradient_checkpointing="every_2")
-    compiled.bert.encoder.compile_layers()
+    compiled.bert.encoder.compile_layers(backend)
     assert set(plain.state_dict()) == set(compiled.state_dict())
     for lengths in LENGTHS:
         flat = concatenate(batch(lengths=lengths))

@@ -13,7 +13,7 @@ from tests.pipeline import corpus
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["txt", "parquet", "jsonl", "jsonl.gz"])
+@pytest.mark.parametrize("kind", ["txt", "parquet", "jsonl.gz"])
 def test_an_enormous_document_stays_within_memory(tmp_path, kind):
     """64 MB in one line or row; a worker may take 1.5 GB for any input, and takes much less for this one."""
     words = " ".join(corpus.documents(2000)).replace("\n", " ") + " "
@@ -21,7 +21,7 @@ def test_an_enormous_document_stays_within_memory(tmp_path, kind):
     others = [text.replace("\n", " ") for text in corpus.documents(70, seed=1)]
     if kind == "txt":
         (tmp_path / "a.txt").write_text("\n\n".join([enormous, *others]))
-    elif "jsonl" in kind:
+    elif kind == "jsonl.gz":
         corpus.write_jsonl(tmp_path / f"a.{kind}", [enormous, *others])
     else:
         parquet.write_table(pa.table({"text": [enormous, *others]}), tmp_path / "a.parquet")
