@@ -56,8 +56,13 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """What is watched beside the curves, and how often."""
+    """What is watched beside the curves, and how often; and where curves go."""
 
+    trackers: list[Literal["tensorboard", "wandb", "mlflow"]] = field(default_factory=lambda: ["tensorboard"])
+    """Where curves go beside metrics.jsonl; wandb and mlflow by their own settings (WANDB_MODE, MLFLOW_TRACKING_URI).
+    None of them stops or slows a run, and one that is resumed goes on in its curves."""
+    project: str = "cloze"
+    """Project (wandb) or experiment (mlflow) that the run belongs to."""
     inspect_every_steps: int = 100
     """Steps between two that are looked into: norms of each layer, memory, communication; 0: none."""
     examples: int = 4
@@ -74,6 +79,8 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         at_least("monitor", self, inspect_every_steps=0, examples=0)
+        if len(set(self.trackers)) < len(self.trackers):
+            raise UserError(f"monitor.trackers: found {self.trackers}, expected each at most once")
         if self.heartbeat_seconds <= 0:
             raise UserError(f"monitor.heartbeat_seconds: found {self.heartbeat_seconds}, expected more than 0")
         if self.hang_seconds <= self.heartbeat_seconds:

@@ -1,4 +1,4 @@
-"""Curves, pictures and texts of a run: TensorBoard for people, metrics.jsonl for machines."""
+"""Curves, pictures and texts of a run: TensorBoard and other trackers for people, metrics.jsonl for machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import statistics
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,8 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from cloze.launch.run.runs import METRICS, read_metrics
+from cloze.launch.run.trackers import TRACKERS, Tracking
+from cloze.launch.system.console import Console
 from cloze.pipeline.storage import publish_text, readable_errors
 
 _EMBEDDINGS = "word_embeddings"
@@ -33,9 +37,14 @@ class MetricsWriter:
         step: the step that the run goes on from; lines of later steps are removed, and TensorBoard is told to
             forget later events (`purge_step`).
         evaluated_step: the last evaluation that the run knows of; lines of later ones are removed too.
+        trackers: where they go beside metrics.jsonl: "tensorboard" and names of trackers.TRACKERS.
+        project: of the trackers that have such a thing.
+        facts: what the trackers show of the run, by dotted names.
     """
 
-    def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1) -> None:
+    def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1,
+                 trackers: Sequence[str] = ("tensorboard",), project: str = "",
+                 facts: dict[str, Any] | None = None) -> None:
         path = folder / METRICS
         if path.exists():
             _truncate(path, step, evaluated_step)
@@ -46,7 +55,10 @@ class MetricsWriter:
         with readable_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", encoding="utf-8")
-            self._board = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
+            self._board = (SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
+                           if "tensorboard" in trackers else None)
+        self._tracking = [Tracking(name, TRACKERS[name](project), folder, facts or {}, Console().warn)
+                          for name in trackers if name in TRACKERS]
 
     def write(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
         """Append one line and one event a scalar; both are flushed.
@@ -64,9 +76,12 @@ class MetricsWriter:
             known = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
             self._file.write(json.dumps({"step": step, **known}) + "\n")
             self._file.flush()
-            for name, value in scalars.items():
-                self._board.add_scalar(name, value, step)
-            self._board.flush()
+            if self._board:
+                for name, value in scalars.items():
+                    self._board.add_scalar(name, value, step)
+                self._board.flush()
+        for each in self._tracking:
+            each.write(step, scalars)
         return scalars
 
     def describe(self, step: int, config: str, values: dict[str, object]) -> None:
@@ -77,7 +92,7 @@ class MetricsWriter:
                 began with: of several TensorBoard would take the first.
         """
         self.text("config", step, f"```yaml\n{config}```")
-        if step:
+        if step or not self._board:
             return
         known = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
         # The table shows a run by a curve of it: the one that every run has. Not the last part: that it has ended well.
@@ -86,18 +101,24 @@ class MetricsWriter:
 
     def text(self, name: str, step: int, markdown: str) -> None:
         """A page of TensorBoard's text panel."""
+        if not self._board:
+            return
         with readable_errors(self._folder):
             self._board.add_text(name, markdown, step)
             self._board.flush()
 
     def precision_recall(self, name: str, step: int, labels: list[int], probabilities: list[float]) -> None:
         """A curve in TensorBoard's panel of them: labels 0 and 1, and the probability of 1."""
+        if not self._board:
+            return
         with readable_errors(self._folder):
             self._board.add_pr_curve(name, np.array(labels), np.array(probabilities), step)
             self._board.flush()
 
     def embeddings(self, step: int, vectors: torch.Tensor, names: list[str]) -> None:
         """A snapshot for TensorBoard's projector: vectors (N, hidden), a name each."""
+        if not self._board:
+            return
         with readable_errors(self._folder):
             self._board.add_embedding(vectors, metadata=names, global_step=step, tag=_EMBEDDINGS)
             # torch lists those of this process alone, and the projector shows what is listed.
@@ -109,10 +130,14 @@ class MetricsWriter:
             ))
             self._board.flush()
 
-    def close(self) -> None:
+    def close(self, complete: bool = False) -> None:
+        """End the files; the trackers are told whether the run is complete."""
+        for each in self._tracking:
+            each.close(complete)
         with readable_errors(self._folder):
             self._file.close()
-            self._board.close()
+            if self._board:
+                self._board.close()
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:

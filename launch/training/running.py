@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.trackers import check_installed
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import choose_kernels, device_name, peak_flops
@@ -25,6 +27,7 @@ from cloze.launch.system.environment import (
     job_end_time,
     keep_products_deterministic,
 )
+from cloze.launch.system.software import software
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.schedules import describe
 from cloze.launch.training.trainer import Trainer
@@ -56,6 +59,7 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
     """
     output = Path(config.output)
     runs.check_folder(config, facts)
+    check_installed(config.monitor.trackers)
     if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
         console.warn(f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
                      f"collectives give up and end the run after {COLLECTIVE_SECONDS} s")
@@ -179,7 +183,8 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
     """
     output = Path(config.output)
     main = trainer.environment.is_main
-    metrics = MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step) if main else None
+    metrics = _metrics_writer(config, trainer) if main else None
+    complete = False
     try:
         with stop:
             if metrics:
@@ -197,5 +202,16 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
             distributed.barrier()
     finally:
         if metrics:
-            metrics.close()
+            metrics.close(complete)
     return complete
+
+
+def _metrics_writer(config: RunConfig, trainer: Trainer) -> MetricsWriter:
+    """Of a run that goes on from the trainer's step; trackers are told what it is, of what data and on what."""
+    output = Path(config.output)
+    facts = runs.flatten(asdict(config)) | json.loads((output / runs.DATA).read_text(encoding="utf-8"))
+    facts |= {f"software.{name}": value for name, value in software().items()}
+    facts |= {"hardware.device": device_name(trainer.engine.device),
+              "hardware.processes": trainer.environment.world_size}
+    return MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step, config.monitor.trackers,
+                         config.monitor.project, facts)

@@ -1,0 +1,212 @@
+"""Experiment trackers beside TensorBoard: Weights & Biases and MLflow, through their own libraries.
+
+Each has a thread of its own that does all that may wait for a server, so that one that fails or is slow never stops or
+slows the training. A resumed run goes on in the same curves: RUN/trackers.json keeps the tracker's id of the run and,
+for each curve, the last step that was sent; steps that a resume does again are not sent twice (they have the same
+values, but for the speeds).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text
+
+FILE = "trackers.json"
+# Lines that wait for a tracker: hours of them, at a line in some seconds; when they are full, new ones are left out.
+_WAITING = 10_000
+# A run ends even if a server does not answer any more.
+_LEAVE_SECONDS = 60.0
+_PARAMETERS = 100  # of MLflow's at a time, and their longest value (mlflow.utils.validation)
+_PARAMETER_LENGTH = 6000
+
+
+class Tracker(Protocol):
+    """What sends a run to one place. One thread calls its methods; whatever they raise ends the tracking."""
+
+    def begin(self, run_id: str | None, name: str, folder: Path, facts: dict[str, Any]) -> str:
+        """Begin the run, or go on with it.
+
+        Args:
+            run_id: what `begin` returned at an earlier start; None: the run is new.
+            name: of the run, for people.
+            folder: the run's, for what the library keeps on disk.
+            facts: what the run is told and made of, by dotted names.
+
+        Returns:
+            The tracker's id of the run.
+        """
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Send finite values of a step; steps never go down."""
+
+    def end(self, complete: bool) -> None:
+        """Send what waits and let go; complete: whether the run is, else it will go on or has failed."""
+
+
+class Wandb:
+    """Weights & Biases; server, key, mode and account are its own settings (WANDB_MODE=offline, `wandb login`)."""
+
+    library, extra = "wandb", "wandb"
+
+    def __init__(self, project: str) -> None:
+        self._project = project
+
+    def begin(self, run_id: str | None, name: str, folder: Path, facts: dict[str, Any]) -> str:
+        import wandb
+
+        settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
+        mode = wandb.setup().settings.mode
+        if mode == "online" and not wandb.api.api_key:  # it would ask on a terminal
+            raise RuntimeError("nobody is logged in; `wandb login`, or set WANDB_MODE=offline")
+        run_id = run_id or uuid.uuid4().hex[:12]
+        self._run = wandb.init(project=self._project, id=run_id, name=name, dir=str(folder), config=facts,
+                               resume="allow", reinit="create_new", settings=settings)
+        return run_id
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        self._run.log(scalars, step=step)
+
+    def end(self, complete: bool) -> None:
+        if not complete:
+            self._run.mark_preempting()  # shown as preempted, not as failed
+        self._run.finish(0 if complete else 1)
+
+
+class Mlflow:
+    """MLflow; the place is its own setting (MLFLOW_TRACKING_URI, a folder or a database here without)."""
+
+    library, extra = "mlflow", "mlflow"
+
+    def __init__(self, project: str) -> None:
+        self._project = project
+
+    def begin(self, run_id: str | None, name: str, folder: Path, facts: dict[str, Any]) -> str:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param, RunTag
+
+        self._client = MlflowClient()
+        if run_id is None:
+            found = self._client.get_experiment_by_name(self._project)
+            experiment = found.experiment_id if found else self._client.create_experiment(self._project)
+            run_id = self._client.create_run(experiment, run_name=name).info.run_id
+            known = [Param(name, str(value)[:_PARAMETER_LENGTH]) for name, value in facts.items()]
+            for first in range(0, len(known), _PARAMETERS):
+                self._client.log_batch(run_id, params=known[first : first + _PARAMETERS])
+            self._client.log_batch(run_id, tags=[RunTag("cloze.folder", str(folder))])
+        else:  # parameters may not change: they are those that the run began with
+            self._client.update_run(run_id, status="RUNNING")
+        self._id = run_id
+        return run_id
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = round(time.time() * 1000)
+        self._client.log_batch(self._id, metrics=[Metric(name, value, now, step) for name, value in scalars.items()])
+
+    def end(self, complete: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if complete else "KILLED")
+
+
+TRACKERS: dict[str, type] = {"wandb": Wandb, "mlflow": Mlflow}
+
+
+def check_installed(names: list[str]) -> None:
+    """Raise UserError for the first tracker whose library is missing."""
+    for name in names:
+        if name in TRACKERS and importlib.util.find_spec(TRACKERS[name].library) is None:
+            raise UserError(f"monitor.trackers: found {name}, whose library is not installed, expected it; pip install "
+                            f"'cloze[{TRACKERS[name].extra}]'")
+
+
+class Tracking:
+    """One tracker of a run, in a thread.
+
+    Args:
+        name: of TRACKERS.
+        tracker: what sends.
+        folder: the run's.
+        facts: what the run is told and made of, by dotted names.
+        warn: takes the line that says what went wrong, at most once.
+        leave_seconds: how long the end of the run waits for what has not been sent.
+    """
+
+    def __init__(self, name: str, tracker: Tracker, folder: Path, facts: dict[str, Any], warn: Callable[[str], None],
+                 leave_seconds: float = _LEAVE_SECONDS) -> None:
+        self._name, self._tracker, self._folder, self._facts = name, tracker, folder, facts
+        self._warn, self._leave_seconds = warn, leave_seconds
+        self._waiting: queue.Queue[tuple[int, dict[str, float]] | bool] = queue.Queue(_WAITING)
+        self._left_out = 0
+        self._failed = False
+        self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
+        self._thread.start()
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Hand values over; never waits."""
+        try:
+            self._waiting.put_nowait((step, {name: value for name, value in scalars.items() if math.isfinite(value)}))
+        except queue.Full:
+            self._left_out += not self._failed
+
+    def close(self, complete: bool) -> None:
+        """Let the tracker send what waits, for some time."""
+        try:
+            self._waiting.put(complete, timeout=self._leave_seconds)
+            self._thread.join(self._leave_seconds)
+        except queue.Full:
+            pass
+        if self._thread.is_alive():
+            self._warn(f"{self._name}: it has not answered for {self._leave_seconds:.0f} s, expected it to take the "
+                       "run's last values; metrics.jsonl has them all")
+        elif self._left_out and not self._failed:
+            self._warn(f"{self._name}: {self._left_out} lines were left out, since it was too slow; metrics.jsonl has "
+                       "them all")
+
+    def _work(self) -> None:
+        try:
+            state = _read(self._folder).get(self._name, {})
+            sent: dict[str, int] = state.get("sent", {})
+            state = {"id": self._tracker.begin(state.get("id"), self._folder.resolve().name, self._folder, self._facts),
+                     "sent": sent}
+            _note(self._folder, self._name, state)
+            while not isinstance(item := self._waiting.get(), bool):
+                step, scalars = item
+                scalars = {name: value for name, value in scalars.items() if sent.get(name, -1) < step}
+                if scalars:
+                    sent |= dict.fromkeys(scalars, step)
+                    # Before they are sent: a kill in between loses a point and doubles none.
+                    _note(self._folder, self._name, state)
+                    self._tracker.write(step, scalars)
+            self._tracker.end(item)
+        except Exception as error:  # whatever a foreign library or its server may raise: the training goes on
+            self._failed = True
+            reason = str(error).strip().splitlines()
+            self._warn(f"{self._name}: the run goes on without it ({type(error).__name__}: "
+                       f"{reason[0] if reason else 'without a message'})")
+
+
+_noting = threading.Lock()  # several trackers write one file
+
+
+def _read(folder: Path) -> dict[str, dict]:
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _note(folder: Path, name: str, state: dict) -> None:
+    with _noting:
+        publish_text(folder / FILE, json.dumps(_read(folder) | {name: state}) + "\n", durable=False)
