@@ -50,11 +50,13 @@ class Bounds:
             return
         request = _Request(self._app, self._config, self._traffic, scope, receive, send)
         try:
-            if not may_ask(scope, self._keys):
-                raise Refused(401, "authorization: found no key of this server, expected `Authorization: Bearer KEY`")
-            await request.answer()
-        except Refused as refused:
-            await request.refuse(refused)
+            try:
+                if not may_ask(scope, self._keys):
+                    raise Refused(401, "authorization: found no key of this server, expected `Authorization: Bearer "
+                                  "KEY`")
+                await request.answer()
+            except Refused as refused:
+                await request.refuse(refused)
         except asyncio.CancelledError:  # by a stop whose grace is over
             self._traffic.dropped += request.accepted
             await request.abort()

@@ -141,6 +141,16 @@ def test_a_stop_ends_in_spite_of_an_unfinished_body(folder):
         assert "Traceback" not in errors
 
 
+def test_a_stop_while_a_refused_client_still_sends_prints_no_traceback(folder):
+    with server(folder, "--grace_seconds", "1", "--max_body_bytes", "1000") as (address, process):
+        with connect(address) as client:
+            client.sendall(post("embed", b"x" * 2000, 1_000_000))
+            assert client.recv(65536).startswith(b"HTTP/1.1 413")
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in errors, errors
+
+
 def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
     path = tmp_path / "keys"
     path.write_text(f"# of the web shop\n{KEY}\n\nanother-key-of-somebody\n")
