@@ -1,15 +1,16 @@
 """Held-out loss against tokens and against time: `cloze pretrain` and transformers' Trainer, on the same batches.
 
-    python benchmarks/pretraining_curves.py --data runs/books --output runs/curves --steps 2000 [--threads 2]
+    python benchmarks/pretraining_curves.py --text 'books-*.jsonl.gz' --output runs/curves --steps 1000 [--threads 2]
 
---data is what `cloze prepare --config books-modern` (masks drawn at load time) has written. All begin with the same
-weights of ModernBERT's architecture (4 layers of 256: configs/pretrain/small-modern.yaml) and take the same samples
-in the same order, 32 a step, with AdamW of the same constants, clipping, warmup and linear decay. Masks are drawn by
-each one's own procedure at the same rate: by `DataCollatorForLanguageModeling`, which pads, and by Cloze. All are
-measured alike every --every steps: by Cloze's model, on the same held-out samples with the same masks. The time of
-measuring and saving does not count; that of fetching and collating does. The contenders run one after another, each
-in a process of its own; nothing else should run meanwhile. Written to --output: curves.json, curves.svg; a contender
-whose curve lies there is not run again.
+The texts are prepared by `cloze vocab` and `cloze prepare --config books-modern` (masks drawn at load time); --data
+takes what these have written, and without both the text is the docstrings of the standard library. All begin with the
+same weights of ModernBERT's architecture (4 layers of 256: configs/pretrain/small-modern.yaml) and take the same
+batches of 32 samples, which is checked by their tokens, with AdamW of the same constants, clipping, warmup and linear
+decay. Masks are drawn by each one's own procedure at the same rate: by `DataCollatorForLanguageModeling`, which pads,
+and by Cloze. All are measured alike every --every steps: by Cloze's model, on the same held-out samples with the same
+masks. The time of measuring and saving does not count; that of fetching and collating does. The contenders run one
+after another, each in a process of its own; nothing else should run meanwhile. Written to --output: curves.json,
+curves.svg; a contender whose curve lies there is not run again.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from prepare import found_text
 from synthetic_batches import hardware
 from training_step import KEEP_PAGES
 
 from cloze.launch.system.environment import child_variables
+from cloze.pipeline.loading.order import choose_streams
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 32
@@ -40,6 +43,21 @@ CONTENDERS = {  # name -> (library, settings of TrainingArguments, environment)
     "transformers Trainer, bf16, fused, malloc": ("transformers", {"bf16": True, "optim": "adamw_torch_fused"},
                                                   KEEP_PAGES),
 }
+
+
+def prepare_text(texts: str | None, folder: Path) -> Path:
+    """The prepared folder of a glob of texts, or of the text that every Python has."""
+    if (folder / "data" / "manifest.json").exists():
+        return folder / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    if texts is None:
+        (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in found_text()))
+    words = ["--config", "books-modern", "--input", texts or str(folder / "text.jsonl")]
+    for command in (["vocab", *words, "--output", str(folder / "vocabulary")],
+                    ["prepare", *words, "--tokenizer", str(folder / "vocabulary"), "--output", str(folder / "data")]):
+        if command[0] == "prepare" or not (folder / "vocabulary" / "tokenizer.json").exists():
+            subprocess.run([sys.executable, "-m", "cloze", *command], check=True, env=child_variables())
+    return folder / "data"
 
 
 def start_model(data: Path, folder: Path) -> None:
@@ -59,7 +77,7 @@ def run_cloze(data: Path, start: Path, run: Path, steps: int, every: int) -> Non
     """A run whose checkpoints are kept, so that each can be measured afterwards."""
     command = [
         sys.executable, "-m", "cloze", "pretrain", "--config", "small-modern", "--data", str(data), "--output",
-        str(run), "--init_from", str(start), "--seed", str(SEED), "--data_streams", "1",
+        str(run), "--init_from", str(start), "--seed", str(SEED), "--data_streams", str(choose_streams([BATCH], 1)),
         "--train.time_budget_hours", "null", "--train.max_steps", str(steps), "--train.global_batch_size", str(BATCH),
         "--train.micro_batch_size", str(BATCH), "--train.learning_rate", str(RATE), "--schedule.warmup_share",
         str(WARMUP_SHARE), "--train.log_every_steps", str(every), "--evaluation.every_steps", "0",
@@ -109,7 +127,6 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
 
     from cloze.launch.pretrained.loading import load_model
     from cloze.pipeline.loading.batches import SampleStreams
-    from cloze.pipeline.loading.order import choose_streams
     from cloze.pipeline.shards.shards import ShardReader
 
     reader = ShardReader(data, "train")
@@ -117,16 +134,15 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
     stream = SampleStreams(reader, streams, SEED)
     tokenizer = transformers.AutoTokenizer.from_pretrained(start)
     model = transformers.AutoModelForMaskedLM.from_pretrained(start)
-    curve, clock = [], {"seconds": 0.0, "tokens": 0}
+    curve, clock, tokens = [], {"seconds": 0.0}, [0]  # tokens: after so many batches; some are fetched ahead
 
     class Samples(torch.utils.data.IterableDataset):
         def __iter__(self):
             for position in range(0, steps * BATCH, BATCH):
                 _, found, _ = stream.read(range(streams), position, BATCH // streams)
+                tokens.append(tokens[-1] + len(found.input_ids))
                 for low, high in zip(found.offsets, found.offsets[1:], strict=False):
-                    ids = found.input_ids[low:high].astype(np.int64)
-                    clock["tokens"] += len(ids)
-                    yield {"input_ids": ids.tolist()}
+                    yield {"input_ids": found.input_ids[low:high].astype(np.int64).tolist()}
 
     class Measured(transformers.TrainerCallback):
         def on_train_begin(self, *_, **__):
@@ -139,7 +155,7 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
             model.save_pretrained(run / "now")
             tokenizer.save_pretrained(run / "now")
             loss = held_out_loss(load_model(run / "now").model, data, samples)
-            curve.append({"step": state.global_step, **clock, "loss": loss})
+            curve.append({"step": state.global_step, "tokens": tokens[state.global_step], **clock, "loss": loss})
             print(curve[-1], flush=True)
             self.began = time.perf_counter()
 
@@ -152,6 +168,16 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
         tokenizer, mlm_probability=reader.manifest.masking["rate"]))
     trainer.train()
     (run / "curve.json").write_text(json.dumps(curve) + "\n")
+
+
+def check_batches(curves: dict[str, list[dict]]) -> None:
+    """That all have taken the same batches: as many tokens at each step. Raises SystemExit."""
+    steps = {name: [(point["step"], point["tokens"]) for point in curve] for name, curve in curves.items()}
+    ours = steps["cloze pretrain"]
+    for name, theirs in steps.items():
+        if theirs != ours:
+            raise SystemExit(f"{name}: found other steps and tokens than those of cloze pretrain ({theirs[-1]}, "
+                             f"{ours[-1]} at the end), expected the same batches; remove the folder for a new run")
 
 
 def draw(curves: dict[str, list[dict]], path: Path, title: str) -> None:
@@ -187,7 +213,9 @@ def compare(curves: dict[str, list[dict]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="prepared folder, masks drawn at load time")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--text", metavar="GLOB", help="texts; default: docstrings of the standard library")
+    source.add_argument("--data", type=Path, help="prepared folder, masks drawn at load time")
     parser.add_argument("--output", type=Path, required=True, help="folder for the runs, the figures and the picture")
     parser.add_argument("--steps", type=int, default=2000, help="steps of each contender")
     parser.add_argument("--every", type=int, help="steps between two measurements; default: a twentieth of them")
@@ -196,18 +224,21 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     every = options.every or max(1, options.steps // 20)
+    options.steps -= options.steps % every
+    options.output = options.output.resolve()
+    data = options.data.resolve() if options.data else prepare_text(options.text, options.output / "prepared")
     start = options.output / "start"
     if options.worker:
         library, settings, _ = CONTENDERS[options.worker]
         run = options.output / options.worker.replace(" ", "-").replace(",", "")
         if library == "cloze":
-            run_cloze(options.data, start, run, options.steps, every)
-            (run / "curve.json").write_text(json.dumps(cloze_curve(options.data, run, options.samples)) + "\n")
+            run_cloze(data, start, run, options.steps, every)
+            (run / "curve.json").write_text(json.dumps(cloze_curve(data, run, options.samples)) + "\n")
         else:
-            run_transformers(options.data, start, run, options.steps, every, options.samples, settings)
+            run_transformers(data, start, run, options.steps, every, options.samples, settings)
         return
     if not start.exists():
-        start_model(options.data, start)
+        start_model(data, start)
     curves = {}
     for name, (_, _, variables) in CONTENDERS.items():
         found = options.output / name.replace(" ", "-").replace(",", "") / "curve.json"
@@ -217,6 +248,7 @@ def main() -> None:
             subprocess.run(words, check=True, env=child_variables(
                 OMP_NUM_THREADS=str(options.threads), TOKENIZERS_PARALLELISM="false", **variables))
         curves[name] = json.loads(found.read_text())
+    check_batches(curves)
     title = f"{hardware('cpu')}, {options.threads} threads"
     print(title, *(f"{name}: {curve[-1]}" for name, curve in curves.items()), sep="\n")
     figures = compare(curves)

@@ -3,10 +3,15 @@
 No request waits for others to come: the first one runs at once, and those that come meanwhile make the next batch. So a
 lone client has no delay, and under load batches grow by themselves. The event loop only passes things on: texts become
 tokens and results become JSON in threads, too.
+
+Whoever asks for little is answered, however much others ask for. Requests are due in the order of fair queueing
+(Demers, Keshav and Shenker 1989, each request a flow of its own): a small one goes before large ones that came shortly
+before it, and each waits for a bounded number of tokens. When the queue is full, the largest that waits makes room for
+a smaller one. No more results are made than become JSON meanwhile: what is due later stays in the queue, where it can.
 """
 
 import asyncio
-from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +33,20 @@ class QueueFull(Exception):
     """As many tokens or numbers wait as may."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Job:
+    """A request in the queue; share: of the queue, by tokens or numbers; due: its turn, in tokens that were run."""
+
     operation: Operation
     prepared: Prepared
+    characters: int
     tokens: int
+    numbers: int
+    share: float
+    due: int
     answer: asyncio.Future
+    counted: bool = True
+    taken: bool = False
 
 
 class Batcher:
@@ -47,8 +60,10 @@ class Batcher:
         self.predictor, self.waiting_tokens, self.waiting_numbers = predictor, 0, 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="texts")
         self._limits, self._on_batch = limits, on_batch
-        self._jobs: deque[_Job] = deque()
+        self._jobs: list[_Job] = []
         self._arrived = asyncio.Event()
+        # Tokens of all batches until now, and numbers of the results that are made or become JSON.
+        self._tokens_run = self._numbers_made = 0
 
     @property
     def full(self) -> bool:
@@ -62,13 +77,15 @@ class Batcher:
             QueueFull, UserError.
         """
         self.predictor.require(operation)
-        if self.full:  # before any work is done
+        characters = sum(len(row.text) + len(row.pair or "") + sum(map(len, row.choices)) for row in rows)
+        if self.full and all(job.characters <= characters for job in self._waiting()):  # before any work is done
             raise QueueFull
         loop = asyncio.get_running_loop()
         prepared, tokens, numbers = await loop.run_in_executor(self._threads, self._prepare, operation, rows)
-        if self.full:  # others came meanwhile
-            raise QueueFull
-        job = _Job(operation, prepared, tokens, loop.create_future())
+        share = max(tokens / self._limits.max_queue_tokens, numbers / self._limits.max_queue_numbers)
+        self._make_room(share)
+        job = _Job(operation, prepared, characters, tokens, numbers, share, self._tokens_run + tokens,
+                   loop.create_future())
         self.waiting_tokens += tokens
         self.waiting_numbers += numbers
         self._jobs.append(job)
@@ -76,8 +93,33 @@ class Batcher:
         try:
             return await loop.run_in_executor(self._threads, _write, operation, rows, await job.answer)
         finally:
-            self.waiting_tokens -= tokens
-            self.waiting_numbers -= numbers
+            self._release(job)
+
+    def _waiting(self) -> Iterator[_Job]:
+        return (job for job in self._jobs if not job.answer.done())
+
+    def _make_room(self, share: float) -> None:
+        """While the queue is full, answer the largest one that waits, and is larger than this share, with QueueFull; of
+        equal ones that which came last.
+
+        Raises:
+            QueueFull: there is none.
+        """
+        while self.full:
+            largest = max(reversed(list(self._waiting())), key=lambda job: job.share, default=None)
+            if largest is None or largest.share <= share:
+                raise QueueFull
+            largest.answer.set_exception(QueueFull())
+            self._release(largest)
+
+    def _release(self, job: _Job) -> None:
+        """Count a job as waiting no longer, once."""
+        if job.counted:
+            job.counted = False
+            self.waiting_tokens -= job.tokens
+            self.waiting_numbers -= job.numbers
+            self._numbers_made -= job.numbers if job.taken else 0
+            self._arrived.set()  # there may be room for results that had none
 
     def _prepare(self, operation: Operation, rows: list[Row]) -> tuple[Prepared, int, int]:
         """Sequences of some texts, the number of their tokens and that of the numbers in the answer.
@@ -101,28 +143,27 @@ class Batcher:
         """Serve until cancelled."""
         while True:
             await self._arrived.wait()
-            batch = self._next_batch()
-            if batch:
+            self._arrived.clear()
+            while batch := self._next_batch():
                 await self._answer(batch)
-            if not self._jobs:
-                self._arrived.clear()
 
     def _next_batch(self) -> list[_Job]:
-        """The oldest job and, up to the limit, others of the same operation and options; the rest keep their order.
-
-        A job whose client has gone is dropped.
+        """The job that is due first and, up to the limit, others of the same operation and options; none while the
+        results of all that wait have no room. A job whose client has gone is dropped.
         """
-        batch, rest, tokens = [], deque(), 0
-        for job in self._jobs:
-            if job.answer.done():
-                continue
+        batch, rest, tokens = [], [], 0
+        for job in sorted(self._waiting(), key=lambda job: job.due):
             fits = tokens + job.tokens <= self._limits.max_batch_tokens
-            if not batch or (fits and job.operation == batch[0].operation):
+            has_room = not self._numbers_made or self._numbers_made + job.numbers <= self._limits.max_numbers
+            if has_room and (not batch or (fits and job.operation == batch[0].operation)):
                 batch.append(job)
+                job.taken = True
+                self._numbers_made += job.numbers
                 tokens += job.tokens
             else:
                 rest.append(job)
         self._jobs = rest
+        self._tokens_run += tokens
         return batch
 
     async def _answer(self, batch: list[_Job]) -> None:

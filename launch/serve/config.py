@@ -23,9 +23,10 @@ class ServeConfig(ModelConfig):
     max_batch_tokens: int = 8192
     """Tokens that go through the model together, over all requests, at least 1; a larger request goes alone."""
     max_queue_tokens: int = 1 << 20
-    """Tokens that wait or run at which further requests are answered 503, at least 1."""
+    """Tokens that wait or run at which the larger ones of further and waiting requests are answered 503, at least 1."""
     max_queue_numbers: int = 32_000_000
-    """Numbers in the answers to requests that wait or run at which further ones are answered 503, at least 1."""
+    """Numbers in the answers to requests that wait or run at which the larger ones of further and waiting requests are
+    answered 503, at least 1."""
     max_texts: int = 128
     """Texts in one request, at least 1."""
     max_tokens: int = 1 << 17
@@ -37,8 +38,8 @@ class ServeConfig(ModelConfig):
     max_body_bytes: int = 4 << 20
     """Bytes of one request's body, at least 1."""
     max_bytes_in_flight: int = 256 << 20
-    """Bytes of all bodies and answers that are being received and sent at which further ones are answered 503, at least
-    1."""
+    """Bytes of all bodies and answers that are being received and sent, at least 1; beyond them clients that are waited
+    for longest, and hold as much as a new one, are given up."""
     max_connections: int = 1000
     """Connections at a time, at least 1; beyond them the one that has waited longest for its client is closed."""
     read_seconds: float = 30.0

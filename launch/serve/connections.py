@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from typing import Protocol
 
 from cloze.launch.serve.config import ServeConfig
 from cloze.pipeline.errors import UserError
@@ -31,14 +32,24 @@ def make_room_for_files(config: ServeConfig) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+class Holder(Protocol):
+    """A request: bytes that it holds, and can be made to give up."""
+
+    held: int
+
+    def free(self, count: int) -> None: ...
+
+
 class _Bounded:
     """What a protocol of uvicorn's over h11 does besides.
 
-    bounds: of the server. waiting: connections whose request is not whole yet, the one that has waited longest first.
+    bounds: of the server. waiting: connections that wait for their client, the one that has waited longest first.
+    request: what is counted as held by this connection, while there is one.
     """
 
     bounds: ServeConfig
     waiting: dict[_Bounded, None]
+    request: Holder | None = None
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
@@ -57,7 +68,7 @@ class _Bounded:
 
     def _wait(self) -> None:
         self.cancel_deadline()
-        self.waiting[self] = None
+        self.wait()
         self._deadline = self.loop.call_later(self.bounds.read_seconds, self.abort)
 
     def cancel_deadline(self) -> None:
@@ -71,9 +82,24 @@ class _Bounded:
         if self.cycle is not cycle:  # its headers are whole; what reads the body bounds that
             self.cancel_deadline()
 
-    def whole(self) -> None:
-        """Its request is whole: from here on it makes room for nobody."""
+    def wait(self) -> None:
+        """From now on it is the client's turn: to send a request, or to read the answer."""
         self.waiting.pop(self, None)
+        self.waiting[self] = None
+
+    def whole(self) -> None:
+        """Its request is whole: until its answer is sent it makes room for nobody."""
+        self.waiting.pop(self, None)
+
+    def make_room(self, count: int) -> bool:
+        """Close the connection that has waited longest for its client of those that hold so many bytes or more; whether
+        there was one. So who sends little is heard, however much others hold."""
+        for other in self.waiting:
+            if other is not self and other.request is not None and other.request.held >= count:
+                other.request.free(other.request.held)
+                other.abort()
+                return True
+        return False
 
     def on_response_complete(self) -> None:
         cycle = self.cycle
@@ -83,7 +109,7 @@ class _Bounded:
         elif self.cycle is cycle:
             self._wait()
         else:  # the next request was here already
-            self.waiting[self] = None
+            self.wait()
 
     def abort(self) -> None:
         """Close at once, whatever is still to be read or written."""
@@ -107,9 +133,10 @@ class _Bounded:
 def protocol(config: ServeConfig) -> type[asyncio.Protocol]:
     """uvicorn's protocol over h11 with bounds: connections in all, and the time that one may be silent.
 
-    A connection whose request is not whole yet is waiting, from when it is made or its last answer has gone. When there
-    are as many as may be, the one that has waited longest makes room: so those that only hold the door do not keep out
-    others. `scope["state"]["connection"]` is the connection, for what is in front of the application.
+    A connection waits for its client from when it is made, or its last answer has gone, until its request is whole, and
+    again while its answer is read. When there are as many as may be, the one that has waited longest makes room: so
+    those that only hold the door do not keep out others. `scope["state"]["connection"]` is the connection, for what is
+    in front of the application.
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 

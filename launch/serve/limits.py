@@ -29,19 +29,14 @@ class Traffic:
     held: int = 0
     dropped: int = 0
 
-    def take(self, count: int) -> None:
-        """Hold so many bytes more. Raises Refused."""
-        if self.held + count > self.most:
-            raise Refused(503, "too many bytes of other requests are being received and sent; try again later")
-        self.held += count
-
 
 class Bounds:
     """ASGI middleware in front of all others but counting: reads a body, calls the application, sends its answer.
 
     - without one of the keys, where there are any: 401, and nothing is read;
     - a body of more than max_body_bytes is answered 413, one that takes longer than read_seconds 408;
-    - bodies and answers of all requests together hold at most max_bytes_in_flight, then 503;
+    - bodies and answers of all requests together hold at most max_bytes_in_flight: then the client that is waited for
+      longest, of those that hold as much as the new one or more, is given up; without any the new one gets 503;
     - an answer of which the client reads nothing for write_seconds is dropped with its connection;
     - when the client leaves, the application is cancelled.
     """
@@ -55,16 +50,18 @@ class Bounds:
             return
         request = _Request(self._app, self._config, self._traffic, scope, receive, send)
         try:
-            if not may_ask(scope, self._keys):
-                raise Refused(401, "authorization: found no key of this server, expected `Authorization: Bearer KEY`")
-            await request.answer()
-        except Refused as refused:
-            await request.refuse(refused)
+            try:
+                if not may_ask(scope, self._keys):
+                    raise Refused(401, "authorization: found no key of this server, expected `Authorization: Bearer "
+                                  "KEY`")
+                await request.answer()
+            except Refused as refused:
+                await request.refuse(refused)
         except asyncio.CancelledError:  # by a stop whose grace is over
             self._traffic.dropped += request.accepted
             await request.abort()
         finally:
-            self._traffic.held -= request.held
+            request.end()
 
 
 class _Request:
@@ -77,10 +74,28 @@ class _Request:
         self.held = 0
         self.accepted = False
         self._body_read = self._started = False
+        if self._connection is not None:
+            self._connection.request = self
 
     def _hold(self, count: int) -> None:
-        self._traffic.take(count)
+        """Hold so many bytes more. Raises Refused."""
+        while self._traffic.held + count > self._traffic.most:
+            if self._connection is None or not self._connection.make_room(self.held + count):
+                raise Refused(503, "too many bytes of other requests are being received and sent; try again later")
+        self._traffic.held += count
         self.held += count
+
+    def free(self, count: int) -> None:
+        """Hold so many bytes less, or nothing: all may have been given up already."""
+        count = min(count, self.held)
+        self._traffic.held -= count
+        self.held -= count
+
+    def end(self) -> None:
+        """Hold nothing any more."""
+        self.free(self.held)
+        if self._connection is not None and self._connection.request is self:
+            self._connection.request = None
 
     async def answer(self) -> None:
         try:
@@ -146,13 +161,14 @@ class _Request:
         start, self._start = self._start, None
         if start is not None:
             self._started = True
+            if self._connection is not None:
+                self._connection.wait()
             await self._within(start)
         for low in range(0, max(1, len(body)), PIECE_BYTES):
             last = low + PIECE_BYTES >= len(body)
             await self._within({"type": "http.response.body", "body": body[low : low + PIECE_BYTES],
                                 "more_body": more or not last})
-        self.held -= len(body)
-        self._traffic.held -= len(body)
+        self.free(len(body))
 
     async def _within(self, message) -> None:
         try:

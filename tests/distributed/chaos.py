@@ -1,37 +1,50 @@
-"""What can befall a run: signals at random moments, damaged checkpoint files, a full disk."""
+"""What can befall a run: signals at random moments, damaged checkpoint files, a full disk; and that it ends with the
+same bits."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cloze.launch.checkpoint import CHECKSUMS, damage
+from cloze.launch.training.running import EXIT_REQUEUE
 from tests.forked import ForkedRun
 from tests.launching import (
     PATIENCE_SECONDS,
     Process,
+    assert_same_weights,
     children,
+    curve,
+    finish,
     kill_all,
     pretrain_arguments,
     pretrain_command,
     saved,
     start,
     step_of,
+    weights,
 )
+from tests.synthetic import make_shards
 
 # Nobody waits longer for a process that has been killed, or whose peer has: it hangs.
 HANG_SECONDS = PATIENCE_SECONDS
 DISK_BYTES = 64 << 20
 PROCESSES = 2
+EVERY = 4  # steps between checkpoints
+STRIDE = 3 * EVERY  # the most steps that a round may train before it is struck
 # Of the starts: torchrun and its ranks import for seconds, in which a kill teaches nothing.
 TORCHRUN_SHARE = 0.15
 
@@ -207,3 +220,94 @@ def small_disk(folder: Path) -> Iterator[Disk]:
     finally:
         if mounted:
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def endure(folder: Path, seed: int, kills: int, seconds: float, say: Callable[[str], None]) -> Counter:
+    """One long-lived run that is killed, stopped, damaged and starved of disk again and again, and ends with the same
+    bits as an undisturbed one.
+
+    Args:
+        folder: an empty one, for both runs.
+        kills: signals; what else befalls the run comes besides.
+        seconds: in which there must have been as many; on a slow machine more are needed.
+        say: called with a line for each round.
+    Returns: the kills by their moment.
+    Raises:
+        AssertionError: the run hangs, has lost a checkpoint or said nothing, or ends with other bits.
+    """
+    rng = random.Random(seed)
+    stage = str(rng.randrange(4))
+    steps = kills * 12  # a round trains some 5 that last: it is never complete before the last kill
+    say(f"seed {seed}, ZeRO stage {stage}, {steps} steps")
+    data = make_shards(folder / "data")
+    options = ("--train.max_steps", str(steps), "--zero.stage", stage, "--checkpoint.every_steps", str(EVERY),
+               "--checkpoint.keep_last", "3", "--evaluation.every_steps", "10", "--evaluation.keep_best", "true")
+    undisturbed = folder / "undisturbed"
+    finish(ForkedRun(pretrain_arguments(data, undisturbed, *options), PROCESSES))
+    with small_disk(folder / "disk") as disk:
+        if not disk.mounted:
+            say("without the right to mount a small disk: only the size of files is limited")
+        run = disk.folder / "run"
+        start_run = partial(begin, data, run, options, rng)
+        struck, began = Counter(), time.monotonic()
+        while struck.total() < kills and time.monotonic() - began < seconds:
+            if rng.random() < 0.2 and (what := damage_newest(run, rng)):
+                say(f"    {what}")
+            full = rng.random() < 0.1
+            (starve if full else strike)(start_run, run, disk, rng, struck, say)
+        for number in range(2):  # the second time there is nothing to do
+            output = finish(start_run())
+            assert f"complete at step {steps}" in output, number
+        say(f"{struck.total()} kills in {time.monotonic() - began:.0f} s: {dict(struck)}")
+        assert struck.total() >= kills, f"only {struck.total()} kills in {seconds} s; a slow machine needs more"
+        assert curve(run) == curve(undisturbed)
+        for step in (None, "best"):
+            assert_same_weights(weights(run, step), weights(undisturbed, step))
+    return struck
+
+
+def strike(begin, run, disk, rng, kills, say) -> None:
+    """One round: start, hit, see that nothing hangs, that what is published is whole, and what a stop leaves."""
+    blow = Strike.draw(rng, STRIDE)
+    damaged_before = damaged_checkpoints(run)
+    process = begin()
+    blow.wait(process, run)
+    assert process.poll() is None, f"ended by itself before {blow}:\n{process.communicate()[0][-6000:]}"
+    when = "while starting" if blow.moment == "start" else "while saving" if saving(run) else "while training"
+    blow.hit(process, rng)
+    output = collect(process)
+    step = step_of(run)
+    say(f"{kills.total() + 1:3} {blow} -> {when}, step {step}, status {process.returncode}")
+    assert process.returncode != 0, output[-4000:]
+    kills[when] += 1
+    # Nothing that a kill cut short carries a checkpoint's name: what is new is whole, what was whole still is.
+    assert not damaged_checkpoints(run) - damaged_before, output[-4000:]
+    if blow.number == signal.SIGTERM and when != "while starting":
+        status = json.loads((run / "status.json").read_text())
+        assert status["state"] == "requeue", output[-4000:]
+        # torchrun makes 1 of every status.
+        assert process.returncode == (EXIT_REQUEUE if isinstance(process, ForkedRun) else 1), output[-4000:]
+        assert f"stopped with a checkpoint of step {status['step']}" in output
+        assert good_checkpoints(run)[-1].name == f"step-{status['step']:08d}"
+
+
+def starve(begin, run, disk, rng, kills, say) -> None:
+    """One round in which the disk fills up: the run ends with one clear line, and its last good checkpoint is whole."""
+    damaged_before = damaged_checkpoints(run)
+    process = begin()
+    wait_for_steps(process, run, rng.randint(1, STRIDE))
+    assert process.poll() is None, f"ended by itself:\n{process.communicate()[0][-6000:]}"
+    good = good_checkpoints(run)
+    try:
+        what = disk.fill(process, rng)
+        disk.keep_full(process)
+        output = collect(process)
+    finally:
+        disk.free()
+    # Not at the start of a line: the processes share a pipe, and another may be in the middle of a warning's.
+    line = re.search(r"error: .*(disk is full|bytes free|File too large).*$", output, re.MULTILINE)
+    say(f"    {what}: {line and line[0]}")
+    assert line and process.returncode != 0, output[-6000:]
+    assert not damaged_checkpoints(run) - damaged_before, output[-6000:]
+    if good:
+        assert good[-1] <= good_checkpoints(run)[-1], "the last good checkpoint was lost"

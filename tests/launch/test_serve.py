@@ -25,7 +25,7 @@ from cloze.launch.predict.output import as_json
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.vectors import Embed
 from cloze.launch.serve.app import build_app
-from cloze.launch.serve.batching import Batcher
+from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
 from tests.launch.serving import connect, read_meters, server, until_closed
 from tests.launch.tiny_models import labels, save_model
@@ -244,6 +244,54 @@ def test_one_bad_request_of_a_batch_fails_alone(offline):
     assert isinstance(guilty, ZeroDivisionError) and sizes == [3, 1, 1, 1]
     found = [result["vector"] for answer in (first, last) for result in json.loads(answer)]
     np.testing.assert_allclose(found, offline.embed(["cat", "sky"]), atol=1e-5)
+
+
+def test_who_asks_for_little_is_answered_when_the_queue_is_full_of_large_requests(offline):
+    """Two large ones fill it: further ones are refused. A small one takes the place of the second and runs first."""
+    ran, large = [], [Row("the cat sat on the mat and the sky is blue")] * 40  # 520 tokens
+
+    async def ask() -> list:
+        batcher = Batcher(offline, ServeConfig("model", max_queue_tokens=1000, max_batch_tokens=1), ran.append)
+        asked = []
+        for rows in (large, large, [*large, Row("cat")], large, [Row("cat")], large, large):
+            asked.append(asyncio.create_task(batcher.submit(Embed(), rows)))
+            before = len(batcher._jobs)
+            while len(batcher._jobs) == before and not asked[-1].done():
+                await asyncio.sleep(0.01)
+        worker = asyncio.create_task(batcher.run())
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        worker.cancel()
+        assert batcher.waiting_tokens == batcher.waiting_numbers == batcher._numbers_made == 0
+        return results
+
+    refused = [isinstance(each, QueueFull) for each in asyncio.run(ask())]
+    assert refused == [False, True, True, True, False, False, True]
+    assert ran == [1, 40, 40]
+
+
+def test_results_wait_in_the_queue_while_others_become_json(offline, monkeypatch):
+    """So that they can make room: of what has left the queue nothing can be dropped."""
+    may_write, sizes = threading.Event(), []
+
+    def writing(*parts):
+        may_write.wait()
+        return as_json(*parts)
+
+    async def ask() -> list:
+        batcher = Batcher(offline, ServeConfig("model", max_numbers=2 * 32, max_batch_tokens=1), sizes.append)
+        worker = asyncio.create_task(batcher.run())
+        asked = [asyncio.create_task(batcher.submit(Embed(), [Row("cat")])) for _ in range(4)]
+        while batcher._numbers_made < 2 * 32:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert sizes == [1, 1] and len(batcher._jobs) == 2
+        may_write.set()
+        results = await asyncio.gather(*asked)
+        worker.cancel()
+        return results
+
+    monkeypatch.setattr("cloze.launch.serve.batching.as_json", writing)
+    assert len(asyncio.run(ask())) == 4 and sizes == [1, 1, 1, 1]
 
 
 def test_texts_become_tokens_and_results_json_in_other_threads_than_the_event_loop_s(offline, monkeypatch):

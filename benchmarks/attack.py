@@ -1,0 +1,128 @@
+"""Training, files and the server under attack: how much was survived, and what was lost.
+
+    python benchmarks/attack.py [--quick] [--seed N] [--json FILE]      # --kills, --files, --requests, --connections N
+
+- kills: a run of two processes gets SIGKILL and SIGTERM at random moments, in its saves too, has checkpoint files
+  damaged and its disk filled; it must end with the weights and the curve of an undisturbed one, bit for bit;
+- hostile files: a run, prepared data, a corpus, a configuration and a model with a file damaged, exchanged or made to
+  harm; the command must end with one line and status 2, or with the undisturbed result, bit for bit;
+- requests: what is wrong sent to a real `cloze serve`, each to be answered by the right status, then connections that
+  send half, read nothing or leave, while an honest client asks and must be answered 200.
+
+What the slow tests do, in larger numbers: tests/distributed/chaos.py, tests/hostile_files.py and
+tests/launch/hostile_requests.py. Whatever ended otherwise is lost: it is printed with the seed that repeats it, and the
+exit status is 1. --quick takes some 3 minutes on two quiet cores; without it some 20.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# As for the tests: DeepSpeed reads the first when it is imported, and tiny models are slower with a second thread.
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from synthetic_batches import hardware, own_command
+
+from tests import hostile_files
+from tests.distributed import chaos
+from tests.launch import hostile_requests
+from tests.launch.serving import server
+from tests.launch.tiny_models import save_model
+
+SIZES = {"kills": (104, 12), "files": (280, 36), "requests": (7000, 400), "connections": (3000, 600)}  # whole, quick
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def kill(folder: Path, count: int, seed: int) -> dict:
+    """Kills by their moment; what was lost."""
+    try:
+        struck = chaos.endure(folder, seed, count, seconds=60 * count, say=say)
+    except AssertionError as error:
+        return {"kills": 0, "lost": [f"the run: {error}"]}
+    return {"kills": struck.total(), "by moment": dict(struck), "lost": []}
+
+
+def harm(folder: Path, count: int, seed: int) -> dict:
+    """Hostile files by target and by the status that they led to; what was lost."""
+    by_target, statuses, lost = Counter(), Counter(), []
+    for outcome in hostile_files.attacks(folder, count, seed):
+        by_target[outcome.target] += 1
+        statuses[str(outcome.status)] += 1
+        if outcome.lost:
+            lost.append(f"{outcome.target}, {outcome.what}: {outcome.lost}")
+            say(f"LOST {lost[-1]}\n{outcome.output[-2000:]}")
+    return {"files": by_target.total(), "by target": dict(by_target), "by status": dict(statuses), "lost": lost}
+
+
+def ask(folder: Path, count: int, connections: int, seed: int) -> dict:
+    """Requests and connections, the slowest honest answer, the memory that the server took; what was lost."""
+    lost, asked, slowest = [], 0, 0.0
+    with (hostile_requests.many_files(connections + 1000), server(save_model(folder)) as (address, process),
+          ExitStack() as stack):
+        for what, wrong in hostile_requests.ask_badly(address, count, seed):
+            asked += 1
+            lost += [f"{what}: {wrong}"] if wrong else []
+        before = hostile_requests.peak_of(process.pid)
+        for status, seconds in hostile_requests.flood(address, connections, 50, stack):
+            asked, slowest = asked + 1, max(slowest, seconds)
+            lost += [f"an honest request among hostile connections: status {status}"] if status != 200 else []
+        grown = hostile_requests.peak_of(process.pid) - before
+        process.terminate()
+        _, errors = process.communicate(timeout=120)
+        if process.returncode not in (0, 1) or "Traceback" in errors:  # 1: answers that nobody read were dropped
+            lost.append(f"the server: status {process.returncode}\n{errors[-2000:]}")
+    return {"requests": asked, "connections": connections, "slowest honest answer, seconds": slowest,
+            "memory grown, MiB": grown / 2**20, "lost": lost}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of each")
+    parser.add_argument("--seed", type=int, help="of all that is drawn; default: a new one")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    for name, (whole, quick) in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, help=f"so many (default {whole}, quick {quick}); 0: none")
+    options = parser.parse_args()
+    sizes = {name: both[options.quick] if getattr(options, name) is None else getattr(options, name)
+             for name, both in SIZES.items()}
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    say(f"{own_command('torch', 'deepspeed', 'pyarrow', 'uvicorn')}\n{hardware('cpu')}, seed {seed}")
+    figures: dict = {"seed": seed, "hardware": hardware("cpu")}
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {"training": (kill, sizes["kills"], ()), "files": (harm, sizes["files"], ()),
+                 "serving": (ask, sizes["requests"], (sizes["connections"],))}
+        for name, (attack, count, more) in parts.items():
+            if count:
+                (Path(folder) / name).mkdir()
+                start = time.perf_counter()
+                figures[name] = attack(Path(folder) / name, count, *more, seed)
+                figures[name]["seconds"] = time.perf_counter() - start
+                say(f"{name}: {json.dumps(figures[name])}")
+    lost = [each for part in figures.values() if isinstance(part, dict) for each in part["lost"]]
+    figures |= {"lost": len(lost), "seconds": time.perf_counter() - began}
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    say("\n".join(f"LOST {each}" for each in lost))
+    counts = ((what, figures.get(part, {}).get(name, 0)) for what, part, name in (
+        ("kills", "training", "kills"), ("hostile files", "files", "files"), ("requests", "serving", "requests")))
+    say(", ".join(f"{what} {count}" for what, count in counts) + f", lost {len(lost)}; seed {seed}")
+    return int(bool(lost))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
