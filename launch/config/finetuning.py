@@ -45,11 +45,13 @@ class FinetuneConfig(RunConfig):
     """A fine-tuning run."""
 
     task: str
-    """What is learned: a known data set (sst2, mnli, stsb, ...) or a kind of task (classification, ...)."""
+    """What is learned, of one's own: classification, pair-classification, regression, pair-regression, multi-label,
+    label-columns, ner, pos, squad, squad2 or multiple-choice; or a known data set: sst2, cola, mnli, qnli, rte, wnli,
+    qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
     model: str
     """A Cloze run, a Hugging Face folder or hub name; or for random weights a file of configs/model/ or its name."""
     train_file: str
-    """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set. `--train FILE` is the same."""
+    """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set; `--train FILE` for short."""
     validation: str
     """Examples that decide which checkpoint is best."""
     output: str

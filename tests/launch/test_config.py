@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.launch.cli import build_parser, main, parse
+from cloze.launch.cli import main, parse
 from cloze.launch.config import BatchArithmetic, PretrainConfig, TrainConfig, ZeroConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.pretrained.source import find_source
@@ -134,11 +134,7 @@ def test_the_first_of_two_words_lists_its_commands(capsys, words):
     assert "predict fill-mask" in printed and "pretrain" not in printed
 
 
-def test_help_states_every_field_and_print_config_round_trips(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        build_parser("pretrain").parse_args(["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Peak learning rate, above 0; the schedule multiplies it." in text
+def test_print_config_round_trips(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["pretrain", "--data", "d", "--output", "o", "--train.max_steps", "77", "--print_config"])
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
