@@ -24,6 +24,9 @@ from cloze.pipeline.storage import describe
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
     import jsonargparse
 
+    from cloze.launch import parsing
+    from cloze.launch.config import CompletionConfig
+
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
@@ -53,6 +56,8 @@ class Command:
     """Whether the configuration's `processes` are started, each with the same command."""
     main: tuple[str, ...] = ()
     """What `--help` shows beside the fields that must be given: what most runs need or many change."""
+    listed: tuple[tuple[str, str], ...] = ()
+    """Fields whose values can be listed, though their types don't, each with the `module:name` of a table of them."""
     examples: tuple[str, ...] = ()
     """Command lines, as they are typed."""
 
@@ -78,7 +83,7 @@ COMMANDS = {
         configs="prepare",
         main=("input", "output", "tokenizer", "max_length", "mask_sets", "workers", "source.format",
               "source.text_field", "samples.objective", "masking.rate", "split.validation"),
-        examples=("cloze prepare --config books --input 'books-*.jsonl.gz' --tokenizer runs/vocab --output runs/shards",
+        examples=("cloze prepare --config books --input texts/ --tokenizer runs/vocab --output runs/shards",
                   "cloze prepare --input texts/ --tokenizer runs/vocab --output runs/shards --workers 8")),
     "inspect": Command(
         "show what shards hold", "cloze.launch.tools.data:inspect", "cloze.pipeline.config:InspectConfig",
@@ -93,7 +98,7 @@ COMMANDS = {
               "checkpoint.every_steps"),
         examples=("cloze pretrain --config small --data runs/shards --output runs/small",
                   "cloze pretrain --config small --data runs/shards --output runs/mini --model mini --processes 2",
-                  "torchrun --nproc-per-node 8 -m cloze pretrain --config bert-base-phase1 --data shards --output run")),
+                  "torchrun --nproc-per-node 8 -m cloze pretrain --config roberta-base --data shards --output run")),
     "deepspeed-config": Command(
         "print what DeepSpeed would be given", "cloze.launch.pretrain.command:print_deepspeed_config",
         "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True,
@@ -112,6 +117,7 @@ COMMANDS = {
     "finetune": Command(
         "train a model for a task", "cloze.launch.finetune.command:finetune", "cloze.launch.config:FinetuneConfig",
         words="task", short=(("--train", "--train_file"),), configs="finetune", prepares=True, trains=True,
+        listed=(("task", "cloze.launch.config.tasks:TASKS"),),
         main=("text_columns", "label_columns", "test", "max_length", "epochs", "train.learning_rate",
               "train.global_batch_size", "seeds", "grid", "processes"),
         examples=("cloze finetune classification --model runs/small --train train.csv --validation dev.csv "
@@ -168,6 +174,11 @@ COMMANDS = {
     "quickstart": Command(
         "the whole chain in minutes, on text that every Python has", "cloze.launch.tools.quickstart:quickstart",
         "cloze.launch.config:QuickstartConfig", main=("output", "processes"), examples=("cloze quickstart",)),
+    "completion": Command(
+        "print what makes a shell complete commands, fields and values", "cloze.launch.cli:print_completion",
+        "cloze.launch.config:CompletionConfig",
+        examples=("cloze completion bash > ~/.local/share/bash-completion/completions/cloze",
+                  "cloze completion fish > ~/.config/fish/completions/cloze.fish")),
 }
 
 
@@ -193,13 +204,26 @@ def parse(name: str, arguments: list[str]) -> Any:
                          configs=command.configs)
 
 
+def _page(name: str) -> parsing.Page:
+    from cloze.launch import parsing
+
+    row = COMMANDS[name]
+    return parsing.Page(name, row.help, _load(row.config), row.main, row.examples, row.words, row.short, row.configs,
+                        {field: list(_load(table)) for field, table in row.listed})
+
+
 def explain(name: str, topic: str = "") -> str:
     """The help of a command: what matters; or of a topic: all, a section, a field. Raises UserError: there is none."""
     from cloze.launch import parsing
 
-    row = COMMANDS[name]
-    page = parsing.Page(name, row.help, _load(row.config), row.main, row.examples, row.words, row.short, row.configs)
-    return parsing.explain_command(page, topic)
+    return parsing.explain_command(_page(name), topic)
+
+
+def print_completion(config: CompletionConfig) -> None:
+    """Print the script with which a shell completes all commands."""
+    from cloze.launch import parsing
+
+    print(parsing.completion_script(config.shell, [_page(name) for name in COMMANDS]))
 
 
 def _help_topic(arguments: list[str]) -> str | None:

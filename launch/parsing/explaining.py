@@ -1,4 +1,4 @@
-"""`--help`: what a command takes, in plain words. First what matters; the rest by `--help all` or by a section's name."""
+"""`--help`: what a command takes, in plain words. First what matters; the rest by `--help all` or a section's name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import difflib
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable
-from dataclasses import MISSING, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field
 
 from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.launch.parsing.parser import shipped, takes_flags
@@ -32,6 +32,8 @@ class Page:
     words: str | None = None
     short: tuple[tuple[str, str], ...] = ()
     configs: str = ""
+    listed: Mapping[str, list[str]] = field(default_factory=dict)
+    """Fields whose values can be listed, though their types don't."""
 
 
 def explain_command(page: Page, topic: str = "") -> str:
@@ -63,9 +65,8 @@ def _first_page(page: Page, known: dict[str, Described]) -> str:
     named = [known[name] for name in page.main]
     lines = [*_head(page, required), ""]
     lines += _entries(page, [*required, *(each for each in named if each not in required)])
-    lines += [*_entry("--config", _config_sentence(page)), "", "examples:", *(f"  {line}" for line in page.examples), ""]
-    shown_names = {each.name for each in (*required, *named)}
-    rest = [each for each in known.values() if each.name not in shown_names and not each.is_section]
+    lines += [*_entry("--config", _config_sentence(page)), *_examples(page), ""]
+    rest = [each for each in known.values() if each not in (*required, *named) and not each.is_section]
     if rest:
         sections = [each.name for each in known.values() if each.is_section]
         some = f", --help {sections[0]} those of a section ({', '.join(sections)})" if sections else ""
@@ -83,10 +84,14 @@ def _everything(page: Page, known: dict[str, Described]) -> str:
     lines += _entry("--print_config", "Print what the command would be told, as YAML, and end.")
     lines += ["", *_wrapped("A file's value is taken back by null: --NAME null.", "")]
     for section in (each for each in known.values() if each.is_section):
+        inner = [each for each in known.values() if each.section == section.name and not each.is_section]
         lines += ["", *_wrapped(section.sentence.rstrip("."), "", ":"),
-                  *_entry(f"--{section.name}", _file_sentence(section.name.rpartition(".")[2]))]
-        lines += _entries(page, [each for each in known.values() if each.section == section.name and not each.is_section])
-    return "\n".join([*lines, "", "examples:", *(f"  {line}" for line in page.examples)])
+                  *_entry(f"--{section.name}", _file_sentence(section.name.rpartition(".")[2])), *_entries(page, inner)]
+    return "\n".join([*lines, *_examples(page)])
+
+
+def _examples(page: Page) -> list[str]:
+    return ["", "examples:", *(f"  {line}" for line in page.examples)]
 
 
 def _head(page: Page, required: list[Described]) -> list[str]:
@@ -101,46 +106,46 @@ def _head(page: Page, required: list[Described]) -> list[str]:
     return [*_wrapped(usage, " " * 8), "", *_wrapped(f"{page.about[:1].upper()}{page.about[1:]}.", "")]
 
 
-def _flag(page: Page, field: Described) -> str:
+def _flag(page: Page, described: Described) -> str:
     """The flag, short where it has a short form."""
     long = {whole: brief for brief, whole in page.short}
-    return long.get(f"--{field.name}", f"--{field.name}")
+    return long.get(f"--{described.name}", f"--{described.name}")
 
 
-def _place(page: Page, field: Described) -> str:
-    return _flag(page, field).lstrip("-").rpartition(".")[2].upper()
+def _place(page: Page, described: Described) -> str:
+    return _flag(page, described).lstrip("-").rpartition(".")[2].upper()
 
 
 def _entries(page: Page, fields: Iterable[Described]) -> list[str]:
     lines = []
-    for field in fields:
-        stands = field.name == page.words or (field.default is MISSING and not takes_flags(page.name))
-        name = field.name.upper() if stands else _flag(page, field)
-        if field.is_section:
-            last = field.name.rpartition(".")[2]
-            sentence = f"{field.sentence} {_file_sentence(last)}"
+    for each in fields:
+        stands = each.name == page.words or (each.default is MISSING and not takes_flags(page.name))
+        name = each.name.upper() if stands else _flag(page, each)
+        if each.is_section:
+            last = each.name.rpartition(".")[2]
+            sentence = f"{each.sentence} {_file_sentence(last)}"
         else:
-            sentence = f"{_plain(field)} {_remark(field)}".rstrip()
+            sentence = f"{_plain(each)} {_remark(each)}".rstrip()
         lines += _entry(name, sentence)
     return lines
 
 
-def _plain(field: Described) -> str:
+def _plain(described: Described) -> str:
     """The sentence, in which no value is what a field has that is not given."""
-    if field.default in (None, [], ""):
-        return re.sub(r"\b(?:null|empty):", "without it:", field.sentence)
-    return field.sentence
+    if described.default in (None, [], ""):
+        return re.sub(r"\b(?:null|empty):", "without it:", described.sentence)
+    return described.sentence
 
 
-def _remark(field: Described) -> str:
+def _remark(described: Described) -> str:
     """What values a field takes and which it has, where the sentence leaves that open."""
     parts = []
-    if field.expected.endswith("texts"):
+    if described.expected.endswith("texts"):
         parts.append("one or more")
-    elif field.expected != "a text":
-        parts.append(field.expected + (" or null" if field.nullable and field.default is not None else ""))
-    if field.default not in (MISSING, None, "") and field.default not in ([], {}):
-        parts.append(f"default: {shown(field.default)}")
+    elif described.expected != "a text":
+        parts.append(described.expected + (" or null" if described.nullable and described.default is not None else ""))
+    if described.default not in (MISSING, None, "") and described.default not in ([], {}):
+        parts.append(f"default: {shown(described.default)}")
     return f"({'; '.join(parts)})" if parts else ""
 
 

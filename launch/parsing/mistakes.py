@@ -1,4 +1,4 @@
-"""What is wrong with words and files that were given, in our own words: no text of the parser's library reaches a user."""
+"""What is wrong with words and files, in our own words: no text of the parser's library reaches a user."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _unknown(message: str, known: Mapping[str, Described], words: list[str]) -> 
     if "no longer supported" in message:  # of the library's own options, which it hides
         name = next((word for word in words if word.startswith("--print_")), "--print_shtab")
         return f"found {name.partition('=')[0]}, which is no option"
-    if found := re.search(r"(?:Spaces not allowed in keys: |Empty nested key: |Key must be a string, got: )(.*)", message):
+    if found := re.search(r"(?:Spaces not allowed in keys|Empty nested key|Key must be a string, got): (.*)", message):
         return f"found the name {found[1]}, expected the name of a field"
     if found := re.search(r"ambiguous option: (\S+)", message):
         return f"found {found[1]}, which is no option" + nearest(found[1].lstrip("-"), known)

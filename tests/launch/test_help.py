@@ -14,8 +14,9 @@ from cloze.pipeline.errors import UserError
 
 # Words of jsonargparse, argparse, PyYAML and of Python's types.
 LIBRARY = re.compile(
-    r"Parser key|typing|Literal|Union|Optional\[|<class|Got value|Given value|Namespace|NestedArg|ubtypes|Unable to|Problem"
-    r"|NoneType|argument |Action|jsonargparse|Expected|unicode string|invalid|Unexpected|block mapping|partial\(")
+    r"Parser key|typing|Literal|Union|Optional\[|<class|Got value|Given value|Namespace|NestedArg|ubtypes"
+    r"|Unable to|Problem|NoneType|argument |Action|jsonargparse|Expected|unicode string|invalid|Unexpected"
+    r"|block mapping|partial\(")
 
 
 def config_of(name):
@@ -47,7 +48,7 @@ def test_every_command_has_an_example_that_it_takes(name):
     assert COMMANDS[name].examples
     for example in COMMANDS[name].examples:
         assert example in explain(name)
-        words = shlex.split(example)
+        words = shlex.split(example.partition(" > ")[0])
         begin = words.index("cloze") + 1
         assert " ".join(words[begin : begin + len(name.split())]) == name
         parse(name, words[begin + len(name.split()) :])
