@@ -24,6 +24,9 @@ from cloze.pipeline.storage import describe
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
     import jsonargparse
 
+    from cloze.launch import parsing
+    from cloze.launch.config import CompletionConfig
+
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
@@ -51,56 +54,138 @@ class Command:
     """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
     trains: bool = False
     """Whether the configuration's `processes` are started, each with the same command."""
+    main: tuple[str, ...] = ()
+    """What `--help` shows beside the fields that must be given: what most runs need or many change."""
+    listed: tuple[tuple[str, str], ...] = ()
+    """Fields whose values can be listed, though their types don't, each with the `module:name` of a table of them."""
+    examples: tuple[str, ...] = ()
+    """Command lines, as they are typed."""
 
 
-def _prediction(help: str, config: str) -> Command:
-    return Command(help, "cloze.launch.predict.command:predict", f"cloze.launch.predict.config:{config}", words="text")
+def _prediction(help: str, config: str, main: str, *examples: str) -> Command:
+    return Command(help, "cloze.launch.predict.command:predict", f"cloze.launch.predict.config:{config}", words="text",
+                   main=("text", *main.split(), "file", "text_columns", "output"), examples=examples)
+
+
+_RUN_FIELDS = ("train.max_steps", "train.global_batch_size", "train.micro_batch_size", "train.learning_rate",
+               "train.precision")
 
 
 COMMANDS = {
-    "vocab": Command("train a vocabulary on raw text", "cloze.launch.tools.data:vocab",
-                     "cloze.pipeline.config:PrepareConfig", configs="prepare"),
-    "prepare": Command("turn raw text into shards", "cloze.launch.tools.data:prepare",
-                       "cloze.pipeline.config:PrepareConfig", configs="prepare"),
-    "inspect": Command("show what shards hold", "cloze.launch.tools.data:inspect",
-                       "cloze.pipeline.config:InspectConfig"),
-    "verify": Command("check every shard against its hash", "cloze.launch.tools.data:verify",
-                      "cloze.pipeline.config:VerifyConfig"),
-    "pretrain": Command("train a model on shards", "cloze.launch.pretrain.command:pretrain",
-                        "cloze.launch.config:PretrainConfig", configs="pretrain", prepares=True, trains=True),
-    "deepspeed-config": Command("print what DeepSpeed would be given",
-                                "cloze.launch.pretrain.command:print_deepspeed_config",
-                                "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True),
-    "plan": Command("estimate whether a run fits, how long it takes, what it costs", "cloze.launch.tools.plan:plan",
-                    "cloze.launch.tools.planning.config:PlanConfig", configs="pretrain", prepares=True),
-    "runs": Command("list the runs in a folder and how they stand", "cloze.launch.tools.watching:list_runs",
-                    "cloze.launch.config:RunsConfig"),
-    "status": Command("show how a run stands, or follow it", "cloze.launch.tools.watching:show_status",
-                      "cloze.launch.config:StatusConfig"),
-    "export": Command("write a Hugging Face folder", "cloze.launch.tools.export:export",
-                      "cloze.launch.config:ExportConfig"),
-    "finetune": Command("train a model for a task", "cloze.launch.finetune.command:finetune",
-                        "cloze.launch.config:FinetuneConfig", words="task", short=(("--train", "--train_file"),),
-                        configs="finetune", prepares=True, trains=True),
-    "predict fill-mask": _prediction("fill the blanks of texts", "FillMaskConfig"),
-    "predict classify": _prediction("label texts or pairs of texts", "ClassifyConfig"),
-    "predict tag": _prediction("tag the words of texts: entities, parts of speech", "TagConfig"),
-    "predict answer": _prediction("answer questions from a text", "AnswerConfig"),
-    "predict choose": _prediction("choose which text goes on with another best", "ChooseConfig"),
-    "predict similarity": _prediction("how alike texts are", "SimilarityConfig"),
-    "predict embed": _prediction("one vector for each text", "EmbedConfig"),
-    "predict features": _prediction("vectors of tokens or of a word, a picture of attention", "FeaturesConfig"),
-    "predict score": _prediction("rank texts by their probability", "ScoreConfig"),
-    "evaluate": Command("measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
-                        "cloze.launch.evaluate.config:EvaluateConfig"),
-    "serve": Command("answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
-                     "cloze.launch.serve.config:ServeConfig"),
-    "tokenize": Command("show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",
-                        "cloze.launch.predict.config:TokenizeConfig", words="text"),
-    "doctor": Command("examine the environment, on all its machines", "cloze.launch.tools.doctor:doctor",
-                      "cloze.launch.config:DoctorConfig"),
-    "quickstart": Command("the whole chain in minutes, on text that every Python has",
-                          "cloze.launch.tools.quickstart:quickstart", "cloze.launch.config:QuickstartConfig"),
+    "vocab": Command(
+        "train a vocabulary on raw text", "cloze.launch.tools.data:vocab", "cloze.pipeline.config:PrepareConfig",
+        configs="prepare",
+        main=("input", "output", "vocab_size", "vocabulary.model", "vocabulary.lowercase", "source.format",
+              "source.text_field"),
+        examples=("cloze vocab --config books --input 'books-*.jsonl.gz' --output runs/vocab --vocab_size 8192",)),
+    "prepare": Command(
+        "turn raw text into shards", "cloze.launch.tools.data:prepare", "cloze.pipeline.config:PrepareConfig",
+        configs="prepare",
+        main=("input", "output", "tokenizer", "max_length", "mask_sets", "workers", "source.format",
+              "source.text_field", "samples.objective", "masking.rate", "split.validation"),
+        examples=("cloze prepare --config books --input texts/ --tokenizer runs/vocab --output runs/shards",
+                  "cloze prepare --input texts/ --tokenizer runs/vocab --output runs/shards --workers 8")),
+    "inspect": Command(
+        "show what shards hold", "cloze.launch.tools.data:inspect", "cloze.pipeline.config:InspectConfig",
+        main=("split", "samples"), examples=("cloze inspect runs/shards --samples 2",)),
+    "verify": Command(
+        "check every shard against its hash", "cloze.launch.tools.data:verify", "cloze.pipeline.config:VerifyConfig",
+        examples=("cloze verify runs/shards",)),
+    "pretrain": Command(
+        "train a model on shards", "cloze.launch.pretrain.command:pretrain", "cloze.launch.config:PretrainConfig",
+        configs="pretrain", prepares=True, trains=True,
+        main=("model", "processes", *_RUN_FIELDS, "train.time_budget_hours", "init_from", "evaluation.every_steps",
+              "checkpoint.every_steps"),
+        examples=("cloze pretrain --config small --data runs/shards --output runs/small",
+                  "cloze pretrain --config small --data runs/shards --output runs/mini --model mini --processes 2",
+                  "torchrun --nproc-per-node 8 -m cloze pretrain --config roberta-base --data shards --output run")),
+    "deepspeed-config": Command(
+        "print what DeepSpeed would be given", "cloze.launch.pretrain.command:print_deepspeed_config",
+        "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True,
+        main=("processes", *_RUN_FIELDS, "zero.stage"),
+        examples=("cloze deepspeed-config --config bert-base-phase1 --processes 8",)),
+    "plan": Command(
+        "estimate whether a run fits, how long it takes, what it costs", "cloze.launch.tools.plan:plan",
+        "cloze.launch.tools.planning.config:PlanConfig", configs="pretrain", prepares=True,
+        main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
+        examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",)),
+    "runs": Command(
+        "list the runs in a folder and how they stand", "cloze.launch.tools.watching:list_runs",
+        "cloze.launch.config:RunsConfig", main=("folder", "json"), examples=("cloze runs runs",)),
+    "status": Command(
+        "show how a run stands, or follow it", "cloze.launch.tools.watching:show_status",
+        "cloze.launch.config:StatusConfig", main=("follow",),
+        examples=("cloze status runs/small --follow true",)),
+    "export": Command(
+        "write a Hugging Face folder", "cloze.launch.tools.export:export", "cloze.launch.config:ExportConfig",
+        main=("output", "step", "dtype", "onnx"),
+        examples=("cloze export runs/small --output runs/small-hf",
+                  "cloze export runs/small --step best --dtype bf16 --output small-bf16")),
+    "finetune": Command(
+        "train a model for a task", "cloze.launch.finetune.command:finetune", "cloze.launch.config:FinetuneConfig",
+        words="task", short=(("--train", "--train_file"),), configs="finetune", prepares=True, trains=True,
+        listed=(("task", "cloze.launch.config.tasks:TASKS"),),
+        main=("text_columns", "label_columns", "test", "max_length", "epochs", "train.learning_rate",
+              "train.global_batch_size", "seeds", "grid", "processes"),
+        examples=("cloze finetune classification --model runs/small --train train.csv --validation dev.csv "
+                  "--output runs/own",
+                  "cloze finetune ner --model bert-base-cased --train train.conll --validation dev.conll "
+                  "--output runs/ner")),
+    "predict fill-mask": _prediction(
+        "fill the blanks of texts", "FillMaskConfig", "top_k",
+        "cloze predict fill-mask runs/small 'The capital of [MASK] is Paris.'"),
+    "predict classify": _prediction(
+        "label texts or pairs of texts", "ClassifyConfig", "pair top_k",
+        "cloze predict classify runs/own 'a fine film'",
+        "cloze predict classify runs/own --file new.csv --output results.csv"),
+    "predict tag": _prediction(
+        "tag the words of texts: entities, parts of speech", "TagConfig", "aggregation",
+        "cloze predict tag runs/ner 'Ada Lovelace lived in London.'"),
+    "predict answer": _prediction(
+        "answer questions from a text", "AnswerConfig", "context top_k",
+        "cloze predict answer runs/squad 'Who came?' --context 'Ada came at noon.'"),
+    "predict choose": _prediction(
+        "choose which text goes on with another best", "ChooseConfig", "",
+        "cloze predict choose runs/swag 'She opened the door.' 'It was raining.' 'Doors are eaten.'"),
+    "predict similarity": _prediction(
+        "how alike texts are", "SimilarityConfig", "pooling",
+        "cloze predict similarity runs/small 'a cat' 'a dog' 'a car'"),
+    "predict embed": _prediction(
+        "one vector for each text", "EmbedConfig", "pair pooling",
+        "cloze predict embed runs/small --file texts.txt --output vectors.npy"),
+    "predict features": _prediction(
+        "vectors of tokens or of a word, a picture of attention", "FeaturesConfig", "word attention",
+        "cloze predict features runs/small 'the bank of a river' --word bank"),
+    "predict score": _prediction(
+        "rank texts by their probability", "ScoreConfig", "",
+        "cloze predict score runs/small 'the cat sat' 'the cat sitted'"),
+    "evaluate": Command(
+        "measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
+        "cloze.launch.evaluate.config:EvaluateConfig",
+        main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
+        examples=("cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",
+                  "cloze evaluate runs/small --suite lines --data held-out.txt")),
+    "serve": Command(
+        "answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
+        "cloze.launch.serve.config:ServeConfig", main=("host", "port", "api_key_file", "no_auth"),
+        examples=("cloze serve runs/own --port 8000",
+                  "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt")),
+    "tokenize": Command(
+        "show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",
+        "cloze.launch.predict.config:TokenizeConfig", words="text", main=("text", "pair", "file"),
+        examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",)),
+    "doctor": Command(
+        "examine the environment, on all its machines", "cloze.launch.tools.doctor:doctor",
+        "cloze.launch.config:DoctorConfig", main=("data", "output"),
+        examples=("cloze doctor", "torchrun --nproc-per-node 2 -m cloze doctor --output runs")),
+    "quickstart": Command(
+        "the whole chain in minutes, on text that every Python has", "cloze.launch.tools.quickstart:quickstart",
+        "cloze.launch.config:QuickstartConfig", main=("output", "processes"), examples=("cloze quickstart",)),
+    "completion": Command(
+        "print what makes a shell complete commands, fields and values", "cloze.launch.cli:print_completion",
+        "cloze.launch.config:CompletionConfig",
+        examples=("cloze completion bash > ~/.local/share/bash-completion/completions/cloze",
+                  "cloze completion fish > ~/.config/fish/completions/cloze.fish")),
 }
 
 
@@ -114,7 +199,7 @@ def build_parser(name: str) -> jsonargparse.ArgumentParser:
     from cloze.launch import parsing  # not at the top: worker processes import this module too, and parse nothing
 
     command = COMMANDS[name]
-    return parsing.build_parser(name, _load(command.config), command.help, command.words)
+    return parsing.build_parser(name, _load(command.config), command.words)
 
 
 def parse(name: str, arguments: list[str]) -> Any:
@@ -123,7 +208,40 @@ def parse(name: str, arguments: list[str]) -> Any:
 
     command = COMMANDS[name]
     return parsing.parse(name, _load(command.config), arguments, words=command.words, short=command.short,
-                         configs=command.configs, help=command.help)
+                         configs=command.configs)
+
+
+def _page(name: str) -> parsing.Page:
+    from cloze.launch import parsing
+
+    row = COMMANDS[name]
+    return parsing.Page(name, row.help, _load(row.config), row.main, row.examples, row.words, row.short, row.configs,
+                        {field: list(_load(table)) for field, table in row.listed})
+
+
+def explain(name: str, topic: str = "") -> str:
+    """The help of a command: what matters; or of a topic: all, a section, a field. Raises UserError: there is none."""
+    from cloze.launch import parsing
+
+    return parsing.explain_command(_page(name), topic)
+
+
+def print_completion(config: CompletionConfig) -> None:
+    """Print the script with which a shell completes all commands."""
+    from cloze.launch import parsing
+
+    print(parsing.completion_script(config.shell, [_page(name) for name in COMMANDS]))
+
+
+def _help_topic(arguments: list[str]) -> str | None:
+    """What `--help` or `-h` asks for: the word behind it, empty if there is none; None: help is not asked for."""
+    for number, word in enumerate(arguments):
+        name, _, behind = word.partition("=")
+        if name in ("-h", "--help"):
+            return (behind or next(iter(arguments[number + 1 :]), "")).lstrip("-")
+        if word == "--":  # behind it stand texts
+            return None
+    return None
 
 
 def _with_operation(arguments: list[str]) -> list[str]:
@@ -146,7 +264,8 @@ def usage(first_word: str = "") -> str:
         "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]",
         "       cloze predict MODEL TEXT ...   (the operation that the model's head is for)",
         "       cloze --version", "", "commands:", *lines, "",
-        "`cloze COMMAND --help` explains every field; `--print_config` prints the resolved configuration.",
+        "`cloze COMMAND --help` explains what a command needs, `--help all` every field, each with its unit and legal",
+        "values; `--print_config` prints the resolved configuration.",
     ])
 
 
@@ -231,10 +350,10 @@ def _is_utf8(word: str) -> bool:
 
 def _run(arguments: list[str]) -> int:
     group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
-    if arguments[bool(group) :] in ([], ["-h"], ["--help"]):
+    if arguments[bool(group) :][:1] in ([], ["-h"], ["--help"]):
         print(usage(group))
         return 0
-    if arguments[0] == "--version":
+    if arguments[0] in ("--version", "-V"):
         print(f"cloze {__version__}")
         return 0
     for word in arguments:
@@ -242,6 +361,10 @@ def _run(arguments: list[str]) -> int:
             raise UserError(f"cloze: found the word '{os.fsencode(word).decode(errors='backslashreplace')}', expected "
                             "UTF-8, as configurations and manifests are written; rename the file or the folder")
     name, rest = split_command(_with_operation(arguments))
+    topic = _help_topic(rest)
+    if topic is not None:
+        print(explain(name, topic))
+        return 0
     config = parse(name, rest)  # before the command's module, which may import for seconds
     if COMMANDS[name].trains and config.processes != 1 and _starts_ranks(config.processes):
         return run_ranks(name, rest, config.processes)

@@ -1,6 +1,13 @@
 """What a run is told: frozen dataclasses, a sentence under each field, checks when they are made."""
 
-from cloze.launch.config.commands import DoctorConfig, ExportConfig, QuickstartConfig, RunsConfig, StatusConfig
+from cloze.launch.config.commands import (
+    CompletionConfig,
+    DoctorConfig,
+    ExportConfig,
+    QuickstartConfig,
+    RunsConfig,
+    StatusConfig,
+)
 from cloze.launch.config.finetuning import FinetuneConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig
@@ -9,7 +16,8 @@ from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, Moni
 from cloze.launch.config.training import BatchArithmetic, MaskingConfig, TrainConfig
 
 __all__ = [
-    "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "DoctorConfig", "EvaluationConfig", "ExportConfig",
-    "FinetuneConfig", "LossScaleConfig", "MaskingConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig",
-    "QuickstartConfig", "RunConfig", "RunsConfig", "ScheduleConfig", "StatusConfig", "TrainConfig", "ZeroConfig",
+    "BatchArithmetic", "CheckpointConfig", "CompletionConfig", "DeepSpeedConfig", "DoctorConfig", "EvaluationConfig",
+    "ExportConfig", "FinetuneConfig", "LossScaleConfig", "MaskingConfig", "MonitorConfig", "OptimizerConfig",
+    "PretrainConfig", "QuickstartConfig", "RunConfig", "RunsConfig", "ScheduleConfig", "StatusConfig", "TrainConfig",
+    "ZeroConfig",
 ]

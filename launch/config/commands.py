@@ -43,6 +43,14 @@ class QuickstartConfig:
 
 
 @dataclass(frozen=True)
+class CompletionConfig:
+    """Print what a shell completes the words behind `cloze` with."""
+
+    shell: Literal["bash", "zsh", "fish"]
+    """Shell for which it is printed: bash and zsh evaluate it, fish reads it from its folder of completions."""
+
+
+@dataclass(frozen=True)
 class DoctorConfig:
     """Examine the environment; under torchrun, all its processes together."""
 

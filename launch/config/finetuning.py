@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
@@ -20,13 +21,14 @@ _WINDOW_STEP = 128  # BERT release, run_squad.py: doc_stride
 # Peak rates by the parameters of the encoder's layers, for models of fewer: BERT's own 2e-5 to 5e-5 (Devlin et al.
 # 2019, A.3) leave small ones where they began. 3e-4: ELECTRA-Small's (Clark et al. 2020, arXiv 2003.10555, appendix B)
 # and the largest that Turc et al. 2019 (arXiv 1908.08962) tried for theirs; 1e-4: the next of these.
-_RATES = ((20_000_000, 3e-4), (60_000_000, 1e-4))
-_RATE = 3e-5  # of BERT-base's 85 M and more
+_RATES = ((20_000_000, 3e-4), (60_000_000, 1e-4), (math.inf, 3e-5))
 
 
 @dataclass(frozen=True)
 class FinetuneTrainConfig(TrainConfig):
     """How much is trained, in which portions and with which numbers."""
+
+    rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
 
     max_steps: int | None = None
     """Optimizer steps of the whole run, at least 1, whatever `epochs` says; null: as many as `epochs` makes."""
@@ -45,11 +47,13 @@ class FinetuneConfig(RunConfig):
     """A fine-tuning run."""
 
     task: str
-    """What is learned: a known data set (sst2, mnli, stsb, ...) or a kind of task (classification, ...)."""
+    """What is learned, of one's own: classification, pair-classification, regression, pair-regression, multi-label,
+    label-columns, ner, pos, squad, squad2 or multiple-choice; or a known data set: sst2, cola, mnli, qnli, rte, wnli,
+    qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
     model: str
     """A Cloze run, a Hugging Face folder or hub name; or for random weights a file of configs/model/ or its name."""
     train_file: str
-    """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set. `--train FILE` is the same."""
+    """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set; `--train FILE` for short."""
     validation: str
     """Examples that decide which checkpoint is best."""
     output: str
@@ -222,10 +226,7 @@ class FinetuneConfig(RunConfig):
 
     def for_size(self, parameters: int) -> FinetuneConfig:
         """With the peak learning rate that the parameters of the encoder's layers decide, unless it is given."""
-        if self.train.learning_rate != AUTO:
-            return self
-        rate = next((rate for limit, rate in _RATES if parameters < limit), _RATE)
-        return replace(self, train=replace(self.train, learning_rate=rate))
+        return replace(self, train=self.train.for_size(parameters))
 
     def for_units(self, num_units: int) -> FinetuneConfig:
         """With the steps that the epochs make of `num_units` training units. Raises UserError."""

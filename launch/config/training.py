@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal, TypeVar
 
 from cloze.launch.config.checks import at_least
 from cloze.pipeline.errors import UserError
 
+Train = TypeVar("Train", bound="TrainConfig")
 AUTO = "auto"  # in place of a value: it is found out
+
+# Peak rates of pretraining by the parameters of the encoder's layers, for models of fewer. BERT's own 1e-4 (Devlin et
+# al. 2019, A.2) leaves small ones near the frequencies of words in the steps that such models are given. 5e-4:
+# ELECTRA-Small's (Clark et al. 2020, arXiv 2003.10555, appendix A), 1e-3 and 2e-3: those of configs/pretrain/small.yaml
+# and tiny.yaml, 2e-4: ELECTRA-Base's, for what stands between.
+_RATES = ((1_000_000, 2e-3), (5_000_000, 1e-3), (20_000_000, 5e-4), (60_000_000, 2e-4), (math.inf, 1e-4))
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """How much is trained, in which portions and with which numbers."""
+
+    rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
 
     max_steps: int = 1000
     """Optimizer steps of the whole run, at least 1; with a time budget the most that there may be."""
@@ -36,8 +45,9 @@ class TrainConfig:
     """Tokens of the longest sequence that the run is meant for; shards with longer ones are refused; null: any."""
     memory_limit_gib: float | None = None
     """GiB that a process may use, for micro_batch_size: auto; null: what the GPU, or its share of this machine, has."""
-    learning_rate: float = 1e-4
-    """Peak learning rate, above 0; the schedule multiplies it."""
+    learning_rate: float | Literal["auto"] = AUTO
+    """Peak learning rate, above 0; the schedule multiplies it. auto: by the parameters of the model's layers: 2e-3
+    below 1 million (BERT-tiny), 1e-3 below 5 (mini), 5e-4 below 20 (small), 2e-4 below 60 (medium), else 1e-4."""
     precision: Literal["bf16", "fp16", "fp32", "autocast"] = "bf16"
     """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU; autocast:
     bf16 products over fp32 weights, at any zero.stage."""
@@ -87,6 +97,12 @@ class TrainConfig:
             raise UserError(f"train.batch_increment: found {self.increment}, expected a divisor of the growth from "
                             f"train.initial_global_batch_size = {self.initial_global_batch_size} to "
                             f"train.global_batch_size = {self.global_batch_size}")
+
+    def for_size(self: Train, parameters: int) -> Train:
+        """With the peak learning rate that the parameters of the encoder's layers decide, unless it is given."""
+        if self.learning_rate != AUTO:
+            return self
+        return replace(self, learning_rate=next(rate for limit, rate in self.rates if parameters < limit))
 
     @property
     def growth(self) -> int:

@@ -79,9 +79,7 @@ def read_job(config: FinetuneConfig) -> Job:
     source = find_source(config)
     size, given = encoder_weights(source.config), config.train.learning_rate
     config = config.for_task(task, source.config.max_position_embeddings).for_size(size)
-    rate = "as given" if given == config.train.learning_rate else (
-        f"{config.train.learning_rate:g}, by the model's size ({size / 1e6:,.1f} million parameters in its layers); "
-        "--train.learning_rate takes another")
+    rate = running.said_of_rate(given, config.train, size)
     architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, source.config.segments)
     return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test, rate)
 

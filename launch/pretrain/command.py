@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.config import DeepSpeedConfig, PretrainConfig
+from cloze.launch.config.training import AUTO
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import full_parameter
@@ -28,7 +29,7 @@ from cloze.launch.training.evaluation import evaluate
 from cloze.launch.training.running import Process
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
-from cloze.model.flops import num_parameters, training_flops
+from cloze.model.flops import encoder_weights, num_parameters, training_flops
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, evaluation_batches
@@ -47,9 +48,12 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
     manifest, model = check_data(Path(config.data), config.model, config.train.sequence_length)
     check_masking(config, manifest)
-    config = replace(config, model=model, train=config.train.on(environment.world_size))
+    size, given = encoder_weights(model), config.train.learning_rate
+    config = replace(config, model=model, train=config.train.on(environment.world_size).for_size(size))
     config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
     console = Console(environment.is_main)
+    if given == AUTO:
+        console.say(f"peak rate: {running.said_of_rate(given, config.train, size)}")
     if manifest.remark:
         console.warn(manifest.remark)
 

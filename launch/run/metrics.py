@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import statistics
 import threading
 from collections import deque
@@ -30,6 +31,16 @@ _SPIKE_SHARE = 0.05
 _SPIKE_WINDOW = 20  # lines; the first half of it marks nothing
 
 
+# TensorBoard sorts groups of curves by name, digits first, and shows the first ones: here what a first look is for.
+_OVERVIEW = ("train/loss", "validation/loss", "train/mlm_accuracy", "validation/mlm_accuracy", "train/learning_rate",
+             "speed/tokens_per_second")
+
+
+def tensorboard_command(folder: Path) -> str:
+    """What shows a run's curves. Of the folder around it: TensorBoard names runs from there, a folder itself `.`."""
+    return shlex.join(["tensorboard", "--logdir", str(folder.parent)])
+
+
 class MetricsWriter:
     """Writes scalars of a run; on a resume what lies beyond the resumed step is dropped, so that no curve overlaps.
 
@@ -37,18 +48,22 @@ class MetricsWriter:
         step: the step that the run goes on from; lines of later steps are removed, and TensorBoard is told to
             forget later events (`purge_step`).
         evaluated_step: the last evaluation that the run knows of; lines of later ones are removed too.
+        metric: which `validation/...` curve decides what is best; TensorBoard's first group has it too.
         trackers: where they go beside metrics.jsonl: "tensorboard" and names of trackers.TRACKERS.
         project: of the trackers that have such a thing.
         facts: what the trackers show of the run, by dotted names.
     """
 
-    def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1,
+    def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1, metric: str = "loss",
                  trackers: Sequence[str] = ("tensorboard",), project: str = "",
                  facts: dict[str, Any] | None = None) -> None:
         path = folder / METRICS
         if path.exists():
             _truncate(path, step, evaluated_step)
         self._folder = folder
+        shown = dict.fromkeys((*_OVERVIEW[:4], f"validation/{metric}", *_OVERVIEW[4:]))
+        self._overview = {name: f"0_overview/{number}_{name.replace('/', '_')}"
+                          for number, name in enumerate(shown, start=1)}
         lines = read_metrics(folder) if path.exists() else []
         self._losses = deque((line["train/loss"] for line in lines if "train/loss" in line), maxlen=_SPIKE_WINDOW)
         threading.excepthook = _report_thread
@@ -79,6 +94,8 @@ class MetricsWriter:
             if self._board:
                 for name, value in scalars.items():
                     self._board.add_scalar(name, value, step)
+                    if name in self._overview:
+                        self._board.add_scalar(self._overview[name], value, step)
                 self._board.flush()
         for each in self._tracking:
             each.write(step, scalars)

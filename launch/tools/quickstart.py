@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cloze.launch.config import QuickstartConfig
 from cloze.launch.run import runs
+from cloze.launch.run.metrics import tensorboard_command
 from cloze.launch.run.runs import METRICS, read_metrics
 from cloze.launch.system.console import Console, clock
 from cloze.launch.system.environment import child_variables, device_type
@@ -134,7 +135,7 @@ class Quickstart:
             f"\nAll done in {clock(time.monotonic() - self.began)}.\n"
             f"  the run:     {run}  (configuration, checkpoints, metrics.jsonl, TensorBoard events)\n"
             f"  the model:   {exported}  (AutoModelForPreTraining.from_pretrained loads it)\n"
-            f"  its curves:  tensorboard --logdir {run}"
+            f"  its curves:  {tensorboard_command(Path(run))}"
         )
         return 0
 

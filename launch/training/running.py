@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager
-from cloze.launch.config import BatchArithmetic, RunConfig
+from cloze.launch.config import BatchArithmetic, RunConfig, TrainConfig
+from cloze.launch.config.training import AUTO
 from cloze.launch.engine.state import base_optimizer, compute_dtype, live_precision
 from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
-from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.trackers import check_installed
 from cloze.launch.system import distributed
@@ -143,6 +144,21 @@ def resume(trainer: Trainer, step: int | None) -> None:
         trainer.console.say(f"resumed from step {step} of {trainer.train.max_steps}")
 
 
+def said_of_rate(given: float | str, train: TrainConfig, size: int) -> str:
+    """Where the peak rate is from.
+
+    Args:
+        given: what the user has said, or auto.
+        train: with the rate that is taken.
+        size: parameters of the encoder's layers.
+    """
+    if given != AUTO:
+        return "as given"
+    count = f"{size / 1e6:,.1f} million" if size >= 1e5 else f"{size:,}"
+    return (f"{train.learning_rate:g}, by the model's size ({count} parameters in its layers); "
+            "--train.learning_rate takes another")
+
+
 def training_facts(config: RunConfig, process: Process, engine, epochs: str) -> list[tuple[str, str]]:
     """Rows of the table at the start: what follows from the configuration, read off live objects.
 
@@ -161,6 +177,7 @@ def training_facts(config: RunConfig, process: Process, engine, epochs: str) -> 
         ("attention kernel", _live_kernel(engine, process.device)),
         ("device", f"{world_size} x {device_name(process.device)}"
                    + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else "")),
+        ("curves", tensorboard_command(Path(config.output))),
     ]
 
 
@@ -213,5 +230,5 @@ def _metrics_writer(config: RunConfig, trainer: Trainer) -> MetricsWriter:
     facts |= {f"software.{name}": value for name, value in software().items()}
     facts |= {"hardware.device": device_name(trainer.engine.device),
               "hardware.processes": trainer.environment.world_size}
-    return MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step, config.monitor.trackers,
-                         config.monitor.project, facts)
+    return MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step, config.evaluation.metric,
+                         config.monitor.trackers, config.monitor.project, facts)

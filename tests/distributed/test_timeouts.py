@@ -18,7 +18,7 @@ from cloze.launch.engine.building import build_engine; from cloze.launch.engine.
 
 distributed.TIMEOUT = datetime.timedelta(minutes=17)
 device = distributed.initialize(environment, distributed.TIMEOUT)
-config = PretrainConfig("", "", zero=ZeroConfig(stage=2), train=TrainConfig(precision="fp32"))
+config = PretrainConfig("", "", zero=ZeroConfig(stage=2), train=TrainConfig(precision="fp32", learning_rate=1e-4))
 made = deepspeed_config(config, environment.world_size)
 engine = build_engine(torch.nn.Linear(2, 2), config, made, device)
 for group in (torch.distributed.group.WORLD, engine.data_parallel_group, engine.optimizer.dp_process_group):

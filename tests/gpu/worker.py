@@ -123,7 +123,7 @@ def configuration(case: Case):
     micro_batch_size = len(_LENGTHS[0])
     train = replace(
         config.train, global_batch_size=WORLD_SIZE * micro_batch_size * MICRO_STEPS, micro_batch_size=micro_batch_size,
-        max_steps=9, precision=case.precision, loss_reduction=case.loss_reduction,
+        max_steps=9, learning_rate=1e-4, precision=case.precision, loss_reduction=case.loss_reduction,
         gradient_checkpointing=case.gradient_checkpointing,
     )
     optimizer = replace(config.optimizer, name=case.optimizer, bias_correction=case.bias_correction)

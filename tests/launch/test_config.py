@@ -6,14 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
-from cloze.launch.cli import build_parser, main, parse
+from cloze.launch.cli import main, parse
 from cloze.launch.config import BatchArithmetic, PretrainConfig, TrainConfig, ZeroConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.pretrained.source import find_source
-from cloze.model.config import ModelError
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.flops import encoder_weights
 from cloze.pipeline.errors import UserError
-from tests.launching import ROOT
+from tests.launching import ROOT, curve, train
+from tests.synthetic import make_shards
 
 BASE = PretrainConfig(data="d", output="o")
 
@@ -103,6 +106,30 @@ def test_no_clipping_still_measures_the_norm():
     assert deepspeed_config(config, 1)["gradient_clipping"] == 1e30
 
 
+@pytest.mark.parametrize(("shape", "rate"), [
+    ("tiny", 2e-3), ("mini", 1e-3), ("small", 5e-4), ("medium", 2e-4), ("base", 1e-4), ("large", 1e-4)])
+def test_the_rate_of_pretraining_goes_by_the_size_of_the_model(shape, rate):
+    size = encoder_weights(BertConfig.preset(shape))
+    assert TrainConfig().for_size(size).learning_rate == rate
+    given = TrainConfig(learning_rate=3e-5)
+    assert given.for_size(size) is given
+    recipe = {"tiny": "tiny", "mini": "small"}.get(shape)  # shipped for this very shape
+    if recipe:
+        config = parse("pretrain", ["--config", recipe, "--data", "d", "--output", "o"])
+        assert config.train.learning_rate == rate == config.train.for_size(1).learning_rate
+
+
+def test_a_run_says_the_rate_that_it_takes_by_size_and_keeps_it(tmp_path):
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    printed = train(data, run, "--train.learning_rate", "auto", "--train.max_steps", "2")
+    assert "peak rate: 0.002, by the model's size (16,384 parameters in its layers)" in printed
+    assert yaml.safe_load((run / "config.yaml").read_text())["train"]["learning_rate"] == 2e-3
+    assert max(line.get("train/learning_rate", 0) for line in curve(run)) == 2e-3
+    # The same words as before go on with it, and what is given is said to be nothing else.
+    assert "complete" in train(data, run, "--train.learning_rate", "auto", "--train.max_steps", "2")
+    assert "peak rate" not in train(data, tmp_path / "given", "--train.max_steps", "1")
+
+
 def test_overrides_win_over_the_file_whatever_the_order(tmp_path):
     (tmp_path / "c.yaml").write_text("train:\n  max_steps: 7\n  learning_rate: 0.5\n")
     config = parse("pretrain", ["--train.max_steps", "9", "--config", str(tmp_path / "c.yaml"), "--data", "d",
@@ -134,11 +161,7 @@ def test_the_first_of_two_words_lists_its_commands(capsys, words):
     assert "predict fill-mask" in printed and "pretrain" not in printed
 
 
-def test_help_states_every_field_and_print_config_round_trips(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        build_parser("pretrain").parse_args(["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Peak learning rate, above 0; the schedule multiplies it." in text
+def test_print_config_round_trips(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["pretrain", "--data", "d", "--output", "o", "--train.max_steps", "77", "--print_config"])
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)

@@ -11,10 +11,11 @@ import pytest
 import torch
 from google.protobuf import text_format
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.projector import ProjectorConfig
 
 from cloze.launch.finetune.scoring import METRICS
-from cloze.launch.run.metrics import MetricsWriter, read_metrics
+from cloze.launch.run.metrics import MetricsWriter, read_metrics, tensorboard_command
 from tests.launching import ROOT, curve, finish, pretrain_command, start, train
 from tests.synthetic import make_shards
 
@@ -46,6 +47,21 @@ def test_tensorboard_has_what_metrics_jsonl_has(run):
         assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6), name
 
 
+def test_the_first_page_begins_with_loss_accuracy_rate_and_speed_of_a_run_by_its_name(run):
+    """By what TensorBoard's server reads folders with, for the folder that the run names at its start."""
+    assert tensorboard_command(run) == f"tensorboard --logdir {run.parent}"
+    board = EventMultiplexer().AddRunsFromDirectory(str(run.parent)).Reload()
+    assert list(board.Runs()) == ["run"], "its name, not a dot"
+    tags = board.GetAccumulator("run").Tags()["tensors"]
+    first = sorted(tag for tag in tags if tag.startswith(min(tags)[:1]))  # the page sorts groups and curves by name
+    assert first == ["0_overview/1_train_loss", "0_overview/2_validation_loss", "0_overview/3_train_mlm_accuracy",
+                     "0_overview/4_validation_mlm_accuracy", "0_overview/5_train_learning_rate",
+                     "0_overview/6_speed_tokens_per_second"]
+    values = [[event.tensor_proto.float_val[0] for event in board.Tensors("run", tag)]
+              for tag in (first[0], "train/loss")]
+    assert values[0] == values[1] and len(values[0]) == STEPS
+
+
 def test_what_json_has_no_word_for_is_null(tmp_path):
     writer = MetricsWriter(tmp_path)
     writer.write(1, {"validation/loss": float("inf"), "validation/mlm_loss": float("nan"), "train/loss": 2.0})
@@ -62,7 +78,7 @@ def test_the_page_explains_every_curve_and_no_other(run):
     board = EventAccumulator(str(run), size_guidance={"tensors": 1}).Reload()
     texts = {name.removesuffix("/text_summary") for name in board.Tags()["tensors"]} - {"config"}
     scalars = {name for line in read_metrics(run) for name in line} - {"step"}
-    assert scalars == set(board.Tags()["scalars"])
+    assert scalars == {tag for tag in board.Tags()["scalars"] if not tag.startswith("0_overview/")}
     written = {re.sub(r"layer_\d\d", "layer_NN", name) for name in scalars | texts}
     sources = ("trainer", "metrics", "throughput", "inspection", "guesses", "console")
     found = [path for path in (ROOT / "launch").rglob("*.py") if path.stem in sources]

@@ -1,0 +1,9 @@
+"""The command line's words: parsed to a configuration, explained, completed; configurations by name."""
+
+from cloze.launch.parsing.completing import completion_script
+from cloze.launch.parsing.explaining import Page, explain_command
+from cloze.launch.parsing.parser import build_parser, parse, shipped, words_first
+
+__all__ = [
+    "Page", "build_parser", "completion_script", "explain_command", "parse", "shipped", "words_first",
+]
