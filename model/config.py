@@ -8,8 +8,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import cloze
-
 
 class ModelError(ValueError):
     """Something about a model or its files that a user can mend: what, found, expected, what to do, in one
@@ -155,7 +153,7 @@ class BertConfig:
         Raises:
             ModelError: there is no such shape.
         """
-        folder = Path(cloze.__file__).parent / "configs" / "model"
+        folder = Path(__file__).parents[1] / "configs" / "model"
         shapes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
         if name not in shapes:
             raise ModelError(f"preset: found {name!r}, expected one of {', '.join(shapes)}")

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+# Of this module by whatever name it is imported: exported models bring copies of it (launch/tools/remote.py).
+_OPERATORS = __name__.replace(".", "_")
+
 
 @contextlib.contextmanager
 def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
@@ -59,7 +62,7 @@ def _forward(query, key, value, offsets, longest: int, reach: tuple[int, int], p
     )[:3]
 
 
-@torch.library.custom_op("cloze::flash_attention", mutates_args=())
+@torch.library.custom_op(f"{_OPERATORS}::flash_attention", mutates_args=())
 def _dropping(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int, left: int, right: int,
     probability: float, seed: int,
@@ -75,7 +78,7 @@ def _(query, key, value, offsets, longest, left, right, probability, seed):
     return torch.empty_like(query), sums, query.new_empty(2, dtype=torch.uint64)
 
 
-@torch.library.custom_op("cloze::flash_attention_backward", mutates_args=())
+@torch.library.custom_op(f"{_OPERATORS}::flash_attention_backward", mutates_args=())
 def _dropping_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor, offsets: Tensor,
     state: Tensor, longest: int, left: int, right: int, probability: float,

@@ -40,6 +40,13 @@ class PretrainConfig(RunConfig):
     """word2vec text file, of whose vectors word embeddings start, by token; null: drawn ones. Not with init_from."""
     model: BertConfig = field(default_factory=BertConfig)
     """Shape of the model; a file of configs/model/ or single fields."""
+    objective: str = "masked"
+    """What is minimised. masked: masked tokens, and next sentences if the data has pairs; or a class of your own by its
+    dotted name, as my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""
+    objective_options: dict[str, Any] = field(default_factory=dict)
+    """What the objective's class is made with beside the configuration, by name."""
+    callbacks: list[str] = field(default_factory=list)
+    """Classes of your own that are told of the run while it goes on, by their dotted names (docs/python.md)."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """How much is trained, in which portions and with which numbers."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from cloze.model.tasks import SpanOutput
-from cloze.pipeline.loading.batches import RankBatch
 from cloze.pipeline.records import NO_LABEL
 
 
@@ -19,9 +20,9 @@ class FinetuningObjective:
     # What `sums` holds, in this order.
     NAMES = ("loss",)
 
-    def counts(self, batch: RankBatch) -> list[float]:
+    def counts(self, micro_batches: Sequence[dict]) -> list[float]:
         """Targets of each part on this rank, to be summed over ranks before the first backward."""
-        return torch.stack([_num_targets(micro) for micro in batch.micro_batches]).sum(0).tolist()
+        return torch.stack([_num_targets(micro) for micro in micro_batches]).sum(0).tolist()
 
     def __call__(self, output, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss (scalar), and its sums, float64 (1,).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,8 @@ from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import full_parameter
 from cloze.launch.pretrain.guesses import Guesses
-from cloze.launch.pretrain.objectives import PretrainingObjective
+from cloze.launch.pretrain.objectives import Objective
+from cloze.launch.pretrain.objectives.table import make_objective, objective_facts
 from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
 from cloze.launch.run import runs
@@ -24,7 +26,9 @@ from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
+from cloze.launch.system.own_classes import make, own_class
 from cloze.launch.training import running
+from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import evaluate
 from cloze.launch.training.running import Process
 from cloze.model.bert import BertForPreTraining
@@ -51,6 +55,8 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     size, given = encoder_weights(model), config.train.learning_rate
     config = replace(config, model=model, train=config.train.on(environment.world_size).for_size(size))
     config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
+    objective, callbacks = make_objective(config), make_callbacks(config)
+    facts = runs.data_facts(manifest) | objective_facts(objective)
     console = Console(environment.is_main)
     if given == AUTO:
         console.say(f"peak rate: {running.said_of_rate(given, config.train, size)}")
@@ -58,10 +64,16 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
         console.warn(manifest.remark)
 
     def work(process: Process, stop: StopRequest) -> bool:
-        resolved = resolve(config, manifest, build_model, environment, process.device, process.console)
-        return train(resolved, prepare_trainer(resolved, manifest, process), stop)
+        resolved = resolve(config, manifest, objective, partial(build_model, config, objective), environment,
+                           process.device, process.console)
+        return train(resolved, prepare_trainer(resolved, manifest, process, objective, callbacks, facts), stop)
 
-    return running.carry_out(config, runs.data_facts(manifest), environment, console, work)
+    return running.carry_out(config, facts, environment, console, work)
+
+
+def make_callbacks(config: PretrainConfig) -> list[Callback]:
+    """The callbacks that the configuration names. Raises UserError as `own_class`."""
+    return [make("callbacks", name, own_class("callbacks", name, Callback), config, {}) for name in config.callbacks]
 
 
 def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
@@ -122,10 +134,20 @@ def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) ->
     print(json.dumps(deepspeed_config(config, config.processes), indent=1))
 
 
-def build_model(config: PretrainConfig):
-    """The model of the run with its initial weights."""
-    model = BertForPreTraining(config.model, attention_kernel=config.train.attention_kernel,
-                               gradient_checkpointing=config.train.gradient_checkpointing)
+def build_model(config: PretrainConfig, objective: Objective | None = None) -> BertForPreTraining:
+    """The model of the run with its initial weights.
+
+    Args:
+        objective: what it is trained for; None: what the configuration names.
+
+    Raises:
+        UserError: the objective's is none that a run can train.
+    """
+    objective = objective or make_objective(config)
+    model = objective.build_model()
+    if not isinstance(model, BertForPreTraining):
+        raise UserError(f"objective: found a {type(model).__name__} made by {type(objective).__name__}.build_model, "
+                        "expected a cloze.model.bert.BertForPreTraining or a subclass of it")
     init_weights(model, config.seed)
     if config.train.compile:
         model.bert.encoder.compile_layers()
@@ -145,11 +167,12 @@ def take_word_vectors(config: PretrainConfig, model, console: Console) -> None:
     console.say(f"init_word_vectors: {found:,} of {len(numbers):,} tokens start from {path}")
 
 
-def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process):
+def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process, objective: Objective,
+                    callbacks: Sequence[Callback], facts: dict[str, str | int]):
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     environment, console = process.environment, process.console
-    checkpoints, step, elastic = running.open_checkpoints(config, runs.data_facts(manifest), process)
-    model = build_model(config)
+    checkpoints, step, elastic = running.open_checkpoints(config, facts, process)
+    model = build_model(config, objective)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     if step is None and config.init_word_vectors:
         take_word_vectors(config, model, console)
@@ -158,20 +181,19 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
     engine = build_engine(model, config, made, process.device)
     _print_facts(config, manifest, process, engine, parameters)
-    objective = PretrainingObjective(config.train.loss_reduction)
     batches = validation(config, manifest, process)
     trainer = running.make_trainer(
         config, process, engine, checkpoints,
-        facts={**runs.data_facts(manifest), "data_streams": config.data_streams}, objective=objective,
+        facts={**facts, "data_streams": config.data_streams}, objective=objective,
         evaluate=None if batches is None else partial(evaluate, engine, objective, batches, process.device),
-        flops=partial(_micro_batch_flops, config.model),
+        flops=objective.flops, callbacks=callbacks,
     )
     if start:
         start.finish(trainer, console)
     running.resume(trainer, step)
     if environment.is_main:
         save_tokenizer = partial(shutil.copytree, manifest.folder / runs.TOKENIZER)
-        runs.describe(config, runs.data_facts(manifest), save_tokenizer, made)
+        runs.describe(config, facts, save_tokenizer, made)
     return trainer
 
 
@@ -276,11 +298,3 @@ def showing(config: PretrainConfig, trainer, metrics):
                 metrics.embeddings(step, table[:len(names)], names)
 
     return show
-
-
-def _micro_batch_flops(config: BertConfig, micro_batch: dict) -> float:
-    """Model FLOPs of a micro-batch, from its real lengths."""
-    offsets = micro_batch["sequence_offsets"].long()
-    lengths = offsets[1:] - offsets[:-1]
-    sizes = int(offsets[-1]), int((lengths * lengths).sum())
-    return training_flops(config, sizes, len(micro_batch["labels"]), summed=True)

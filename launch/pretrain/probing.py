@@ -16,6 +16,7 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import compute_dtype
+from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
@@ -39,7 +40,7 @@ CPU_MICRO_BATCH = 32
 _LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
 
 
-def resolve(config: PretrainConfig, manifest: Manifest, build_model: Callable[[PretrainConfig], nn.Module],
+def resolve(config: PretrainConfig, manifest: Manifest, objective: Objective, build_model: Callable[[], nn.Module],
             environment: Environment, device: torch.device, console: Console) -> PretrainConfig:
     """The configuration with a number where `train.micro_batch_size` was auto or null; collective.
 
@@ -61,7 +62,7 @@ def resolve(config: PretrainConfig, manifest: Manifest, build_model: Callable[[P
     elif config.train.micro_batch_size is None and device.type == "cpu":
         chosen = max(size for size in candidates if size <= CPU_MICRO_BATCH)
     else:
-        chosen = _search(config, manifest, build_model, environment, device, candidates)
+        chosen = _search(config, manifest, objective, build_model, environment, device, candidates)
         console.say(f"micro-batch: {chosen} sequences are the most that fit, of {manifest.max_length} tokens each")
     return with_micro_batch_size(config, chosen)
 
@@ -71,14 +72,14 @@ def with_micro_batch_size(config: PretrainConfig, size: int) -> PretrainConfig:
     return replace(config, train=replace(config.train, micro_batch_size=size))
 
 
-def _search(config: PretrainConfig, manifest: Manifest, build_model: Callable[[PretrainConfig], nn.Module],
+def _search(config: PretrainConfig, manifest: Manifest, objective: Objective, build_model: Callable[[], nn.Module],
             environment: Environment, device: torch.device, candidates: list[int]) -> int:
     given = config.train.memory_limit_gib
     limit = None if given is None else int(given * 2**30)
     memory = (CudaMemory(device, limit) if device.type == "cuda" else
               HostMemory(processes_on_this_machine(environment), limit))
     try:
-        probe = Probe(config, manifest, build_model(config), environment, device)
+        probe = Probe(config, manifest, objective, build_model(), environment, device)
     except Exception as error:
         if not _out_of_memory(error):
             raise
@@ -149,8 +150,8 @@ class Probe:
     have, then thrown away.
     """
 
-    def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, environment: Environment,
-                 device: torch.device) -> None:
+    def __init__(self, config: PretrainConfig, manifest: Manifest, objective: Objective, model: nn.Module,
+                 environment: Environment, device: torch.device) -> None:
         share = config.train.global_batch_size // environment.world_size
         # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
         steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0)
@@ -159,6 +160,7 @@ class Probe:
         made = deepspeed_config(alone, environment.world_size)
         self.engine = build_engine(model, config, made, device)
         self.engine.train()
+        self.objective = objective
         self.manifest, self.device, self.world_size = manifest, device, environment.world_size
         self.partitions_weights = config.zero.stage == 3
 
@@ -191,14 +193,18 @@ class Probe:
         return True
 
     def _loss(self, batch: dict) -> torch.Tensor:
-        return _loss_of(self.engine(**batch, dropout_seed=PROBE_SEED))
+        return self._loss_of(self.engine(**batch, dropout_seed=PROBE_SEED), batch)
+
+    def _loss_of(self, output, batch: dict) -> torch.Tensor:
+        totals = torch.tensor(self.objective.counts([batch]), dtype=torch.float64, device=self.device)
+        return self.objective(output, batch, totals)[0]
 
     def _fits_alone(self, batch: dict) -> bool:
         model, autocast = self.engine.module, self.engine.torch_autocast_enabled()
         parameters = [each for each in model.parameters() if each.requires_grad]
         try:
             with torch.autocast(self.device.type, compute_dtype(self.engine), enabled=autocast):
-                loss = _loss_of(model(**batch, dropout_seed=PROBE_SEED))
+                loss = self._loss_of(model(**batch, dropout_seed=PROBE_SEED), batch)
             # Neither the engine nor `backward`, whose hooks on gradients would reduce them.
             torch.autograd.grad(loss, parameters, allow_unused=True)
         except Exception as error:
@@ -239,10 +245,6 @@ class Probe:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
-
-
-def _loss_of(output) -> torch.Tensor:
-    return output.mlm_losses.mean() + output.next_sentence_losses.mean()
 
 
 class CudaMemory:

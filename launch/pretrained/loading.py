@@ -22,6 +22,8 @@ from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
+_PARTS = ("bert.", "masked_lm.", "next_sentence.")  # of BertForPreTraining
+
 
 def load_model(folder: str | Path, step: int | Literal["best"] | None = None) -> LoadedModel:
     """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`, that of the best
@@ -91,14 +93,21 @@ def _computing(loaded: LoadedModel) -> LoadedModel:
 
 def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
                      ) -> tuple[int, dict[str, torch.Tensor]]:
-    """Step and whole fp32 weights of a run's checkpoint, as `checkpoint.read_weights`, in any program."""
-    return _checkpoints().read_weights(run, step, warn)
+    """Step and whole fp32 weights of the model in a run's checkpoint, as `checkpoint.read_weights`, in any program."""
+    found, weights = _checkpoints().read_weights(run, step, warn)
+    return found, _of_model(weights)
 
 
 def read_run_average(run: Path, count: int, step: int | Literal["best"] | None = None,
                      warn: Callable[[str], None] = print) -> tuple[list[int], dict[str, torch.Tensor]]:
     """Steps and mean weights of several checkpoints, as `checkpoint.read_average`, in any program."""
-    return _checkpoints().read_average(run, count, step, warn)
+    steps, weights = _checkpoints().read_average(run, count, step, warn)
+    return steps, _of_model(weights)
+
+
+def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of BERT and its heads, without what an objective has added to train them."""
+    return {name: value for name, value in weights.items() if name.startswith(_PARTS)}
 
 
 def run_steps(run: Path) -> list[int]:

@@ -22,6 +22,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.yaml_text import load_yaml
 
 FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json
+REMOTE_CODE = "modeling_cloze.py"  # of an export
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,9 @@ def _from_hub(config: FinetuneConfig) -> Path:
 
 
 def warn_of_own_format(folder: Path, console: Console) -> None:
-    """Say it if a model folder is none that transformers loads."""
+    """Say it if a model folder is none that transformers loads by itself."""
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") == OWN_MODEL_TYPE:
-        console.warn(f"{folder}: Cloze exports this shape in its own format, which only Cloze reads")
+        how = (f"transformers loads it with trust_remote_code=True, by the code beside it ({REMOTE_CODE})"
+               if (folder / REMOTE_CODE).exists() else
+               "cloze export adds the code with which transformers loads it")
+        console.warn(f"{folder}: transformers lacks this shape; it is in Cloze's own format; {how}")

@@ -39,7 +39,7 @@ FREE_FIELDS = {
     "processes", "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
     "train.micro_batch_size", "train.sequence_length", "train.log_every_steps", "train.max_skipped_steps",
     "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel", "train.compile",
-    "train.deterministic", "train.memory_limit_gib", "seeds", "grid",
+    "train.deterministic", "train.memory_limit_gib", "seeds", "grid", "callbacks",
 }
 # What the optimizer's groups and their states are made by.
 GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")

@@ -32,10 +32,10 @@ _PATHS = ("output", "data", "train_file", "validation", "test", "model", "tokeni
 
 
 def write_pooling(folder: Path) -> None:
-    """Let sentence-transformers make the vectors of `cloze predict embed`: the mean over all tokens. Only of encoders,
-    and of shapes that transformers has; the longest text is the longest that the model has learned from.
+    """Let sentence-transformers make the vectors of `cloze predict embed`: the mean over all tokens. Only of encoders;
+    the longest text is the longest that the model has learned from.
     """
-    if load_note(folder, "model_type") == OWN_MODEL_TYPE or saved_class(folder).__name__ not in _ENCODERS:
+    if saved_class(folder).__name__ not in _ENCODERS:
         return
     config, _ = load_pretrained(folder)
     longest = (load_note(folder, TRUNCATION) or {}).get("max_length", config.max_position_embeddings)
@@ -64,7 +64,7 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
     task, auto = _TASKS.get(kind, ("feature-extraction", "AutoModel"))
     encoder = (folder / "modules.json").exists()
     tags = ["cloze"] + ["sentence-transformers"] * encoder
-    head = {"library_name": "cloze" if own else "transformers", "pipeline_tag": task, "tags": tags}
+    head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}
     parts = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", f"# {name}", "",
              f"A {load_note(folder, 'model_type')} model ({kind}), {said.replace(str(run), run.resolve().name)}, made "
              f"with Cloze {software()['cloze']}.", "", "## Use", "", _use(name, own, auto, encoder), "", "## Shape", "",
@@ -77,14 +77,19 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
 
 
 def _use(name: str, own: bool, auto: str, encoder: bool) -> str:
-    lines = ["import cloze", "", f'model = cloze.load("{name}")']
-    if not own:
-        lines = [f"from transformers import AutoTokenizer, {auto}", "",
-                 f'tokenizer, model = AutoTokenizer.from_pretrained("{name}"), {auto}.from_pretrained("{name}")']
+    trust = ", trust_remote_code=True" * own
+    lines = [f"from transformers import AutoTokenizer, {auto}", "",
+             f'tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})',
+             f'model = {auto}.from_pretrained("{name}"{trust})']
     if encoder:
         lines += ["", "from sentence_transformers import SentenceTransformer", "",
-                  f'vectors = SentenceTransformer("{name}").encode(["a text", "another one"])  # means over tokens']
-    return "\n".join(["```python", *lines, "```"])
+                  f'encoder = SentenceTransformer("{name}"{trust})',
+                  'vectors = encoder.encode(["a text", "another one"])  # means over tokens']
+    text = "\n".join(["```python", *lines, "```"])
+    if own:
+        text += ("\n\nThe shape is none of transformers' own: `trust_remote_code` runs the files `*.py` of this "
+                 f'folder, which are Cloze\'s. With Cloze installed, `cloze.load("{name}")` needs none of them.')
+    return text
 
 
 def _shape(config: BertConfig, folder: Path) -> str:

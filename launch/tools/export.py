@@ -16,6 +16,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
 from cloze.launch.tools.card import card, write_pooling
 from cloze.launch.tools.onnx import check_installed, write_onnx
+from cloze.launch.tools.remote import write_remote_code
 from cloze.model.huggingface import cast_pretrained, check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
@@ -45,6 +46,7 @@ def export(config: ExportConfig) -> int:
                 write_onnx(aside)
             if config.dtype:
                 cast_pretrained(aside, _DTYPES[config.dtype])
+            write_remote_code(aside)
             write_pooling(aside)
             (aside / "README.md").write_text(card(run, aside, output.name, said), encoding="utf-8")
             os.replace(aside, output)

@@ -22,11 +22,11 @@ def evaluate(engine, objective, batches: Callable[[], Iterable[dict]], device: t
     engine.eval()
     sums = torch.zeros(len(objective.NAMES), dtype=torch.float64, device=device)
     # The loss of a part needs the whole's counts, which only the end knows: means come from the sums.
-    ones = torch.ones(2, dtype=torch.float64, device=device)
+    ones = torch.ones(len(objective.TERMS), dtype=torch.float64, device=device)
     for micro_batch in batches():
         micro_batch = to_device(micro_batch, device)
         sums += objective(engine(**micro_batch), micro_batch, ones)[1]
         beat()
     engine.train()
     means = objective.scalars(distributed.reduce_sum(sums).tolist())
-    return {"loss": sum(value for name, value in means.items() if name.endswith("_loss"))} | means
+    return {"loss": objective.total(means)} | means

@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import doubt_of_peak, measured_anew, numbers_on, peak_flops, to_device
 from cloze.launch.system.environment import Environment
+from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.goals import completion, ending, judged
 from cloze.launch.training.inspection import Inspector
 from cloze.launch.training.profiling import StepProfiler
@@ -61,23 +62,25 @@ class Trainer:
     Args:
         config: with `seed` and the sections train, schedule, checkpoint, evaluation and monitor of launch/config/.
         engine: DeepSpeed's.
-        objective: see launch/pretrain/objectives.py.
+        objective: see launch/pretrain/objectives/.
         evaluate: measures the model on the validation data, on every rank alike: value by name. It calls its argument
             now and then, as a sign of life. None: no validation data.
         flops: model FLOPs of a micro-batch.
         facts: plain values kept in every checkpoint.
+        callbacks: what the user wants to be told.
     """
 
     def __init__(self, config, *, engine, objective, evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
                  flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
                  environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
-                 facts: dict) -> None:
+                 facts: dict, callbacks: Sequence[Callback] = ()) -> None:
         self.config, self.train = config, config.train
         self.engine, self.objective = engine, objective
         self.evaluate, self.flops = evaluate, flops
         self.checkpoints, self.console = checkpoints, console
         self.heartbeat, self.profiler = heartbeat, profiler
         self.environment, self.device, self.facts = environment, device, facts
+        self.callbacks = callbacks
         self.metrics: MetricsWriter | None = None
         self.state = TrainState()
         self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
@@ -133,12 +136,16 @@ class Trainer:
         self.engine.train()
         self._began = time.monotonic() - self.state.seconds
         self._good = self.state, self._window.clone()
+        for callback in self.callbacks:
+            callback.on_start(self._view())
         self._evaluate_if_due()
         self.throughput.reset()
         while not self.completion and not self._stop_agreed:
             self.profiler.before(self.state.step)
             self._advance(stream, stop)
             self.profiler.after(self.state.step - 1)
+            for callback in self.callbacks:
+                callback.on_step(self._view())
             ended = ending(self.train, self.state) is not None
             if self.state.step % self.train.log_every_steps == 0 or ended:
                 self._log()
@@ -152,7 +159,12 @@ class Trainer:
             self.checkpoints.publish()
             if self.completion and not self._skipped_in_a_row:
                 self.checkpoints.retire(self.state.best_step)
+        for callback in self.callbacks:
+            callback.on_end(self._view(), self.completion is not None)
         return self.completion is not None
+
+    def _view(self) -> RunView:
+        return RunView(self.engine.module, self.device, self.environment.rank, self.environment.world_size, self.state)
 
     def _advance(self, stream: Iterator[RankBatch], stop: StopRequest) -> None:
         """One optimizer step."""
@@ -163,7 +175,8 @@ class Trainer:
 
         self.heartbeat.beat(self.state.step, "collective")
         seconds = time.monotonic() - self._began if self.environment.is_main else 0.0
-        counts = [*self.objective.counts(batch), batch.num_tokens, stop.wanted, self.checkpoints.written(), seconds]
+        counts = [*self.objective.counts(batch.micro_batches), batch.num_tokens, stop.wanted,
+                  self.checkpoints.written(), seconds]
         totals = distributed.reduce_sum(numbers_on(self.device, *counts))
         # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
         told = distributed.HostCopy(totals[-4:])
@@ -295,6 +308,7 @@ class Trainer:
         with self._not_training("evaluate"):
             measured = self.evaluate(partial(self.heartbeat.beat, step, "evaluate"))
             scalars = {f"validation/{name}": value for name, value in measured.items()}
+            scalars = with_more(self.callbacks, "on_evaluation", self._view(), scalars)
             self._write(scalars)
             if self.show is not None:
                 self.show(step)
@@ -331,7 +345,7 @@ class Trainer:
         scalars |= self.throughput.scalars()
         if scalars.get("speed/mfu", 0.0) > 1:
             scalars |= self._believable(scalars.pop("speed/mfu"))
-        self._write(scalars)
+        self._write(with_more(self.callbacks, "on_log", self._view(), scalars))
         if self.metrics:
             runs.set_status(Path(self.config.output), "running", self.state.step)
         self.throughput.reset()

@@ -118,7 +118,7 @@ def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):
 
     monkeypatch.setattr(probing, "Probe", full)
     with pytest.raises(UserError, match="found no memory for the model and its optimizer alone.*raise zero.stage"):
-        probing._search(PretrainConfig("", ""), None, lambda config: None, Environment(), torch.device("cpu"), [1])
+        probing._search(PretrainConfig("", ""), None, None, lambda: None, Environment(), torch.device("cpu"), [1])
 
 
 def _rank(rank: int, limits: list[int], port: int, results) -> None:

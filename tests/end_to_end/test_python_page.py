@@ -1,15 +1,18 @@
 """docs/python.md runs from its first line to its last, on tiny models under the names that it uses."""
 
 import re
+import shlex
 
 import numpy as np
 import pytest
 
 import cloze
+from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
+from cloze.launch.run.metrics import read_metrics
 from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import TAGS, labels, save_model
-from tests.launching import ROOT
+from tests.launching import ROOT, TINY
 from tests.synthetic import make_shards
 
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -29,10 +32,18 @@ def folder(tmp_path_factory):
 def test_the_page_runs(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     known: dict = {}
-    for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(compile(example, "docs/python.md", "exec"), known)
+    for language, example in re.findall(r"```(python|bash)\n(.*?)```", PAGE, re.DOTALL):
+        if language == "bash":
+            _, *words = shlex.split(example.replace("\\\n", " "))
+            assert main([*words, *TINY, "--train.max_steps", "2", "--schedule.warmup_steps", "0"]) == 0
+        elif named := re.match(r"# (\w+\.py)\n", example):
+            (folder / named[1]).write_text(example)
+        else:
+            exec(compile(example, "docs/python.md", "exec"), known)
     assert known["losses"][-1] < known["losses"][0]
-    assert "fill-mask" in capsys.readouterr().out.splitlines()[-1]
+    said = capsys.readouterr().out
+    assert "'fill-mask'" in said and re.search(r"^step 2: loss \d", said, re.MULTILINE)
+    assert read_metrics(folder / "runs" / "focal")[-1]["validation/spread"] > 0
 
 
 def test_lists_give_what_single_texts_give(folder):

@@ -61,7 +61,7 @@ def test_predictions_of_the_run_its_fine_tuning_and_its_graph_agree(run, tmp_pat
     rows = [(f"w{n} w{n + 1}", f"w{n + 2}", "xy"[n % 2]) for n in range(16)]
     files = [write_tsv(tmp_path / f"{name}.tsv", ("text_a", "text_b", "label"), rows) for name in ("train", "dev")]
     _, said = finetune("pair-classification", run, *files, tmp_path / "tuned", "--epochs", 2, "--max_length", 16)
-    assert f"{tmp_path}/tuned/model: Cloze exports this shape in its own format" in said
+    assert f"{tmp_path}/tuned/model: transformers lacks this shape" in said
     model = Predictor.from_folder(tmp_path / "tuned")
     expected = [line["probabilities"] for line in lines(tmp_path / "tuned/predictions/validation.jsonl")]
     for (text, pair, _), chances in zip(rows, expected, strict=True):
@@ -74,7 +74,7 @@ def test_predictions_of_the_run_its_fine_tuning_and_its_graph_agree(run, tmp_pat
 
 def test_predictions_of_the_export_are_those_of_the_run(run, tmp_path, capsys):
     assert main(["export", str(run), "--output", str(tmp_path / "exported")]) == 0
-    assert "in its own format, which only Cloze reads" in capsys.readouterr().err
+    assert "transformers loads it with trust_remote_code=True" in capsys.readouterr().err
     answers = []
     for folder in (run, tmp_path / "exported"):
         assert main(["predict", "fill-mask", str(folder), "w1 [MASK] w3", "--format", "json"]) == 0

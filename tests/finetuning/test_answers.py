@@ -5,7 +5,6 @@ import random
 import re
 import string
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,8 +148,7 @@ def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
     everything = np.arange(len(examples))
     micro = examples.batch(everything) | examples.targets(everything)
     objective = FinetuningObjective()
-    batch = SimpleNamespace(micro_batches=[micro])
-    loss, _ = objective(reader(**micro), micro, torch.tensor(objective.counts(batch), dtype=torch.float64))
+    loss, _ = objective(reader(**micro), micro, torch.tensor(objective.counts([micro]), dtype=torch.float64))
     loss.backward()
 
     expected = []

@@ -172,15 +172,15 @@ def trainer_of(case: Case):
     from cloze.launch.engine.building import build_engine
     from cloze.launch.engine.config import deepspeed_config
     from cloze.launch.pretrain.command import build_model
-    from cloze.launch.pretrain.objectives import PretrainingObjective
+    from cloze.launch.pretrain.objectives.table import make_objective
     from cloze.launch.system.environment import read_environment
     from cloze.launch.training.trainer import Trainer
     from tests.gpu.fake_cuda import on_the_host
 
     config, device = configuration(case), torch.device("cuda", 0)
-    engine = build_engine(build_model(config), config, deepspeed_config(config, WORLD_SIZE), device)
-    objective = PretrainingObjective(config.train.loss_reduction)
-    object.__setattr__(objective, "counts", on_the_host(objective.counts))
+    objective = make_objective(config)
+    engine = build_engine(build_model(config, objective), config, deepspeed_config(config, WORLD_SIZE), device)
+    objective.counts = on_the_host(objective.counts)
     return Trainer(
         config, engine=engine, objective=objective, evaluate=None, flops=lambda _: 1.0, checkpoints=_Silent(),
         console=_Silent(), environment=read_environment(), device=device, heartbeat=_Silent(), profiler=_Silent(),

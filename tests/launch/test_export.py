@@ -52,7 +52,8 @@ def test_a_shape_that_transformers_lacks_is_named(tmp_path, capsys, model_type):
     path = tmp_path / "model/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))
     assert main(["export", str(tmp_path / "model")]) == 0
-    assert ("in its own format, which only Cloze reads" in capsys.readouterr().err) == (model_type == "cloze")
+    said = capsys.readouterr().err
+    assert ("transformers lacks this shape" in said and "trust_remote_code=True" in said) == (model_type == "cloze")
 
 
 def test_an_export_of_anothers_folder_says_what_it_leaves_out(tmp_path, capsys):

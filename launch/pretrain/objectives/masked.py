@@ -1,0 +1,64 @@
+"""Masked tokens and next sentences, as BERT was trained (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cloze.launch.pretrain.objectives.objective import Objective, Term
+from cloze.pipeline.records import NO_LABEL
+
+
+class MaskedTokens(Objective):
+    """Masked-LM plus next-sentence loss, each divided by its count over the whole global batch.
+
+    `train.loss_reduction` tokens: sum of masked-token losses / masked tokens, as in the BERT release. samples: mean
+    over samples of each sample's mean over its masked tokens.
+    """
+
+    TERMS = ("mlm", "next_sentence")
+
+    def divisors(self, micro_batch: dict) -> dict[str, Tensor]:
+        """Masked tokens, or samples that have some; and pairs."""
+        masked = micro_batch["labels"] != NO_LABEL
+        if self._by_samples:
+            masked = _masked_per_sample(micro_batch) > 0
+        return {"mlm": masked.sum(), "next_sentence": (micro_batch["next_sentence_label"] != NO_LABEL).sum()}
+
+    def terms(self, output, micro_batch: dict) -> dict[str, Term]:
+        """Args: output: a PreTrainingOutput."""
+        weights = None
+        if self._by_samples:
+            weights = 1.0 / _masked_per_sample(micro_batch)[_sample_of_masked(micro_batch)]
+        masked = (micro_batch["labels"] != NO_LABEL).sum()
+        return {
+            "mlm": Term(output.mlm_losses, output.mlm_correct, weights, masked),
+            "next_sentence": Term(output.next_sentence_losses, output.next_sentence_correct),
+        }
+
+    def scalars(self, sums: list[float]) -> dict[str, float]:
+        """Losses and accuracies, and the perplexity; next-sentence ones only if pairs were seen."""
+        means = super().scalars(sums)
+        if "mlm_loss" in means:
+            means["mlm_perplexity"] = math.exp(min(means["mlm_loss"], 700.0))  # beyond it no float can hold it
+        return means
+
+    @property
+    def _by_samples(self) -> bool:
+        return self.config.train.loss_reduction == "samples"
+
+
+def _masked_per_sample(micro_batch: dict) -> Tensor:
+    """Masked tokens of each sample: int64 (B,)."""
+    sample = _sample_of_masked(micro_batch)
+    # Not bincount, which waits for the device: it looks for the largest.
+    counts = sample.new_zeros(len(micro_batch["sequence_offsets"]) - 1)
+    return counts.scatter_add(0, sample, torch.ones_like(sample))
+
+
+def _sample_of_masked(micro_batch: dict) -> Tensor:
+    """Index of the sample that each masked position lies in: int64 (M,)."""
+    offsets = micro_batch["sequence_offsets"].long()
+    return torch.searchsorted(offsets, micro_batch["masked_positions"], right=True) - 1

@@ -1,0 +1,148 @@
+"""The interface of objectives: sums and counts, of which a loss is made that is the same for any split of the batch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cloze.launch.config import PretrainConfig
+from cloze.model.bert import BertForPreTraining
+from cloze.model.flops import training_flops
+from cloze.pipeline.errors import UserError
+
+
+class Term(NamedTuple):
+    """One part of a loss over a micro-batch: a loss for each place that has one."""
+
+    losses: Tensor
+    """Of any shape, 0 where there is none; their sum is divided by the divisor of the global batch."""
+    correct: Tensor | None = None
+    """bool: whether the model was right there; None: it is not that kind of loss."""
+    weights: Tensor | None = None
+    """Factors of the losses in what is minimised, not in the curves; None: 1."""
+    count: Tensor | None = None
+    """Losses that there are, (), for the means in the curves; None: as many as the divisor says."""
+
+
+class Objective(ABC):
+    """What a pretraining minimises: the sum of its terms, each over its divisor in the whole global batch.
+
+    A subclass names its TERMS and says what each is (`terms`) and what divides it (`divisors`); it may have a model of
+    its own (`build_model`). Neither may depend on how the global batch is split into ranks and micro-batches: a term is
+    a sum over samples, and so is a divisor. Then the gradient is the same for any split.
+
+    The constructor is called once, in every process, before the processes are joined: with the configuration of the
+    run, whose model is complete, and with `objective_options` as further keywords. Raise UserError there for options
+    that are wrong.
+    """
+
+    TERMS: ClassVar[tuple[str, ...]]
+    """Names of the terms. A term `x` has the curves `x_loss` and, if it has `correct`, `x_accuracy`."""
+    NAMES: ClassVar[tuple[str, ...]]
+    """What `sums` holds, in this order; made of TERMS."""
+
+    def __init__(self, config: PretrainConfig) -> None:
+        self.config = config
+        self.weights: dict[str, float] = {}  # of terms in the loss; 1 for one that is not named
+
+    def __init_subclass__(cls, **options) -> None:
+        super().__init_subclass__(**options)
+        terms = getattr(cls, "TERMS", ())
+        cls.NAMES = ("loss", *(f"{term}_{sum}" for term in terms for sum in ("loss", "count", "correct")))
+
+    @abstractmethod
+    def terms(self, output, micro_batch: dict) -> Mapping[str, Term]:
+        """Each term of TERMS by its name.
+
+        Args:
+            output: what the model has returned for the micro-batch.
+            micro_batch: what it was given, as `cloze.pipeline.loading.collate` makes it: tensors on the device.
+        """
+
+    @abstractmethod
+    def divisors(self, micro_batch: dict) -> Mapping[str, Tensor | float]:
+        """What divides each term, by its name: the micro-batch's share of it, a number or a tensor ().
+
+        Called with tensors of the host before the step, when the shares of all micro-batches of all ranks are summed,
+        and with those of the device for the curves, where a tensor need not be waited for. A sum of 0 counts as 1.
+        """
+
+    def build_model(self) -> BertForPreTraining:
+        """The model, whose weights are then drawn (`cloze.model.initialization`) and trained.
+
+        An override returns an instance of a subclass of BertForPreTraining: one that takes a micro-batch and a
+        `dropout_seed`, and without labels gives `prediction_logits`. Parameters that a subclass adds are trained and
+        kept in checkpoints; exports leave them out.
+        """
+        train = self.config.train
+        return BertForPreTraining(self.config.model, attention_kernel=train.attention_kernel,
+                                  gradient_checkpointing=train.gradient_checkpointing)
+
+    def flops(self, micro_batch: dict) -> float:
+        """FLOPs of the model, forward and backward, for a micro-batch, by which speed/mfu is measured: BERT's, from the
+        real lengths."""
+        offsets = micro_batch["sequence_offsets"].long()
+        lengths = offsets[1:] - offsets[:-1]
+        sizes = int(offsets[-1]), int((lengths * lengths).sum())
+        return training_flops(self.config.model, sizes, len(micro_batch["labels"]), summed=True)
+
+    def counts(self, micro_batches: Sequence[dict]) -> list[float]:
+        """This rank's divisors, in the order of TERMS, to be summed over ranks before the first backward."""
+        found = [self._named("divisors", self.divisors(micro_batch)) for micro_batch in micro_batches]
+        return [float(sum(each[name] for each in found)) for name in self.TERMS]
+
+    def __call__(self, output, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
+        """This micro-batch's share of the global loss (scalar), and its sums, float64 (len(NAMES),).
+
+        Args:
+            totals: float64, `counts` summed over ranks, in the order of TERMS.
+        """
+        terms = self._named("terms", self.terms(output, micro_batch))
+        divisors = totals.clamp(min=1).float()
+        parts = []
+        for number, name in enumerate(self.TERMS):
+            losses, _, weights, _ = terms[name]
+            part = (losses if weights is None else losses * weights).sum() / divisors[number]
+            parts.append(part if (weight := self.weights.get(name, 1.0)) == 1.0 else weight * part)
+        loss = reduce(add, parts)
+        shares = self.divisors(micro_batch)
+        sums = [loss.detach().double()]
+        for name in self.TERMS:
+            losses, correct, _, count = terms[name]
+            sums += [losses.detach().double().sum(), _number(shares[name] if count is None else count, loss),
+                     # NaN stays NaN in every sum: so the curve is left out.
+                     _number(math.nan if correct is None else correct.sum(), loss)]
+        return loss, torch.stack(sums)
+
+    def scalars(self, sums: list[float]) -> dict[str, float]:
+        """Means over whatever was summed, by their names in TensorBoard, of terms that had a loss."""
+        means, parts = {}, iter(sums[1:])
+        for name, loss, count, correct in zip(self.TERMS, parts, parts, parts, strict=True):
+            if count:
+                means[f"{name}_loss"] = loss / count
+                if not math.isnan(correct):
+                    means[f"{name}_accuracy"] = correct / count
+        return means
+
+    def total(self, means: Mapping[str, float]) -> float:
+        """The loss that belongs to means of `scalars`: that of an evaluation."""
+        losses = ((name, means.get(f"{name}_loss")) for name in self.TERMS)
+        return sum(self.weights.get(name, 1.0) * loss for name, loss in losses if loss is not None)
+
+    def _named(self, method: str, found: Mapping) -> Mapping:
+        if found.keys() != set(self.TERMS):
+            raise UserError(f"objective: found {', '.join(map(str, found)) or 'nothing'} in what "
+                            f"{type(self).__name__}.{method} has returned, expected its TERMS {', '.join(self.TERMS)}")
+        return found
+
+
+def _number(value: Tensor | float, like: Tensor) -> Tensor:
+    """A number as float64 () on the device of `like`, without waiting for it."""
+    return value.detach().double() if isinstance(value, Tensor) else like.new_full((), value, dtype=torch.float64)

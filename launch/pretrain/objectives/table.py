@@ -1,0 +1,39 @@
+"""The objectives by name, and a user's own by its dotted name."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from pathlib import Path
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.objectives.masked import MaskedTokens
+from cloze.launch.pretrain.objectives.objective import Objective
+from cloze.launch.system.own_classes import make, own_class
+from cloze.pipeline.errors import UserError
+
+OBJECTIVES: dict[str, type[Objective]] = {"masked": MaskedTokens}
+
+
+def make_objective(config: PretrainConfig) -> Objective:
+    """The objective that the configuration names, with its options.
+
+    Raises:
+        UserError: there is no such objective or class, it is none, lacks a method, or does not take the options.
+    """
+    if "." in config.objective:
+        kind = own_class("objective", config.objective, Objective, "TERMS")
+    elif config.objective in OBJECTIVES:
+        kind = OBJECTIVES[config.objective]
+    else:
+        raise UserError(f"objective: found {config.objective!r}, expected {' or '.join(OBJECTIVES)}, or the dotted "
+                        "name of a class of your own, as my_module.MyObjective")
+    return make("objective", config.objective, kind, config, config.objective_options)
+
+
+def objective_facts(objective: Objective) -> dict[str, str]:
+    """SHA-256 of the file of a user's own objective, which a run may not go on with another of; of ours nothing."""
+    kind = type(objective)
+    if kind in OBJECTIVES.values():
+        return {}
+    return {"objective_source": hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()}

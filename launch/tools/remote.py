@@ -1,0 +1,53 @@
+"""Code that is exported beside a shape that transformers lacks, with which it loads without Cloze.
+
+It is the model floor itself, which imports torch alone: each file as `cloze_NAME.py`, whose imports name its
+neighbours, and two files that give it the inputs and outputs of transformers (`remote_code/`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import cloze.model
+from cloze import __version__
+from cloze.model.huggingface import OWN_MODEL_TYPE, load_note, load_pretrained
+from cloze.model.tasks import saved_class
+
+_TEMPLATES = Path(__file__).parent / "remote_code"
+_PARTS = ("attention", "bert", "config", "copies", "dropout", "embeddings", "encoder", "flash", "heads", "huggingface",
+          "initialization", "tasks")  # of model/
+# Our class -> the ending of those of transformers that its folders load as, beside AutoModel.
+_HEADS = {
+    "BertForPreTraining": "ForMaskedLM", "BertForMaskedLM": "ForMaskedLM",
+    "BertForNextSentencePrediction": "ForNextSentencePrediction",
+    "BertForSequenceClassification": "ForSequenceClassification",
+    "BertForTokenClassification": "ForTokenClassification", "BertForMultipleChoice": "ForMultipleChoice",
+    "BertForQuestionAnswering": "ForQuestionAnswering",
+}
+
+
+def write_remote_code(folder: Path) -> None:
+    """Give a model folder in our own format the code with which transformers loads it; others need none."""
+    if load_note(folder, "model_type") != OWN_MODEL_TYPE:
+        return
+    floor = Path(cloze.model.__file__).parent
+    for name in _PARTS:
+        text = (floor / f"{name}.py").read_text(encoding="utf-8")
+        text = re.sub(r"^from cloze\.model\.(\w+) import", r"from .cloze_\1 import", text, flags=re.MULTILINE)
+        _write(folder / f"cloze_{name}.py", text, f"model/{name}.py")
+    for path in sorted(_TEMPLATES.glob("*.in")):
+        _write(folder / path.stem, path.read_text(encoding="utf-8"), f"launch/tools/remote_code/{path.name}")
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    _, weights = load_pretrained(folder)
+    values["cloze_pooler"] = any(name.startswith("bert.pooler.") for name in weights)
+    endings = ["", *filter(None, [_HEADS.get(saved_class(folder).__name__)])]
+    values["auto_map"] = {"AutoConfig": "configuration_cloze.ClozeConfig"} | {
+        f"AutoModel{ending}": f"modeling_cloze.Cloze{ending or 'Model'}" for ending in endings}
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write(path: Path, text: str, source: str) -> None:
+    path.write_text(f"# Of Cloze {__version__}, {source}; Apache License 2.0.\n{text}", encoding="utf-8")

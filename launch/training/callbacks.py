@@ -1,0 +1,85 @@
+"""What a user's own classes are told of a run while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cloze.launch.checkpoint import TrainState
+from cloze.launch.config import RunConfig
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as a callback sees it."""
+
+    model: nn.Module
+    """In training mode, with its weights after the last step; one that `zero.stage` 3 partitions is whole in forward
+    only."""
+    device: torch.device
+    """Where the model is."""
+    rank: int
+    """Of this process, from 0; rank 0 is the one that prints and writes."""
+    world_size: int
+    """Processes of the run."""
+    state: TrainState
+    """`step`, `samples_consumed`, `tokens`, `epoch` and `skipped_steps`, as a checkpoint would hold them now."""
+
+
+class Callback:
+    """Watches a run. A subclass overrides what it wants to hear of.
+
+    The constructor is called once in every process, before the processes are joined, with the configuration of the run.
+    Each method is called in every process at the same step, so that it may do what all have to do together (a forward
+    of the model at `zero.stage` 3); what is to be said or written once is rank 0's. An exception ends the run, one of
+    `cloze.pipeline.errors.UserError` with its one line. Time in a method is time of the run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    def on_start(self, run: RunView) -> None:
+        """Before the first step of this part of the run: of a run that goes on, `run.state` is where."""
+
+    def on_step(self, run: RunView) -> None:
+        """After a step was made, or queued on the GPU: a method that reads a tensor waits for it."""
+
+    def on_log(self, run: RunView, scalars: Mapping[str, float]) -> Mapping[str, float] | None:
+        """Each `train.log_every_steps`, with what is to be logged: `train/loss`, `speed/tokens_per_second`, ...
+
+        Returns:
+            further scalars by name, which go to the same curves, the same in every process; or None.
+        """
+
+    def on_evaluation(self, run: RunView, scalars: Mapping[str, float]) -> Mapping[str, float] | None:
+        """After an evaluation, with its `validation/...`.
+
+        Returns:
+            as `on_log`; `validation/x` can be named by `evaluation.metric`.
+        """
+
+    def on_end(self, run: RunView, complete: bool) -> None:
+        """After the last checkpoint was written; complete: whether no step is left, or it was stopped before."""
+
+
+def with_more(callbacks: Sequence[Callback], method: str, run: RunView, scalars: dict[str, float]) -> dict[str, float]:
+    """The scalars with those that `on_log` or `on_evaluation` of the callbacks return; each sees those before it.
+
+    Raises:
+        UserError: something else than numbers by name is returned.
+    """
+    for callback in callbacks:
+        returned = getattr(callback, method)(run, scalars)
+        if returned is None:
+            continue
+        numbers = isinstance(returned, Mapping) and all(
+            isinstance(name, str) and isinstance(value, (int, float)) for name, value in returned.items())
+        if not numbers:
+            raise UserError(f"callbacks: found {str(returned)[:60]!r} returned by {type(callback).__name__}.{method}, "
+                            "expected None or a dictionary of floats by name")
+        scalars = scalars | {name: float(value) for name, value in returned.items()}
+    return scalars
