@@ -112,6 +112,12 @@ class Order:
             rest -= size
         raise AssertionError("unreachable: the rest is below the sum")
 
+    def epochs_of(self, positions: np.ndarray) -> np.ndarray:
+        """The epochs of positions (n,), int64 (n,)."""
+        ends = np.cumsum(self._epoch_sizes)
+        cycles, rest = np.divmod(positions, ends[-1])
+        return cycles * len(ends) + np.searchsorted(ends, rest, side="right")
+
     def first_from(self, position: int, stream: int) -> int:
         """The stream's number of its first sample at `position` or later."""
         return -((stream - position) // self.streams)
