@@ -1,15 +1,17 @@
 """What a run is told: frozen dataclasses, a sentence under each field, checks when they are made."""
 
 from cloze.launch.config.commands import DoctorConfig, ExportConfig, QuickstartConfig
+from cloze.launch.config.data import DataPhase, DataSource, MixtureConfig
 from cloze.launch.config.finetuning import FinetuneConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig
+from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig, PretrainEvaluationConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import BatchArithmetic, MaskingConfig, TrainConfig
+from cloze.launch.config.training import BatchArithmetic, MaskingConfig, MaskingPhase, TrainConfig
 
 __all__ = [
-    "BatchArithmetic", "CheckpointConfig", "DeepSpeedConfig", "DoctorConfig", "EvaluationConfig", "ExportConfig",
-    "FinetuneConfig", "LossScaleConfig", "MaskingConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig",
+    "BatchArithmetic", "CheckpointConfig", "DataPhase", "DataSource", "DeepSpeedConfig", "DoctorConfig",
+    "EvaluationConfig", "ExportConfig", "FinetuneConfig", "LossScaleConfig", "MaskingConfig", "MaskingPhase",
+    "MixtureConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "PretrainEvaluationConfig",
     "QuickstartConfig", "RunConfig", "ScheduleConfig", "TrainConfig", "ZeroConfig",
 ]

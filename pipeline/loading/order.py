@@ -32,11 +32,12 @@ def _generator(seed: int, purpose: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, purpose, *key))))
 
 
-def choose_streams(batch_sizes: Sequence[int], world_size: int) -> int:
+def choose_streams(batch_sizes: Sequence[int], world_size: int, sources: int = 1) -> int:
     """Streams for a run whose global batches have these sizes and what they grow by: a divisor of all, so that every
-    stream gives as much to every batch, and if possible a multiple of the processes, so that none is read by two."""
+    stream gives as much to every batch, and if possible a multiple of the processes, so that none is read by two. Of
+    several sources each stream holds a window: then there are fewer."""
     common = math.gcd(*batch_sizes)
-    most = max(MOST_STREAMS, world_size)
+    most = max(MOST_STREAMS // sources, world_size)
     divisors = [number for number in range(1, min(common, most) + 1) if common % number == 0]
     return max(divisors, key=lambda number: (number % world_size == 0, number))
 
