@@ -168,6 +168,9 @@ def _one_line(message: str, parser: jsonargparse.ArgumentParser) -> str:
     key = re.search(r'Parser key "([\w.]+)"', message)
     field = f"--{key[1]}" if key else "--config"
     value = re.search(r"(?:Got|Given) value: (.*)$", message)
+    # Inside a value that may be of several kinds, as data: a folder or a section.
+    if unknown := re.search(r"Option '([\w.]+)' is not accepted", message):
+        return f"{field}: found {unknown[1]!r} in it, which is no field there; {field}.help lists them"
     if kinds := re.findall(r"Expected an? (typing\.Literal\[[^\]]*\]|<class '\w+'>|\w+)", message):
         return f"{field}: found {value[1] if value else 'another'}, expected {' or '.join(map(_kind, kinds))}"
     if unknown := re.search(r"unrecognized arguments: (\S+)", message):

@@ -52,7 +52,9 @@ class MixtureConfig:
     phases: list[DataPhase] = field(default_factory=list)
     """Shares that change in the course of the run, instead of weights: one phase after another."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise UserError for what contradicts itself. Not when it is made: the parser, which tries it as one of
+        several kinds of values, would take its words."""
         if not self.sources:
             raise UserError("data.sources: found none, expected a list of prepared folders, each with a path")
         labels = [source.label for source in self.sources]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
@@ -108,7 +109,14 @@ class PretrainConfig(RunConfig):
                                     f"{size}; leave it at null to have one chosen")
         check_sections(self)
         check_warmup(self)
-        own = {source.label for source in self.sources} if isinstance(self.data, MixtureConfig) else set()
+        own = set()
+        if isinstance(self.data, MixtureConfig):
+            self.data.check()
+            own = {source.label for source in self.sources}
+        elif self.data.startswith(("{", "[")) or Path(self.data).is_file():  # the parser takes what it can't read so
+            raise UserError(f"data: found {self.data}, expected a folder, or a section (or a YAML file of one) with "
+                            "sources, a list of {path, name, weight}, and proportions, temperature or phases, a list "
+                            "of {weights, until_tokens}; --data.help explains them")
         if both := sorted(own & self.evaluation.sets.keys()):
             raise UserError(f"evaluation.sets: found {both[0]}, expected a name that no source of data has")
 

@@ -136,7 +136,7 @@ class MaskingConfig:
 
     rate: float | None = None
     """Share of a sample's tokens that is predicted at first, above 0, up to 1; null: the rate in the shards' manifest,
-    by which validation is masked in any case."""
+    by which validation is masked unless evaluation.masking_rate says otherwise."""
     final_rate: float | None = None
     """The share that the run ends with; null: rate."""
     change_begins: float = 0.0

@@ -151,14 +151,14 @@ def _print_facts(config: PretrainConfig, data: TrainingData, process: Process, e
     steps_per_epoch = samples / config.train.global_batch_size
     epochs = (f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
               f"({samples:,} samples, {tokens:,} tokens)")
-    entropies = [f"{manifest.unigram_entropy:.3f}" for manifest in data.manifests]
-    named = ", ".join(f"{name} {entropy}" for name, entropy in zip(data.names, entropies, strict=True))
+    entropies = ", ".join(f"{name} {manifest.unigram_entropy:.3f}".lstrip() for name, manifest in
+                          zip(data.names or ("",), data.manifests, strict=True))
     process.console.facts(f"cloze pretrain -> {config.output}", [
         ("parameters", f"{parameters:,}"),
         ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
         *data.described(),
         *running.training_facts(config, process, engine, epochs),
-        ("MLM loss to beat", f"{named or entropies[0]}, the unigram entropy of the training tokens"),
+        ("MLM loss to beat", f"{entropies}, the unigram entropy of the training tokens"),
     ])
 
 

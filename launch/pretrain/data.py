@@ -88,13 +88,14 @@ class TrainingData:
         """What the run may not go on with another of."""
         if not self.names:
             return runs.data_facts(self.manifest)
-        hashes = {f"manifest_hash.{name}": manifest.hash
-                  for name, manifest in zip(self.names, self.manifests, strict=True)}
         shares = "; ".join(f"from sample {phase.begin}: " + ", ".join(f"{share:.9g}" for share in phase.shares)
                            for phase in self.phases)
-        return runs.data_facts(self.manifest) | {
-            runs.TRAINED_LENGTH: self.max_length, "data_sources": ", ".join(self.names), "data_shares": shares,
-        } | hashes
+        return {
+            **{f"manifest_hash.{name}": manifest.hash
+               for name, manifest in zip(self.names, self.manifests, strict=True)},
+            "tokenizer_fingerprint": self.manifest.tokenizer_fingerprint, runs.TRAINED_LENGTH: self.max_length,
+            "source_names": ", ".join(self.names), "source_shares": shares,
+        }
 
     def described(self) -> list[tuple[str, str]]:
         """Rows of the table at the start: what is mixed."""
