@@ -126,7 +126,7 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
     import transformers
 
     from cloze.launch.pretrained.loading import load_model
-    from cloze.pipeline.loading.batches import SampleStreams
+    from cloze.pipeline.loading.streams import SampleStreams
     from cloze.pipeline.shards.shards import ShardReader
 
     reader = ShardReader(data, "train")
@@ -139,7 +139,7 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
     class Samples(torch.utils.data.IterableDataset):
         def __iter__(self):
             for position in range(0, steps * BATCH, BATCH):
-                _, found, _ = stream.read(range(streams), position, BATCH // streams)
+                found = stream.read(range(streams), position, BATCH // streams).samples
                 tokens.append(tokens[-1] + len(found.input_ids))
                 for low, high in zip(found.offsets, found.offsets[1:], strict=False):
                     yield {"input_ids": found.input_ids[low:high].astype(np.int64).tolist()}

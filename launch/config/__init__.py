@@ -8,16 +8,17 @@ from cloze.launch.config.commands import (
     RunsConfig,
     StatusConfig,
 )
+from cloze.launch.config.data import DataPhase, DataSource, MixtureConfig
 from cloze.launch.config.finetuning import FinetuneConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig
+from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig, PretrainEvaluationConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import BatchArithmetic, MaskingConfig, TrainConfig
+from cloze.launch.config.training import BatchArithmetic, MaskingConfig, MaskingPhase, TrainConfig
 
 __all__ = [
-    "BatchArithmetic", "CheckpointConfig", "CompletionConfig", "DeepSpeedConfig", "DoctorConfig", "EvaluationConfig",
-    "ExportConfig", "FinetuneConfig", "LossScaleConfig", "MaskingConfig", "MonitorConfig", "OptimizerConfig",
-    "PretrainConfig", "QuickstartConfig", "RunConfig", "RunsConfig", "ScheduleConfig", "StatusConfig", "TrainConfig",
-    "ZeroConfig",
+    "BatchArithmetic", "CheckpointConfig", "CompletionConfig", "DataPhase", "DataSource", "DeepSpeedConfig",
+    "DoctorConfig", "EvaluationConfig", "ExportConfig", "FinetuneConfig", "LossScaleConfig", "MaskingConfig",
+    "MaskingPhase", "MixtureConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "PretrainEvaluationConfig",
+    "QuickstartConfig", "RunConfig", "RunsConfig", "ScheduleConfig", "StatusConfig", "TrainConfig", "ZeroConfig",
 ]

@@ -13,6 +13,21 @@ def at_least(section: str, config: object, **minimums: float) -> None:
             raise UserError(f"{section}.{name}: found {value}, expected at least {least}")
 
 
+def check_ends(name: str, ends: list[float | None]) -> None:
+    """Raise UserError, naming the field, unless every phase but the last one has an end, after the one before."""
+    if not ends:
+        return
+    before = 0.0
+    for end in ends[:-1]:
+        if end is None:
+            raise UserError(f"{name}: found a phase without an end before the last, expected one of each but the last")
+        if end <= before:
+            raise UserError(f"{name}: found an end at {end} after {before:g}, expected phases that follow each other")
+        before = end
+    if ends[-1] is not None:
+        raise UserError(f"{name}: found an end at {ends[-1]} of the last phase, expected null: it lasts to the run's")
+
+
 def check_sections(config) -> None:
     """Raise UserError for values of different sections of a run that contradict each other."""
     if config.train.precision == "fp16" and config.optimizer.whole_tensors:

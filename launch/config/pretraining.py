@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
+from cloze.launch.config.data import DataSource, MixtureConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -15,11 +18,33 @@ from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)
+class PretrainEvaluationConfig(EvaluationConfig):
+    """When the run is measured on the validation split, and what follows from it."""
+
+    sets: dict[str, str] = field(default_factory=dict)
+    """Further prepared folders whose validation splits are measured, by name: curves `validation/.../NAME`. What has no
+    name in its curve is measured on the data that is trained on."""
+    masking_rate: float | None = None
+    """Share of a sample's tokens that is predicted in validation, where its masks are drawn at load time; above 0, up
+    to 1; null: the rate in the shards' manifest, whatever the run trains with."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.masking_rate is not None and not 0 < self.masking_rate <= 1:
+            raise UserError(f"evaluation.masking_rate: found {self.masking_rate}, expected a share above 0, up to 1")
+        for name in self.sets:
+            if not re.fullmatch(r"[\w.-]+", name):
+                raise UserError(f"evaluation.sets: found the name {name!r}, expected letters, digits, dots, dashes and "
+                                "underscores")
+
+
+@dataclass(frozen=True)
 class PretrainConfig(RunConfig):
     """A pretraining run."""
 
-    data: str
-    """Folder that `cloze prepare` wrote."""
+    data: str | MixtureConfig
+    """Folder that `cloze prepare` wrote; or several to mix: a section with sources, or a YAML file of it (--data.help
+    and docs/training.md#mixtures)."""
     output: str
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
     seed: int = 42
@@ -57,7 +82,7 @@ class PretrainConfig(RunConfig):
     """Learning rate over the steps."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the run is saved, what is kept and how it goes on."""
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    evaluation: PretrainEvaluationConfig = field(default_factory=PretrainEvaluationConfig)
     """When the run is measured on the validation split, and what follows from it."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     """What is watched beside the curves, and how often."""
@@ -76,10 +101,13 @@ class PretrainConfig(RunConfig):
                             "which has word embeddings of its own, expected one of the two; leave the other out")
         if self.seed < 0:
             raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
         changes = self.masking.final_rate not in (None, self.masking.rate)
-        if changes and (self.train.time_budget_hours is not None or self.train.growth):
-            raise UserError(f"masking.final_rate: found {self.masking.final_rate} in a run with a time budget or a "
-                            "growing batch, expected null: how many samples it has is not known beforehand")
+        if (changes or shares) and (self.train.time_budget_hours is not None or self.train.growth):
+            name, value, instead = (("phases", f"until_share {shares[0]}", "until_tokens") if shares else
+                                    ("final_rate", self.masking.final_rate, "null"))
+            raise UserError(f"masking.{name}: found {value} in a run with a time budget or a growing batch, expected "
+                            f"{instead}: how many samples it has is not known beforehand")
         check_processes(self)
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():
@@ -88,13 +116,28 @@ class PretrainConfig(RunConfig):
                                     f"{size}; leave it at null to have one chosen")
         check_sections(self)
         check_warmup(self)
+        own = set()
+        if isinstance(self.data, MixtureConfig):
+            self.data.check()
+            own = {source.label for source in self.sources}
+        elif self.data.startswith(("{", "[")) or Path(self.data).is_file():  # the parser takes what it can't read so
+            raise UserError(f"data: found {self.data}, expected a folder, or a section (or a YAML file of one) with "
+                            "sources, a list of {path, name, weight}, and proportions, temperature or phases, a list "
+                            "of {weights, until_tokens}; --data.help explains them")
+        if both := sorted(own & self.evaluation.sets.keys()):
+            raise UserError(f"evaluation.sets: found {both[0]}, expected a name that no source of data has")
+
+    @property
+    def sources(self) -> list[DataSource]:
+        """The prepared folders, whichever way they were given."""
+        return self.data.sources if isinstance(self.data, MixtureConfig) else [DataSource(self.data)]
 
 
 @dataclass(frozen=True)
 class DeepSpeedConfig(PretrainConfig):
     """What DeepSpeed would be given for a pretraining run."""
 
-    data: str = ""
+    data: str | MixtureConfig = ""
     """Not read."""
     output: str = ""
     """Not read."""

@@ -51,7 +51,8 @@ class EvaluationConfig:
 
     def is_better(self, value: float, than: float) -> bool:
         """Whether a value of the metric is better than another."""
-        return value < than if self.metric.endswith(("loss", "perplexity", "error")) else value > than
+        measure, _, _ = self.metric.partition("/")  # behind it stands the name of a set
+        return value < than if measure.endswith(("loss", "perplexity", "error")) else value > than
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
-from cloze.launch.config.checks import at_least
+from cloze.launch.config.checks import at_least, check_ends
 from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
@@ -135,18 +135,50 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class MaskingPhase:
+    """A masking rate for a part of the run."""
+
+    rate: float
+    """Share of a sample's tokens that is predicted, above 0, up to 1."""
+    until_tokens: int | None = None
+    """Tokens of the run after which the phase ends."""
+    until_share: float | None = None
+    """Or the share of the run's samples after which it does; the last phase has neither."""
+
+
+@dataclass(frozen=True)
 class MaskingConfig:
     """How much is masked in the course of a run, of shards whose masks are drawn at load time."""
 
     rate: float | None = None
     """Share of a sample's tokens that is predicted at first, above 0, up to 1; null: the rate in the shards' manifest,
-    by which validation is masked in any case."""
+    by which validation is masked unless evaluation.masking_rate says otherwise."""
     final_rate: float | None = None
     """The share that the run ends with; null: rate."""
     change_begins: float = 0.0
     """Share of the run's samples after which the rate begins to change, linearly; from 0, below 1."""
+    phases: list[MaskingPhase] = field(default_factory=list)
+    """Rates that hold one after another, instead of rate: each phase but the last with until_tokens or until_share."""
+    strategy: Literal["token", "whole_word", "span"] | None = None
+    """What is masked at once: a token; a whole word; a run of words; null: as in the shards' manifest, by which
+    validation is masked in any case."""
 
     def __post_init__(self) -> None:
+        if self.phases and self.rate is not None:
+            raise UserError(f"masking.phases: found them with masking.rate {self.rate}, expected one of the two")
+        for phase in self.phases:
+            if not 0 < phase.rate <= 1:
+                raise UserError(f"masking.phases: found rate {phase.rate}, expected a share above 0, up to 1")
+            if phase.until_share is not None and not 0 < phase.until_share < 1:
+                raise UserError(f"masking.phases: found until_share {phase.until_share}, expected a share between 0 "
+                                "and 1")
+        for kind, other in (("until_tokens", "until_share"), ("until_share", "until_tokens")):
+            if any(getattr(phase, other) is not None for phase in self.phases):
+                continue
+            check_ends("masking.phases", [getattr(phase, kind) for phase in self.phases])
+            break
+        else:
+            raise UserError("masking.phases: found until_tokens and until_share, expected one of them in all phases")
         for name in ("rate", "final_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:

@@ -136,6 +136,9 @@ def _wrong_value(message: str, known: Mapping[str, Described], words: list[str])
     field = known[names[-1]]
     if nested := re.search(r"NestedArg\(key='([^']*)'", message):
         return f"found --{field.name}.{nested[1]}, which is no option; --{field.name} takes {field.expected}"
+    if inside := re.search(r'Parser key "[\w.]+".*Option \'([^\']*)\' is not accepted', message):
+        # A value of several kinds, as data: a folder or a section; the kinds that it is not come after.
+        return f"--{field.name}: found {quoted(inside[1])} in it, which is no field there; it takes {field.expected}"
     if inner := re.search(r'Parser key "[\w.]+".*(Group \'|Option \'|No action for key)', message):
         return _unknown(message[inner.start(1):], known, words)
     value = re.search(r"(?:Got|Given) value: (.*)$", message) or re.search(r"Unable to load config ['\"](.*?)['\"]",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from cloze.launch.config import DeepSpeedConfig, PretrainConfig
@@ -16,30 +17,37 @@ from cloze.launch.config.training import AUTO
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import full_parameter
+from cloze.launch.pretrain.data import (
+    TrainingData,
+    batch_warmup,
+    check_alike,
+    check_data,
+    open_data,
+    open_split,
+    open_training,
+    run_masking,
+)
 from cloze.launch.pretrain.guesses import Guesses
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.table import make_objective, objective_facts
 from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
+from cloze.launch.pretrain.sources import Sources
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.own_classes import make, own_class
 from cloze.launch.training import running
 from cloze.launch.training.callbacks import Callback
-from cloze.launch.training.evaluation import evaluate
+from cloze.launch.training.evaluation import ValidationSet, evaluate_sets
 from cloze.launch.training.running import Process
 from cloze.model.bert import BertForPreTraining
-from cloze.model.config import BertConfig
 from cloze.model.flops import encoder_weights, num_parameters, training_flops
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, evaluation_batches
+from cloze.pipeline.loading.batches import BatchStream, evaluation_batches
 from cloze.pipeline.loading.order import choose_streams
-from cloze.pipeline.samples.masking import RateSchedule
-from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -50,23 +58,24 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    manifest, model = check_data(Path(config.data), config.model, config.train.sequence_length)
-    check_masking(config, manifest)
+    data, model = open_data(config)
+    run_masking(config, data)  # and whether the data has a place for it
     size, given = encoder_weights(model), config.train.learning_rate
     config = replace(config, model=model, train=config.train.on(environment.world_size).for_size(size))
     config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
     objective, callbacks = make_objective(config), make_callbacks(config)
-    facts = runs.data_facts(manifest) | objective_facts(objective)
+    facts = data.facts | objective_facts(objective)
     console = Console(environment.is_main)
     if given == AUTO:
         console.say(f"peak rate: {running.said_of_rate(given, config.train, size)}")
-    if manifest.remark:
-        console.warn(manifest.remark)
+    for manifest in data.manifests:
+        if manifest.remark:
+            console.warn(manifest.remark)
 
     def work(process: Process, stop: StopRequest) -> bool:
-        resolved = resolve(config, manifest, objective, partial(build_model, config, objective), environment,
+        resolved = resolve(config, data, objective, partial(build_model, config, objective), environment,
                            process.device, process.console)
-        return train(resolved, prepare_trainer(resolved, manifest, process, objective, callbacks, facts), stop)
+        return train(resolved, data, prepare_trainer(resolved, data, process, objective, callbacks, facts), stop)
 
     return running.carry_out(config, facts, environment, console, work)
 
@@ -74,37 +83,6 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
 def make_callbacks(config: PretrainConfig) -> list[Callback]:
     """The callbacks that the configuration names. Raises UserError as `own_class`."""
     return [make("callbacks", name, own_class("callbacks", name, Callback), config, {}) for name in config.callbacks]
-
-
-def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
-    """The manifest, and the model with what the data decides filled in.
-
-    Args:
-        longest: tokens of the longest sequence that the run is meant for; None: any.
-
-    Raises:
-        UserError: vocabulary, length or tokenizer of shards and model do not match.
-    """
-    manifest = Manifest.load(data)
-    if model.vocab_size not in (0, manifest.vocab_size):
-        raise UserError(f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
-                        f"of the shards in {data}; leave it at 0 to take theirs")
-    tokenizer = Tokenizer.from_folder(data / runs.TOKENIZER)
-    found = tokenizer.fingerprint
-    if found != manifest.tokenizer_fingerprint:
-        raise UserError(f"{data / runs.TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected "
-                        f"{manifest.tokenizer_fingerprint[:12]}, the one that made the shards; prepare the data again")
-    if tokenizer.special_tokens != manifest.special_tokens:
-        raise UserError(f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
-                        f"{manifest.special_tokens}, those of the manifest; prepare the data again")
-    if longest is not None and manifest.max_length > longest:
-        raise UserError(f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "
-                        f"max_length of the shards in {data}; give the shards that the run is meant for, or set it to "
-                        "null")
-    if manifest.max_length > model.max_position_embeddings:
-        raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
-                        f"{manifest.max_length}, the max_length of the shards in {data}")
-    return manifest, replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
 
 
 def choose_data_streams(config: PretrainConfig, world_size: int) -> int:
@@ -116,17 +94,7 @@ def choose_data_streams(config: PretrainConfig, world_size: int) -> int:
     sizes = list(config.train.batch_sizes.values())
     saved = runs.saved_data_streams(Path(config.output), config.checkpoint.accept_changes)
     fits = saved is not None and not any(size % saved for size in sizes)  # else it is the batch that has changed
-    return config.data_streams or (saved if fits else choose_streams(sizes, world_size))
-
-
-def open_split(config: PretrainConfig, split: str, environment: Environment, device: torch.device) -> ShardReader:
-    """Reader of a split. Rank 0 alone asks for the sizes of all shards, and the others hear what it found. Collective.
-
-    Raises:
-        UserError: a shard is missing or has another size.
-    """
-    with distributed.together("find the shards", config.data, device):
-        return ShardReader(config.data, split, check_sizes=environment.is_main)
+    return config.data_streams or (saved if fits else choose_streams(sizes, world_size, len(config.sources)))
 
 
 def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) -> None:
@@ -154,20 +122,20 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
     return model
 
 
-def take_word_vectors(config: PretrainConfig, model, console: Console) -> None:
+def take_word_vectors(config: PretrainConfig, tokenizer: Tokenizer, model, console: Console) -> None:
     """Copy the vectors of `init_word_vectors` into a freshly drawn model; a token without one stays as drawn.
 
     Raises:
         UserError, ModelError: there is no such file, or its vectors are not those of tokens, in the model's width.
     """
-    path, tokens = Path(config.init_word_vectors), Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER).tokens
+    path, tokens = Path(config.init_word_vectors), tokenizer.tokens
     numbers = {token: number for number, token in enumerate(tokens) if token and number != config.model.pad_token_id}
     with readable_errors(path):
         found = init_word_embeddings(model, path, numbers)
     console.say(f"init_word_vectors: {found:,} of {len(numbers):,} tokens start from {path}")
 
 
-def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process, objective: Objective,
+def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process, objective: Objective,
                     callbacks: Sequence[Callback], facts: dict[str, str | int]):
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     environment, console = process.environment, process.console
@@ -175,115 +143,106 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process
     model = build_model(config, objective)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     if step is None and config.init_word_vectors:
-        take_word_vectors(config, model, console)
-    start = Start(config, manifest, model, checkpoints, console) if step is None and config.init_from else None
+        take_word_vectors(config, Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER), model, console)
+    start = Start(config, data.manifest, model, checkpoints, console) if step is None and config.init_from else None
     parameters = num_parameters(model)  # before ZeRO-3 empties them
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
     engine = build_engine(model, config, made, process.device)
-    _print_facts(config, manifest, process, engine, parameters)
-    batches = validation(config, manifest, process)
+    _print_facts(config, data, process, engine, parameters)
+    sets = validation_sets(config, data, process)
     trainer = running.make_trainer(
         config, process, engine, checkpoints,
         facts={**facts, "data_streams": config.data_streams}, objective=objective,
-        evaluate=None if batches is None else partial(evaluate, engine, objective, batches, process.device),
+        evaluate=partial(evaluate_sets, engine, objective, sets, process.device) if sets else None,
         flops=objective.flops, callbacks=callbacks,
+        sources=Sources(data, config.data_streams) if data.names else None,
     )
     if start:
         start.finish(trainer, console)
     running.resume(trainer, step)
     if environment.is_main:
-        save_tokenizer = partial(shutil.copytree, manifest.folder / runs.TOKENIZER)
+        save_tokenizer = partial(shutil.copytree, data.manifest.folder / runs.TOKENIZER)
         runs.describe(config, facts, save_tokenizer, made)
     return trainer
 
 
-def _print_facts(config: PretrainConfig, manifest: Manifest, process: Process, engine, parameters: int) -> None:
-    counts = manifest.splits["train"].counts
-    tokens, samples = counts["tokens"], counts["samples"] // manifest.pair_sets  # an epoch goes over one set of pairs
-    histogram = manifest.splits["train"].length_histogram
-    squares = sum(length * length * number for length, number in enumerate(histogram))
-    masked = manifest.masked_share if config.masking.rate is None else config.masking.rate
-    per_token = training_flops(config.model, (tokens, squares), masked * tokens, summed=True) / tokens
+def _print_facts(config: PretrainConfig, data: TrainingData, process: Process, engine, parameters: int) -> None:
+    tokens, samples = data.num_tokens, data.num_samples
+    histogram = data.length_histogram
+    lengths = np.arange(len(histogram))
+    sizes = float(lengths @ histogram), float(lengths**2 @ histogram)
+    masked = data.most_masked(run_masking(config, data))
+    per_token = training_flops(config.model, sizes, masked * sizes[0], summed=True) / sizes[0]
     steps_per_epoch = samples / config.train.global_batch_size
     epochs = (f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
               f"({samples:,} samples, {tokens:,} tokens)")
+    entropies = ", ".join(f"{name} {manifest.unigram_entropy:.3f}".lstrip() for name, manifest in
+                          zip(data.names or ("",), data.manifests, strict=True))
     process.console.facts(f"cloze pretrain -> {config.output}", [
         ("parameters", f"{parameters:,}"),
         ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
+        *data.described(),
         *running.training_facts(config, process, engine, epochs),
-        ("MLM loss to beat", f"{manifest.unigram_entropy:.3f}, the unigram entropy of the training tokens"),
+        ("MLM loss to beat", f"{entropies}, the unigram entropy of the training tokens"),
     ])
 
 
-def validation(config: PretrainConfig, manifest: Manifest, process: Process):
-    """What makes the validation batches of this rank, or None if no document was held out. Collective.
+def validation_sets(config: PretrainConfig, data: TrainingData, process: Process) -> list[ValidationSet]:
+    """The validation sets of the run: of its data, and further ones; empty if no document was held out. Collective.
 
     Raises:
-        UserError: something is to be decided by a validation that cannot be.
+        UserError: a set is of another tokenizer, something is to be decided by a validation that cannot be, or a rate
+            is given for masks that all lie in shards.
     """
-    if not manifest.splits["validation"].counts.get("samples"):
+    folders = [(name, manifest, True) for name, manifest in zip(data.names or (None,), data.manifests, strict=True)]
+    for name, path in config.evaluation.sets.items():
+        folders.append((name, check_data(Path(path), config.model, config.train.sequence_length)[0], False))
+        check_alike([data.manifest], folders[-1][1], "evaluation.sets")
+    folders = [each for each in folders if each[1].splits["validation"].counts.get("samples")]
+    if not folders:
         for name in ("keep_best", "patience", "target"):
             if getattr(config.evaluation, name):
                 raise UserError(f"evaluation.{name}: found {getattr(config.evaluation, name)}, expected none: the "
-                                f"validation split of {config.data} is empty; prepare the data with one")
-        process.console.warn(f"{config.data}: the validation split is empty; nothing is evaluated")
-        return None
-    return partial(
-        evaluation_batches, open_split(config, "validation", process.environment, process.device),
-        micro_batch_size=config.train.micro_batch_size, rank=process.environment.rank,
-        world_size=process.environment.world_size, max_samples=config.evaluation.samples,
-        segments=config.model.segments,
-    )
+                                f"validation split of {data.manifest.folder} is empty; prepare the data with one")
+        process.console.warn(f"{data.manifest.folder}: the validation split is empty; nothing is evaluated")
+    rate = config.evaluation.masking_rate
+    if rate is not None and folders and all(manifest.mask_sets for _, manifest, _ in folders):
+        raise UserError(f"evaluation.masking_rate: found {rate} with shards in {folders[0][1].folder} that hold their "
+                        "masks, expected null; or prepare them with --masking.mode dynamic")
+    environment = process.environment
+    pooled = any(own for *_, own in folders)  # of further sets alone, if the data has none
+    return [
+        ValidationSet(name, own or not pooled, partial(
+            evaluation_batches, open_split(manifest.folder, "validation", environment, process.device),
+            micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
+            max_samples=config.evaluation.samples, segments=config.model.segments, rate=rate,
+        ))
+        for name, manifest, own in folders
+    ]
 
 
-def train(config: PretrainConfig, trainer, stop: StopRequest) -> bool:
+def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
     environment = trainer.environment
-    reader = open_split(config, "train", environment, trainer.device)
     stream = BatchStream(
-        reader, global_batch_size=config.train.global_batch_size, micro_batch_size=config.train.micro_batch_size,
-        rank=environment.rank, world_size=environment.world_size, streams=config.data_streams, seed=config.seed,
-        samples_consumed=trainer.state.samples_consumed, warmup=batch_warmup(config, reader.manifest),
-        segments=config.model.segments,
-        masking_rate=masking_rate(config),
+        open_training(data, environment, trainer.device), global_batch_size=config.train.global_batch_size,
+        micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
+        streams=config.data_streams, seed=config.seed, samples_consumed=trainer.state.samples_consumed,
+        warmup=batch_warmup(config, data), segments=config.model.segments, masking=run_masking(config, data),
     )
     try:
-        shown = partial(showing, config, trainer) if trainer.evaluate else None
+        shown = partial(showing, config, data, trainer) if trainer.evaluate else None
         return running.run(config, trainer, stream, stop, shown)
     finally:
         stream.close()
 
 
-def check_masking(config: PretrainConfig, manifest: Manifest) -> None:
-    """Raise UserError for a masking rate where the shards hold their masks."""
-    if config.masking.rate is not None and manifest.mask_sets:
-        raise UserError(f"masking.rate: found {config.masking.rate} with shards in {config.data} that hold their "
-                        "masks, expected null; or prepare them with --masking.mode dynamic")
-
-
-def masking_rate(config: PretrainConfig) -> RateSchedule | None:
-    """The masking rate over the samples of the run; None: the manifest's."""
-    chosen = config.masking
-    if chosen.rate is None:
-        return None
-    end = config.train.max_steps * config.train.global_batch_size
-    return RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
-
-
-def batch_warmup(config: PretrainConfig, manifest: Manifest) -> BatchWarmup | None:
-    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
-    every batch without asking."""
-    train, counts = config.train, manifest.splits["train"].counts
-    if train.initial_global_batch_size is None:
-        return None
-    samples = -(-train.batch_warmup_tokens * counts["samples"] // counts["tokens"])
-    return BatchWarmup(train.initial_global_batch_size, train.increment, samples)
-
-
-def showing(config: PretrainConfig, trainer, metrics):
-    """What each evaluation shows beside its numbers: blanks and guesses, word embeddings."""
-    reader = ShardReader(config.data, "validation", check_sizes=False)
-    tokenizer = Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER)
+def showing(config: PretrainConfig, data: TrainingData, trainer, metrics):
+    """What each evaluation shows beside its numbers: blanks and guesses (of a mixture's first source that has held-out
+    samples), word embeddings."""
+    readers = [ShardReader(manifest.folder, "validation", check_sizes=False) for manifest in data.manifests]
+    reader = max(readers, key=lambda each: each.num_samples > 0)
+    tokenizer = Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)
     guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, config.model.segments,
                                 metrics)

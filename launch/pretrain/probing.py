@@ -16,6 +16,7 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import compute_dtype
+from cloze.launch.pretrain.data import TrainingData, run_masking
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
@@ -23,14 +24,13 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.shards.manifest import Manifest
 
 # Kept free for what the probe does not see: NCCL's buffers of collectives that come later (evaluation, checkpoints),
 # workspaces of kernels that other shapes choose, other processes on the GPU. Hardly for holes in the allocator's
 # segments: a model of torch's allocator that replayed BERT-base's batches of changing lengths needed up to 37% more
 # than the probe's one shape, and within 1% of what tensors held with expandable segments (system/environment.py).
 SPARE_SHARE = 0.1
-# Masked tokens of the probe's sequences over the corpus's average share: some sequences have more than others.
+# Masked tokens of the probe's sequences over the run's share: some sequences have more than others.
 MASKED_MARGIN = 1.25
 PROBE_SEED = 0
 # Of lengths drawn from the corpus's, after the longest ones: what the allocator makes of changing sizes is counted too.
@@ -40,7 +40,7 @@ CPU_MICRO_BATCH = 32
 _LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
 
 
-def resolve(config: PretrainConfig, manifest: Manifest, objective: Objective, build_model: Callable[[], nn.Module],
+def resolve(config: PretrainConfig, data: TrainingData, objective: Objective, build_model: Callable[[], nn.Module],
             environment: Environment, device: torch.device, console: Console) -> PretrainConfig:
     """The configuration with a number where `train.micro_batch_size` was auto or null; collective.
 
@@ -62,8 +62,8 @@ def resolve(config: PretrainConfig, manifest: Manifest, objective: Objective, bu
     elif config.train.micro_batch_size is None and device.type == "cpu":
         chosen = max(size for size in candidates if size <= CPU_MICRO_BATCH)
     else:
-        chosen = _search(config, manifest, objective, build_model, environment, device, candidates)
-        console.say(f"micro-batch: {chosen} sequences are the most that fit, of {manifest.max_length} tokens each")
+        chosen = _search(config, data, objective, build_model, environment, device, candidates)
+        console.say(f"micro-batch: {chosen} sequences are the most that fit, of {data.max_length} tokens each")
     return with_micro_batch_size(config, chosen)
 
 
@@ -72,14 +72,14 @@ def with_micro_batch_size(config: PretrainConfig, size: int) -> PretrainConfig:
     return replace(config, train=replace(config.train, micro_batch_size=size))
 
 
-def _search(config: PretrainConfig, manifest: Manifest, objective: Objective, build_model: Callable[[], nn.Module],
+def _search(config: PretrainConfig, data: TrainingData, objective: Objective, build_model: Callable[[], nn.Module],
             environment: Environment, device: torch.device, candidates: list[int]) -> int:
     given = config.train.memory_limit_gib
     limit = None if given is None else int(given * 2**30)
     memory = (CudaMemory(device, limit) if device.type == "cuda" else
               HostMemory(processes_on_this_machine(environment), limit))
     try:
-        probe = Probe(config, manifest, objective, build_model(), environment, device)
+        probe = Probe(config, data, objective, build_model(), environment, device)
     except Exception as error:
         if not _out_of_memory(error):
             raise
@@ -150,7 +150,7 @@ class Probe:
     have, then thrown away.
     """
 
-    def __init__(self, config: PretrainConfig, manifest: Manifest, objective: Objective, model: nn.Module,
+    def __init__(self, config: PretrainConfig, data: TrainingData, objective: Objective, model: nn.Module,
                  environment: Environment, device: torch.device) -> None:
         share = config.train.global_batch_size // environment.world_size
         # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
@@ -161,7 +161,8 @@ class Probe:
         self.engine = build_engine(model, config, made, device)
         self.engine.train()
         self.objective = objective
-        self.manifest, self.device, self.world_size = manifest, device, environment.world_size
+        self.data, self.device, self.world_size = data, device, environment.world_size
+        self.masked_share = data.most_masked(run_masking(config, data))
         self.partitions_weights = config.zero.stage == 3
 
     def run(self, size: int, agree: Callable[[bool], bool]) -> bool:
@@ -216,16 +217,16 @@ class Probe:
     def _batches(self, size: int) -> list[dict]:
         """`size` sequences of the corpus's greatest length, and MIXED_BATCHES times such as its lengths give."""
         generator = torch.Generator().manual_seed(PROBE_SEED)
-        histogram = torch.tensor(self.manifest.splits["train"].length_histogram, dtype=torch.float64)
+        histogram = torch.as_tensor(self.data.length_histogram, dtype=torch.float64)
         drawn = torch.multinomial(histogram, MIXED_BATCHES * size, replacement=True, generator=generator)
-        longest = torch.full((1, size), self.manifest.max_length)
+        longest = torch.full((1, size), self.data.max_length)
         return [self._batch(lengths, generator) for lengths in torch.cat((longest, drawn.view(-1, size)))]
 
     def _batch(self, lengths: torch.Tensor, generator: torch.Generator) -> dict:
         """Sequences of these lengths, (size,), with as many masked tokens as sequences can have."""
-        share = min(1.0, MASKED_MARGIN * self.manifest.masked_share)
+        share = min(1.0, MASKED_MARGIN * self.masked_share)
         starts, tokens = lengths.cumsum(0) - lengths, int(lengths.sum())
-        ids = torch.randint(self.manifest.vocab_size, (tokens,), generator=generator)
+        ids = torch.randint(self.data.manifest.vocab_size, (tokens,), generator=generator)
         places = torch.arange(tokens) - starts.repeat_interleave(lengths)
         positions = (places < (share * lengths).ceil().repeat_interleave(lengths)).nonzero()[:, 0]
         batch = {

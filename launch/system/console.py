@@ -34,6 +34,11 @@ _COLUMNS = (
 )
 
 
+# Scalars of which there is one for each source of a mixture, or validation set; so many of them have a place in a line.
+_BY_SOURCE = ("train/mlm_loss/", "validation/loss/")
+_MOST_SOURCES = 6
+
+
 def figure(value: float) -> str:
     """A result as it is shown, whatever it measures; files hold all digits."""
     return f"{value:.4f}"
@@ -100,6 +105,8 @@ class Console:
     def progress(self, step: int, max_steps: int, scalars: dict[str, float], seconds_left: float | None = None) -> None:
         """One line: step, what the scalars say, time left, which is estimated unless it is known."""
         parts = [f"{label} {form.format(scalars[name])}" for name, label, form in _COLUMNS if name in scalars]
+        sources = [(name.rsplit("/", 1)[1], value) for name, value in scalars.items() if name.startswith(_BY_SOURCE)]
+        parts += [f"{name} {value:.4f}" for name, value in sources[:_MOST_SOURCES]]
         now = time.monotonic()
         if seconds_left is not None:
             parts.append(f"{clock(max(0.0, seconds_left))} left")

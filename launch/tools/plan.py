@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from cloze.launch.config import MixtureConfig
+from cloze.launch.pretrain.data import open_data, run_masking
 from cloze.launch.pretrain.probing import SPARE_SHARE
 from cloze.launch.system.console import Console, clock
 from cloze.launch.system.environment import Environment
@@ -48,13 +50,16 @@ def make_estimator(config: PlanConfig) -> Estimator:
         machine = replace(machine, link=config.link_gigabytes * 1e9)
     model, lengths = config.model, _lengths(config)
     if not model.vocab_size:
-        known = Manifest.load(config.data).vocab_size if config.data else assumptions.VOCAB_SIZE
+        known = Manifest.load(config.sources[0].path).vocab_size if config.data else assumptions.VOCAB_SIZE
         model = replace(model, vocab_size=known)
     cluster = Cluster(machine, config.gpus, min(config.gpus_per_machine, config.gpus), config.network_gigabytes * 1e9)
     return Estimator(replace(config, model=model), lengths, cluster)
 
 
 def _lengths(config: PlanConfig) -> Lengths:
+    if isinstance(config.data, MixtureConfig):
+        data, _ = open_data(config)
+        return Lengths(tuple(data.length_histogram.tolist()), data.most_masked(run_masking(config, data)))
     if config.data:
         manifest = Manifest.load(config.data)
         return Lengths(tuple(manifest.splits["train"].length_histogram), manifest.masked_share)
@@ -175,7 +180,8 @@ def _assumed(config: PlanConfig, estimator: Estimator) -> str:
     if config.gpus > 1:
         said += [f"links at {assumptions.COLLECTIVE:.0%} of {machine.link / 1e9:.0f} GB/s inside a machine and of "
                  f"{config.network_gigabytes:g} GB/s between machines"]
-    source = config.data or f"{config.short_share:.0%} of them shorter"
+    folders = ", ".join(each.path for each in config.sources)
+    source = folders if config.data else f"{config.short_share:.0%} of them shorter"
     said += [f"{lengths.mean:.0f} tokens a sequence ({source}), {lengths.masked_share:.0%} of them masked",
              "the full batch from the first step", "no evaluation, no wait for data or checkpoints"]
     return (f"assumed: {'; '.join(said)}. Constants and their sources: launch/tools/planning/assumptions.py; how well "

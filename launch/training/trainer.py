@@ -36,6 +36,7 @@ from cloze.pipeline.loading.batches import RankBatch
 # What the window counts beside the objective's own sums: steps that changed the weights, skipped ones, real tokens,
 # tokens that padding would have added.
 _WINDOW = ("steps", "skipped", "tokens", "padding")
+_SOURCES = "sources"  # of a micro-batch's samples, on their way to the device beside what the model takes
 
 
 def dropout_seed(*key: int) -> int:
@@ -68,14 +69,15 @@ class Trainer:
         flops: model FLOPs of a micro-batch.
         facts: plain values kept in every checkpoint.
         callbacks: what the user wants to be told.
+        sources: what measures each source of a mixture by itself (launch/pretrain/sources.py).
     """
 
     def __init__(self, config, *, engine, objective, evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
                  flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
                  environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
-                 facts: dict, callbacks: Sequence[Callback] = ()) -> None:
+                 facts: dict, callbacks: Sequence[Callback] = (), sources=None) -> None:
         self.config, self.train = config, config.train
-        self.engine, self.objective = engine, objective
+        self.engine, self.objective, self.sources = engine, objective, sources
         self.evaluate, self.flops = evaluate, flops
         self.checkpoints, self.console = checkpoints, console
         self.heartbeat, self.profiler = heartbeat, profiler
@@ -86,7 +88,8 @@ class Trainer:
         self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
         self.inspector = Inspector(engine, device, environment.world_size)
         self.show: Callable[[int], None] | None = None
-        self._window = torch.zeros(len(objective.NAMES) + len(_WINDOW), dtype=torch.float64, device=device)
+        self._num_sums = len(objective.NAMES) + (sources.num_sums if sources else 0)
+        self._window = torch.zeros(self._num_sums + len(_WINDOW), dtype=torch.float64, device=device)
         self._pending: deque[_Step] = deque()  # steps whose outcome the host has not looked at yet, oldest first
         self._stop_agreed = False
         self._began = 0.0  # when the clock would have been started without interruption
@@ -106,7 +109,8 @@ class Trainer:
         """Go on from a published checkpoint of this run."""
         self.state, rank_states = self.checkpoints.load(self.engine, step)
         for saved in rank_states:
-            self._window += saved["window"].to(self.device)
+            if saved["window"].shape == self._window.shape:  # another one had other sources: their sums are left out
+                self._window += saved["window"].to(self.device)
         self._saved = self.state
         self._seconds = self.state.seconds
 
@@ -184,13 +188,15 @@ class Trainer:
         self._set_rate()
         every = self.config.monitor.inspect_every_steps
         inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
-        sums = torch.zeros(len(self.objective.NAMES), dtype=torch.float64, device=self.device)
+        sums = torch.zeros(self._num_sums, dtype=torch.float64, device=self.device)
         with weight_copies(self.engine):
             for micro_step, micro_batch in enumerate(batch.micro_batches):
                 last = micro_step == len(batch.micro_batches) - 1
                 # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
                 self.engine.set_gradient_accumulation_boundary(last)
                 with self.inspector.watch() if inspect and last else contextlib.nullcontext():
+                    if batch.sources is not None:
+                        micro_batch = micro_batch | {_SOURCES: batch.sources[micro_step]}
                     sums += self._accumulate(micro_step, micro_batch, totals[:-4])
 
         skipped = step_skipped(self.engine)
@@ -227,13 +233,17 @@ class Trainer:
         set_learning_rate(self.engine, self._rate)
 
     def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
-        """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums."""
+        """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums, and
+        those of the sources."""
         self.heartbeat.beat(self.state.step, "compute")
         self.throughput.flops += self.flops(micro_batch)
         key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
         micro_batch = to_device(micro_batch, self.device)
+        sources = micro_batch.pop(_SOURCES, None)  # came in the same copy, and is none of the model's business
         output = self.engine(**micro_batch, dropout_seed=key)
         loss, sums = self.objective(output, micro_batch, totals)
+        if sources is not None:
+            sums = torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
         # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum. A loss that is
         # infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none need ask.
         share = torch.full_like(loss, self.environment.world_size).masked_fill(~loss.detach().isfinite(), math.nan)
@@ -330,7 +340,10 @@ class Trainer:
         scalars = {}
         if steps > 0.5:  # whole numbers but for rounding; without a good step there is no loss
             scalars["train/loss"] = sums[0] / steps
-            scalars |= {f"train/{name}": value for name, value in self.objective.scalars(sums).items()}
+            own = len(self.objective.NAMES)
+            scalars |= {f"train/{name}": value for name, value in self.objective.scalars(sums[:own]).items()}
+            if self.sources:
+                scalars |= {f"train/{name}": value for name, value in self.sources.scalars(sums[own:]).items()}
         scalars["train/learning_rate"] = self._rate
         norm = float(self.engine.get_global_grad_norm() or 0.0)
         if math.isfinite(norm):  # a skipped step has none
@@ -342,6 +355,9 @@ class Trainer:
         scalars["data/tokens"] = self.state.tokens
         scalars["data/samples"] = self.state.samples_consumed
         scalars["data/epoch"] = self.state.epoch
+        if self.sources:
+            found = self.sources.progress(self.state.samples_consumed)
+            scalars |= {f"data/{name}": value for name, value in found.items()}
         scalars |= self.throughput.scalars()
         if scalars.get("speed/mfu", 0.0) > 1:
             scalars |= self._believable(scalars.pop("speed/mfu"))

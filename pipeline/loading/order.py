@@ -32,11 +32,12 @@ def _generator(seed: int, purpose: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, purpose, *key))))
 
 
-def choose_streams(batch_sizes: Sequence[int], world_size: int) -> int:
+def choose_streams(batch_sizes: Sequence[int], world_size: int, sources: int = 1) -> int:
     """Streams for a run whose global batches have these sizes and what they grow by: a divisor of all, so that every
-    stream gives as much to every batch, and if possible a multiple of the processes, so that none is read by two."""
+    stream gives as much to every batch, and if possible a multiple of the processes, so that none is read by two. Of
+    several sources each stream holds a window: then there are fewer."""
     common = math.gcd(*batch_sizes)
-    most = max(MOST_STREAMS, world_size)
+    most = max(MOST_STREAMS // sources, world_size)
     divisors = [number for number in range(1, min(common, most) + 1) if common % number == 0]
     return max(divisors, key=lambda number: (number % world_size == 0, number))
 
@@ -111,6 +112,12 @@ class Order:
                 return cycles * len(self._epoch_sizes) + place
             rest -= size
         raise AssertionError("unreachable: the rest is below the sum")
+
+    def epochs_of(self, positions: np.ndarray) -> np.ndarray:
+        """The epochs of positions (n,), int64 (n,)."""
+        ends = np.cumsum(self._epoch_sizes)
+        cycles, rest = np.divmod(positions, ends[-1])
+        return cycles * len(ends) + np.searchsorted(ends, rest, side="right")
 
     def first_from(self, position: int, stream: int) -> int:
         """The stream's number of its first sample at `position` or later."""

@@ -117,6 +117,29 @@ class RateSchedule:
         """Rates (n,) float64 of the samples at positions (n,)."""
         return np.interp(positions, [self.begin, self.end], [self.first, self.last])
 
+    @property
+    def most(self) -> float:
+        """The highest rate."""
+        return max(self.first, self.last)
+
+
+@dataclass(frozen=True)
+class RatePhases:
+    """A masking rate by the position in the stream of samples: rates[0] up to position ends[0], then rates[1] up to
+    ends[1], and so on; the last one has no end."""
+
+    rates: tuple[float, ...]
+    ends: tuple[int, ...]
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Rates (n,) float64 of the samples at positions (n,)."""
+        return np.array(self.rates)[np.searchsorted(self.ends, positions, side="right")]
+
+    @property
+    def most(self) -> float:
+        """The highest rate."""
+        return max(self.rates)
+
 
 class Masker:
     """Draws mask sets for some samples. What every set needs is worked out once.
@@ -322,12 +345,23 @@ def draw_sets(
 
 
 class DynamicMasking:
-    """Masks drawn when a batch is loaded: a function of (seed, epoch, sample), never of rank or batch."""
+    """Masks drawn when a batch is loaded: a function of (seed, epoch, sample), never of rank or batch.
 
-    def __init__(self, manifest: Manifest):
+    strategy: token, whole_word or span; None: the manifest's. Raises UserError for words, if the tokens don't say where
+    they begin, and for spans of a manifest that chooses each token by itself.
+    """
+
+    def __init__(self, manifest: Manifest, strategy: str | None = None):
         tokenizer = Tokenizer.from_folder(manifest.folder / "tokenizer")
+        config = manifest.masking
+        if strategy is not None:
+            check_words(strategy, tokenizer)
+            if strategy == "span" and config["selection"] != "count":
+                raise UserError(f"masking.strategy: found span with {manifest.folder}, whose masking.selection is "
+                                f"{config['selection']}, expected count; prepare the data with it")
+            config = {**config, "strategy": strategy}
         self.rules = MaskingRules(
-            config=manifest.masking,
+            config=config,
             max_length=manifest.max_length,
             vocab_size=manifest.vocab_size,
             special_tokens=manifest.special_tokens,

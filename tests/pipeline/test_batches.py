@@ -14,7 +14,8 @@ from cloze.pipeline.config import MaskingConfig, SamplesConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading import batches
-from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, SampleStreams, deal, evaluation_batches
+from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, deal, evaluation_batches
+from cloze.pipeline.loading.streams import RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
 from cloze.pipeline.shards import shards
 from cloze.pipeline.shards.shards import ShardReader
@@ -49,7 +50,7 @@ def data(folder):
 def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0, streams=24, warmup=None, rate=None):
     stream = BatchStream(ShardReader(data), global_batch_size=size, micro_batch_size=micro, rank=rank,
                          world_size=world_size, streams=streams, seed=seed, samples_consumed=start, warmup=warmup,
-                         masking_rate=rate)
+                         masking=RunMasking(rate=rate))
     try:
         return [next(stream) for _ in range(count)]
     finally:
@@ -211,7 +212,8 @@ def test_resuming_is_a_seek_across_epochs(data):
 
 def epoch_of(stream, epoch, size):
     """All samples of an epoch: indices, samples, masks."""
-    return stream.read(range(1), epoch * size, size)
+    portion = stream.read(range(1), epoch * size, size)
+    return portion.indices, portion.samples, portion.masks
 
 
 def test_epochs_take_the_mask_sets_in_turn(data):
@@ -301,7 +303,7 @@ def test_epochs_cycle_through_pair_sets(folder):
     stream = SampleStreams(reader, 1, seed=1)
     seen = []
     for start, size in ((0, first), (first, second), (first + second, first)):
-        seen.append(np.sort(stream.read(range(1), start, size)[0]))
+        seen.append(np.sort(stream.read(range(1), start, size).indices))
     assert np.array_equal(seen[0], np.arange(first)) and np.array_equal(seen[2], seen[0])
     assert np.array_equal(seen[1], np.arange(first, first + second))
 

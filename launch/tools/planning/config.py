@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloze.launch.config import PretrainConfig
+from cloze.launch.config import MixtureConfig, PretrainConfig
 from cloze.launch.config.checks import at_least
 from cloze.launch.tools.planning.assumptions import MASKED_SHARE, NETWORK_GIGABYTES, SHORT_SHARE
 from cloze.pipeline.errors import UserError
@@ -14,8 +14,8 @@ from cloze.pipeline.errors import UserError
 class PlanConfig(PretrainConfig):
     """Estimate, without running it, whether a pretraining run fits, how long it takes and what it costs."""
 
-    data: str = ""
-    """Folder that `cloze prepare` wrote, whose lengths and masks count; empty: the fields below."""
+    data: str | MixtureConfig = ""
+    """Folder that `cloze prepare` wrote, or several to mix, whose lengths and masks count; empty: the fields below."""
     output: str = ""
     """Not read."""
     device: str = "this"

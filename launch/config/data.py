@@ -1,0 +1,94 @@
+"""What a pretraining run reads: one prepared folder, or several that it mixes."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cloze.launch.config.checks import check_ends
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A prepared folder of a mixture."""
+
+    path: str
+    """Folder that `cloze prepare` wrote."""
+    name: str | None = None
+    """What curves and phases call it: letters, digits, dots, dashes and underscores; null: the last part of path."""
+    weight: float | None = None
+    """Its share of what is trained on, relative to the others', above 0; null: by its size, or by phases."""
+
+    @property
+    def label(self) -> str:
+        """The name that is used."""
+        return self.name or self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class DataPhase:
+    """Shares of the sources for a part of the run."""
+
+    weights: dict[str, float]
+    """Share of each source by its name, relative to the others', 0 or more; one that is not named has none."""
+    until_tokens: int | None = None
+    """Tokens of the run after which the phase ends; null, for the last one: with the run."""
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """Several prepared folders, of one tokenizer, that a run mixes while it goes on."""
+
+    sources: list[DataSource] = field(default_factory=list)
+    """The folders, each with a path, and a name and a weight if need be."""
+    proportions: Literal["tokens", "samples"] = "tokens"
+    """What weights are shares of: tokens, or samples, whatever their lengths."""
+    temperature: float | None = None
+    """Without weights: shares follow size^(1 / temperature), above 0; 1 (or null): as large as they are; more: small
+    sources (languages) get more; 3.3 is XLM-R's 0.3."""
+    phases: list[DataPhase] = field(default_factory=list)
+    """Shares that change in the course of the run, instead of weights: one phase after another."""
+
+    def check(self) -> None:
+        """Raise UserError for what contradicts itself. Not when it is made: the parser, which tries it as one of
+        several kinds of values, would take its words."""
+        if not self.sources:
+            raise UserError("data.sources: found none, expected a list of prepared folders, each with a path")
+        labels = [source.label for source in self.sources]
+        for label in labels:
+            if not re.fullmatch(r"[\w.-]+", label):
+                raise UserError(f"data.sources: found the name {label!r}, expected letters, digits, dots, dashes and "
+                                "underscores; give the source another name")
+            if labels.count(label) > 1:
+                raise UserError(f"data.sources: found two that are called {label}, expected a name for each; give them "
+                                "names")
+        weights = [source.weight for source in self.sources]
+        for label, weight in zip(labels, weights, strict=True):
+            if weight is not None and not 0 < weight < math.inf:
+                raise UserError(f"data.sources: found weight {weight} of {label}, expected a number above 0")
+        given = sum(weight is not None for weight in weights)
+        if given not in (0, len(weights)):
+            raise UserError(f"data.sources: found {given} weights for {len(weights)} sources, expected one for each, "
+                            "or none")
+        ways = {"weights of data.sources": given > 0, "data.phases": bool(self.phases),
+                "data.temperature": self.temperature is not None}
+        if sum(ways.values()) > 1:
+            found = " and ".join(name for name, used in ways.items() if used)
+            raise UserError(f"data: found {found}, expected one of them: each says all shares")
+        if self.temperature is not None and not 0 < self.temperature < math.inf:
+            raise UserError(f"data.temperature: found {self.temperature}, expected a number above 0")
+        self._check_phases(labels)
+
+    def _check_phases(self, labels: list[str]) -> None:
+        for phase in self.phases:
+            for name, weight in phase.weights.items():
+                if name not in labels:
+                    raise UserError(f"data.phases: found the source {name!r}, expected one of {', '.join(labels)}")
+                if not 0 <= weight < math.inf:
+                    raise UserError(f"data.phases: found weight {weight} of {name}, expected 0 or more")
+            if not any(phase.weights.values()):
+                raise UserError("data.phases: found a phase without a weight above 0, expected one at least")
+        check_ends("data.phases", [phase.until_tokens for phase in self.phases])

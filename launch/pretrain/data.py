@@ -1,0 +1,273 @@
+"""What a pretraining run is trained and measured on: prepared folders, checked against each other and the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cloze.launch.config import MixtureConfig, PretrainConfig
+from cloze.launch.run import runs
+from cloze.launch.system import distributed
+from cloze.launch.system.environment import Environment
+from cloze.model.config import BertConfig
+from cloze.pipeline.config import PAIR_OBJECTIVES
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.batches import BatchWarmup
+from cloze.pipeline.loading.mixture import Phase
+from cloze.pipeline.loading.streams import Mixture, RunMasking
+from cloze.pipeline.samples.masking import RatePhases, RateSchedule
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The prepared folders of a run.
+
+    names: of the sources of a mixture; empty for one folder. manifests: of each source. phases: by position, the shares
+    that sources have of the samples, which add up to 1.
+    """
+
+    names: tuple[str, ...]
+    manifests: tuple[Manifest, ...]
+    phases: tuple[Phase, ...]
+
+    @property
+    def manifest(self) -> Manifest:
+        """The first source's: of tokenizer, vocabulary and special tokens, which all share."""
+        return self.manifests[0]
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sample."""
+        return max(manifest.max_length for manifest in self.manifests)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one pass over all sources."""
+        return sum(_counts(manifest)[1] // manifest.pair_sets for manifest in self.manifests)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one pass over all sources."""
+        return sum(_counts(manifest)[0] // manifest.pair_sets for manifest in self.manifests)
+
+    @cached_property
+    def length_histogram(self) -> np.ndarray:
+        """Samples by length, float64 (max_length + 1,): of a mixture in the phase whose samples are longest."""
+        table = np.zeros((len(self.manifests), self.max_length + 1))
+        for row, manifest in zip(table, self.manifests, strict=True):
+            found = manifest.splits["train"].length_histogram
+            row[: len(found)] = found
+        if not self.names:
+            return table[0]
+        table /= table.sum(axis=1, keepdims=True)
+        means = table @ np.arange(table.shape[1])
+        return max((np.array(phase.shares) for phase in self.phases), key=means.dot) @ table
+
+    def position(self, tokens: int) -> int:
+        """Samples after which a run has had so many tokens, by the mean of the data's samples: all ranks know it
+        without asking."""
+        if not self.names:
+            total, samples = _counts(self.manifest)
+            return -(-tokens * samples // total)
+        return _position(tokens, self.phases, _mean_lengths(self.manifests))
+
+    def most_masked(self, masking: RunMasking) -> float:
+        """The largest share of tokens that is predicted, of any source at any time."""
+        return max(manifest.masked_share if manifest.mask_sets or masking.rate is None else masking.rate.most
+                   for manifest in self.manifests)
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """What the run may not go on with another of."""
+        if not self.names:
+            return runs.data_facts(self.manifest)
+        shares = "; ".join(f"from sample {phase.begin}: " + ", ".join(f"{share:.9g}" for share in phase.shares)
+                           for phase in self.phases)
+        return {
+            **{f"manifest_hash.{name}": manifest.hash
+               for name, manifest in zip(self.names, self.manifests, strict=True)},
+            "tokenizer_fingerprint": self.manifest.tokenizer_fingerprint, runs.TRAINED_LENGTH: self.max_length,
+            "source_names": ", ".join(self.names), "source_shares": shares,
+        }
+
+    def described(self) -> list[tuple[str, str]]:
+        """Rows of the table at the start: what is mixed."""
+        rows = []
+        for number, phase in enumerate(self.phases if self.names else ()):
+            shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(self.names, phase.shares, strict=True)
+                               if share)
+            rows.append(("mixture" if number == 0 else f"from sample {phase.begin:,}", f"{shares} of the samples"))
+        return rows
+
+
+def _counts(manifest: Manifest) -> tuple[int, int]:
+    """Tokens and samples of the train split."""
+    counts = manifest.splits["train"].counts
+    return counts["tokens"], counts["samples"]
+
+
+def _mean_lengths(manifests: tuple[Manifest, ...]) -> np.ndarray:
+    return np.array([tokens / samples for tokens, samples in map(_counts, manifests)])
+
+
+def _position(tokens: int, phases: tuple[Phase, ...], lengths: np.ndarray) -> int:
+    """The position at which phases have given so many tokens; the last phase goes on for ever."""
+    for phase, following in zip(phases, (*phases[1:], None), strict=True):
+        mean = float(np.average(lengths, weights=phase.shares))
+        samples = tokens / mean
+        if following is None or samples <= following.begin - phase.begin:
+            return phase.begin + int(np.ceil(samples))
+        tokens -= (following.begin - phase.begin) * mean
+    raise AssertionError("unreachable: the last phase has no following")
+
+
+def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
+    """The folders that a run is trained on, and the model with what they decide filled in.
+
+    Raises:
+        UserError: a folder and the model do not match, or two folders.
+    """
+    model, manifests = config.model, []
+    for source in config.sources:
+        manifest = Manifest.load(source.path)
+        if manifests:
+            check_alike(manifests, manifest, "data.sources")
+        manifest, model = check_data(Path(source.path), model, config.train.sequence_length)
+        manifests.append(manifest)
+    if not isinstance(config.data, MixtureConfig):
+        return TrainingData((), tuple(manifests), (Phase(0, (1.0,)),)), model
+    for manifest in manifests:
+        if not _counts(manifest)[1]:
+            raise UserError(f"{manifest.folder}: found no samples in split 'train'; prepare more text, or leave the "
+                            "source out")
+    names = tuple(source.label for source in config.sources)
+    return TrainingData(names, tuple(manifests), _phases(config.data, names, tuple(manifests))), model
+
+
+def check_alike(manifests: list[Manifest], manifest: Manifest, field: str) -> None:
+    """Raise UserError, naming the field, if a folder can't be read in one run with those before it."""
+    first, folder = manifests[0], manifest.folder
+    for name, what in (("tokenizer_fingerprint", "a tokenizer with fingerprint"), ("vocab_size", "a vocabulary of"),
+                       ("special_tokens", "special tokens")):
+        found, expected = getattr(manifest, name), getattr(first, name)
+        if found != expected:
+            raise UserError(f"{field}: found {what} {_short(found)} in {folder}, expected {_short(expected)}, that "
+                            f"of {first.folder}; prepare them with one --tokenizer")
+    for other in manifests:
+        kinds = {other.objective, manifest.objective}
+        if kinds <= set(PAIR_OBJECTIVES) and len(kinds) > 1:  # those without pairs have no label, and mix with any
+            raise UserError(f"{field}: found objective {manifest.objective} in {folder}, expected "
+                            f"{other.objective}, that of {other.folder}, or one without pairs: next_sentence_label "
+                            "has another meaning in each; prepare them with one samples.objective")
+
+
+def _short(value: object) -> str:
+    return value[:12] if isinstance(value, str) else f"{value}"
+
+
+def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Manifest, ...]) -> tuple[Phase, ...]:
+    """The shares of samples that a configuration asks for, by position."""
+    lengths = _mean_lengths(manifests)
+    by_tokens = config.proportions == "tokens"
+    if config.phases:
+        weights = [[phase.weights.get(name, 0.0) for name in names] for phase in config.phases]
+        ends = [phase.until_tokens for phase in config.phases[:-1]]
+    else:
+        weights, ends = [[source.weight for source in config.sources]], []
+        if config.sources[0].weight is None:
+            sizes = [_counts(manifest)[0 if by_tokens else 1] / manifest.pair_sets for manifest in manifests]
+            weights = [[(size / max(sizes)) ** (1 / (config.temperature or 1.0)) for size in sizes]]
+    phases: tuple[Phase, ...] = ()
+    for number, row in enumerate(weights):
+        shares = np.array(row) / (lengths if by_tokens else 1.0)
+        begin = _position(ends[number - 1], phases, lengths) if phases else 0
+        phases = (*phases, Phase(begin, tuple((shares / shares.sum()).tolist())))
+    return phases
+
+
+def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
+    """The manifest, and the model with what the data decides filled in.
+
+    Args:
+        longest: tokens of the longest sequence that the run is meant for; None: any.
+
+    Raises:
+        UserError: vocabulary, length or tokenizer of shards and model do not match.
+    """
+    manifest = Manifest.load(data)
+    if model.vocab_size not in (0, manifest.vocab_size):
+        raise UserError(f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
+                        f"of the shards in {data}; leave it at 0 to take theirs")
+    tokenizer = Tokenizer.from_folder(data / runs.TOKENIZER)
+    found = tokenizer.fingerprint
+    if found != manifest.tokenizer_fingerprint:
+        raise UserError(f"{data / runs.TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected "
+                        f"{manifest.tokenizer_fingerprint[:12]}, the one that made the shards; prepare the data again")
+    if tokenizer.special_tokens != manifest.special_tokens:
+        raise UserError(f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
+                        f"{manifest.special_tokens}, those of the manifest; prepare the data again")
+    if longest is not None and manifest.max_length > longest:
+        raise UserError(f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "
+                        f"max_length of the shards in {data}; give the shards that the run is meant for, or set it to "
+                        "null")
+    if manifest.max_length > model.max_position_embeddings:
+        raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
+                        f"{manifest.max_length}, the max_length of the shards in {data}")
+    return manifest, replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
+
+
+def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
+    """What the run says of masks that are drawn at load time.
+
+    Raises:
+        UserError: it says something where shards hold their masks.
+    """
+    chosen = config.masking
+    given = {"rate": chosen.rate, "phases": chosen.phases and f"rates {[phase.rate for phase in chosen.phases]}",
+             "strategy": chosen.strategy}
+    for name, value in given.items():
+        stored = next((manifest.folder for manifest in data.manifests if manifest.mask_sets), None)
+        if value and stored:
+            raise UserError(f"masking.{name}: found {value} with shards in {stored} that hold their masks, expected "
+                            "none; or prepare them with --masking.mode dynamic")
+    end = config.train.max_steps * config.train.global_batch_size
+    rate: RateSchedule | RatePhases | None = None
+    if chosen.phases:
+        ends = [data.position(phase.until_tokens) if phase.until_share is None else round(phase.until_share * end)
+                for phase in chosen.phases[:-1]]
+        rate = RatePhases(tuple(phase.rate for phase in chosen.phases), tuple(ends))
+    elif chosen.rate is not None:
+        rate = RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
+    return RunMasking(rate, chosen.strategy)
+
+
+def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | None:
+    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
+    every batch without asking."""
+    train = config.train
+    if train.initial_global_batch_size is None:
+        return None
+    return BatchWarmup(train.initial_global_batch_size, train.increment, data.position(train.batch_warmup_tokens))
+
+
+def open_split(folder: str | Path, split: str, environment: Environment, device: torch.device) -> ShardReader:
+    """Reader of a split. Rank 0 alone asks for the sizes of all shards, and the others hear what it found. Collective.
+
+    Raises:
+        UserError: a shard is missing or has another size.
+    """
+    with distributed.together("find the shards", folder, device):
+        return ShardReader(folder, split, check_sizes=environment.is_main)
+
+
+def open_training(data: TrainingData, environment: Environment, device: torch.device) -> ShardReader | Mixture:
+    """What batches are made of. Collective; raises UserError as `open_split`."""
+    readers = [open_split(manifest.folder, "train", environment, device) for manifest in data.manifests]
+    return Mixture(readers, data.phases) if data.names else readers[0]

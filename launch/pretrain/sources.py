@@ -1,0 +1,65 @@
+"""What each source of a mixture has come to: its losses in training, and how much of it was seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cloze.launch.pretrain.data import TrainingData
+from cloze.pipeline.loading.mixture import MixtureOrder
+from cloze.pipeline.records import NO_LABEL
+
+# Sums of each source, in this order; what a mean is called, and which sums make it.
+_SUMS = ("mlm_loss", "masked", "mlm_correct", "next_sentence_loss", "pairs", "next_sentence_correct")
+_MEANS = {"mlm_loss": (0, 1), "mlm_accuracy": (2, 1), "next_sentence_loss": (3, 4), "next_sentence_accuracy": (5, 4)}
+
+
+class Sources:
+    """Losses and accuracies of each source, and its passes. Sums stay on the device: no host waits for them.
+
+    Args:
+        streams: of the run's order of samples.
+    """
+
+    def __init__(self, data: TrainingData, streams: int) -> None:
+        self.names = data.names
+        self._order = MixtureOrder(data.phases, streams)
+        self._epoch_sizes = [manifest.splits["train"].counts["samples"] / manifest.pair_sets
+                             for manifest in data.manifests]
+
+    @property
+    def num_sums(self) -> int:
+        """How many numbers `sums` returns."""
+        return len(self.names) * len(_SUMS)
+
+    def sums(self, output, micro_batch: dict, sources: Tensor) -> Tensor:
+        """Of a micro-batch: float64 (num_sums,), source after source.
+
+        Args:
+            output: a PreTrainingOutput.
+            micro_batch: what the model was given.
+            sources: the place of each sample's source, int64 (B,).
+        """
+        sample = torch.searchsorted(micro_batch["sequence_offsets"].long(), micro_batch["masked_positions"],
+                                    right=True) - 1
+        of_masked = torch.stack([output.mlm_losses.detach(), micro_batch["labels"] != NO_LABEL, output.mlm_correct], 1)
+        of_samples = torch.stack([output.next_sentence_losses.detach(), micro_batch["next_sentence_label"] != NO_LABEL,
+                                  output.next_sentence_correct], 1)
+        table = torch.zeros(len(self.names), len(_SUMS), dtype=torch.float64, device=sources.device)
+        table[:, :3].index_add_(0, sources[sample], of_masked.double())
+        table[:, 3:].index_add_(0, sources, of_samples.double())
+        return table.flatten()
+
+    def scalars(self, sums: list[float]) -> dict[str, float]:
+        """Means over whatever was summed, by `MEAN/SOURCE`; of what was not seen there is none."""
+        rows = np.array(sums).reshape(len(self.names), len(_SUMS))
+        return {f"{mean}/{name}": float(row[total] / row[count]) for mean, (total, count) in _MEANS.items()
+                for name, row in zip(self.names, rows, strict=True) if row[count]}
+
+    def progress(self, position: int) -> dict[str, float]:
+        """Samples of each source before a position of the run, and how often that is all of it."""
+        (seen,) = self._order.consumed(np.array([position])).tolist()
+        found = {f"samples/{name}": count for name, count in zip(self.names, seen, strict=True)}
+        return found | {f"epoch/{name}": count / size
+                        for name, count, size in zip(self.names, seen, self._epoch_sizes, strict=True)}

@@ -1,0 +1,249 @@
+"""Samples of streams, read by windows and masked: of one prepared folder, or of several that are mixed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.mixture import MixtureOrder, Phase
+from cloze.pipeline.loading.order import Order, WindowPlace, window_order
+from cloze.pipeline.records import Masks, Samples
+from cloze.pipeline.samples.masking import DynamicMasking, RatePhases, RateSchedule
+from cloze.pipeline.shards.shards import ShardReader
+
+_WINDOWS_AT_ONCE = 64  # decoded together: those of small data sets share blocks
+_SOURCE = 3  # purpose of a draw: the seed of a source (order.py has others)
+
+
+@dataclass(frozen=True)
+class RunMasking:
+    """What a run says of masks that are drawn at load time; None: what the manifest says. Stored masks stay.
+
+    rate: by the position in the stream of samples. strategy: token, whole_word or span.
+    """
+
+    rate: RateSchedule | RatePhases | None = None
+    strategy: str | None = None
+
+
+def masks_per_sample(reader: ShardReader, strategy: str | None = None) -> DynamicMasking | None:
+    """What draws masks at load time, or None if the shards hold them."""
+    manifest = reader.manifest
+    return None if manifest.mask_sets else DynamicMasking(manifest, strategy)
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Samples of some streams, as many of each, and their masks.
+
+    indices (N,): numbers of the samples in their source. rows (N,): places in samples, masks and indices, stream after
+    stream and each in its order; None: that is how they stand. sources (N,): the place of each row's source in the
+    mixture; None: there is one source.
+    """
+
+    indices: np.ndarray
+    samples: Samples
+    masks: Masks
+    rows: np.ndarray | None = None
+    sources: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A window of a stream in its order, masks drawn: numbers [start, stop) of the stream."""
+
+    start: int
+    stop: int
+    indices: np.ndarray
+    samples: Samples
+    masks: Masks
+
+
+class SampleStreams:
+    """The endless streams of samples that make up the order, of which any may be read from any number on.
+
+    Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample), as `masking`
+    says. Of each stream that is read the windows in use are held.
+
+    positions: of samples in the run's stream, by stream and numbers (n,) of it; None: these streams are the run's.
+    """
+
+    def __init__(self, reader: ShardReader, streams: int, seed: int, masking: RunMasking | None = None,
+                 positions: Callable[[int, np.ndarray], np.ndarray] | None = None):
+        if reader.num_samples == 0:
+            raise UserError(f"{reader.folder}: found no samples in split {reader.split!r}; prepare more text")
+        self.reader = reader
+        self._seed = seed
+        self._blocks = [reader.blocks_of_pair_set(number) for number in range(len(reader.epoch_sizes))]
+        self.order = Order([reader.block_sizes[blocks] for blocks in self._blocks], reader.manifest.max_length, streams,
+                           seed)
+        self._masking = masking or RunMasking()
+        self._dynamic = masks_per_sample(reader, self._masking.strategy)
+        self._positions = positions or (lambda stream, numbers: numbers * streams + stream)
+        self._held: dict[int, list[_Loaded]] = {}
+
+    @property
+    def streams(self) -> int:
+        """How many there are."""
+        return self.order.streams
+
+    def epochs(self, positions: np.ndarray) -> list[int]:
+        """The epochs of positions (n,)."""
+        return [self.order.epoch_of(position) for position in positions.tolist()]
+
+    def read(self, streams: range, position: int, count: int) -> Portion:
+        """`count` samples of each of these streams from `position` on."""
+        firsts = [self.order.first_from(position, stream) for stream in streams]
+        return Portion(*_joined(self.pieces(streams, firsts, [first + count for first in firsts])))
+
+    def pieces(self, streams: range, firsts: list[int], lasts: list[int]) -> list["_Piece"]:
+        """Of each of these streams its samples number `first` to `last` - 1, stream after stream."""
+        self._load(streams, firsts, lasts)
+        return [
+            (window, max(first, window.start) - window.start, min(last, window.stop) - window.start)
+            for stream, first, last in zip(streams, firsts, lasts, strict=True) for window in self._held[stream]
+            if window.start < last
+        ]
+
+    def _load(self, streams: range, firsts: list[int], lasts: list[int]) -> None:
+        """Hold of each stream the windows of its samples from the first on, and no earlier ones."""
+        wanted: list[WindowPlace] = []
+        held = {}
+        for stream, first, last in zip(streams, firsts, lasts, strict=True):
+            kept = [window for window in self._held.get(stream, ()) if window.stop > first]
+            held[stream] = kept if kept and kept[0].start <= first else []
+            number = held[stream][-1].stop if held[stream] else first
+            while number < last:
+                wanted.append(self.order.window(stream, number))
+                number = wanted[-1].stop
+        self._held = held
+        for start in range(0, len(wanted), _WINDOWS_AT_ONCE):
+            some = wanted[start : start + _WINDOWS_AT_ONCE]
+            for epoch in sorted({place.epoch for place in some}):
+                self._load_windows(epoch, [place for place in some if place.epoch == epoch])
+
+    def _load_windows(self, epoch: int, places: list[WindowPlace]) -> None:
+        pair_sets = len(self._blocks)
+        mask_set = None if self._dynamic else epoch // pair_sets % self.reader.manifest.mask_sets
+        numbers = self._blocks[epoch % pair_sets]
+        blocks = np.unique(np.concatenate([numbers[place.blocks] for place in places]))  # each is decoded once
+        decoded = self.reader.window(blocks, mask_set)
+        starts = ragged.to_offsets(self.reader.block_sizes[blocks])
+        for place in places:
+            own = numbers[place.blocks]
+            sizes = self.reader.block_sizes[own]
+            part = slice(place.skip, place.skip + place.stop - place.start)
+            rows = ragged.ranges(starts[np.searchsorted(blocks, own)], sizes)[part]
+            indices = ragged.ranges(self.reader.block_starts[own], sizes)[part]
+            lengths = decoded.samples.offsets[rows + 1] - decoded.samples.offsets[rows]
+            order = window_order(lengths, self._seed, epoch, place.stream, place.number)
+            samples, masks = decoded.take(rows[order])
+            if self._dynamic:
+                rate = self._masking.rate
+                rates = rate and rate.at(self._positions(place.stream, np.arange(place.start, place.stop)))
+                masks = self._dynamic.draw(samples, self._seed, epoch, indices[order], rates)
+            self._held[place.stream].append(_Loaded(place.start, place.stop, indices[order], samples, masks))
+
+
+_Piece = tuple[_Loaded, int, int]  # a window, and which of its samples: from the second number to before the third
+
+
+def _joined(pieces: list[_Piece]) -> tuple[np.ndarray, Samples, Masks]:
+    """Samples [low, high) of each window, one after another: indices, samples, masks."""
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(window.samples, name)[low:high] for window, low, high in pieces])
+
+    def flat(values: list[np.ndarray], offsets: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([some[part[0] : part[-1]] for some, part in zip(values, offsets, strict=True)])
+
+    def counts(offsets: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([part[1:] - part[:-1] for part in offsets])
+
+    offsets = [window.samples.offsets[low : high + 1] for window, low, high in pieces]
+    masked = [window.masks.offsets[low : high + 1] for window, low, high in pieces]
+    samples = Samples(
+        input_ids=flat([window.samples.input_ids for window, *_ in pieces], offsets),
+        offsets=ragged.to_offsets(counts(offsets)),
+        segment_b_start=column("segment_b_start"),
+        next_sentence_label=column("next_sentence_label"),
+        document=column("document"),
+        source=column("source"),
+    )
+    masks = Masks(
+        positions=flat([window.masks.positions for window, *_ in pieces], masked),
+        ids=flat([window.masks.ids for window, *_ in pieces], masked),
+        offsets=ragged.to_offsets(counts(masked)),
+    )
+    return np.concatenate([window.indices[low:high] for window, low, high in pieces]), samples, masks
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Prepared folders that a run mixes, and the shares that they have of its samples, by phase."""
+
+    readers: Sequence[ShardReader]
+    phases: Sequence[Phase]
+
+    @property
+    def num_samples(self) -> int:
+        """Of all sources."""
+        return sum(reader.num_samples for reader in self.readers)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens a sample, in the phase where it is least."""
+        lengths = np.array([reader.mean_length for reader in self.readers])
+        return min(float(np.average(lengths, weights=phase.shares)) for phase in self.phases)
+
+
+def source_seed(seed: int, source: int) -> int:
+    """The seed of a source's order and masks: those of two that have as many samples must not be the same. The first
+    has the run's, so that it alone is read as without a mixture."""
+    if source == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, _SOURCE, source)).generate_state(1, np.uint64)[0])
+
+
+class MixedStreams:
+    """The endless streams of samples of a mixture: stream l takes them from stream l of each source, in turns that
+    `MixtureOrder` has. Each source has epochs of its own."""
+
+    def __init__(self, mixture: Mixture, streams: int, seed: int, masking: RunMasking | None = None):
+        self.order = MixtureOrder(mixture.phases, streams)
+        self._sources = [
+            SampleStreams(reader, streams, source_seed(seed, source), masking, partial(self.order.positions, source))
+            for source, reader in enumerate(mixture.readers)
+        ]
+
+    @property
+    def streams(self) -> int:
+        """How many there are."""
+        return self.order.streams
+
+    def epochs_of_sources(self, positions: np.ndarray) -> np.ndarray:
+        """How often each source was seen in full before positions (n,): (n, sources)."""
+        consumed = self.order.consumed(positions)
+        epochs = [made.order.epochs_of(consumed[:, source]) for source, made in enumerate(self._sources)]
+        return np.stack(epochs, axis=1)
+
+    def epochs(self, positions: np.ndarray) -> list[int]:
+        """The lowest epoch of a source at each of the positions (n,)."""
+        return self.epochs_of_sources(positions).min(axis=1).tolist()
+
+    def read(self, streams: range, position: int, count: int) -> Portion:
+        """`count` samples of each of these streams from `position` on."""
+        firsts = -((np.array(streams) - position) // self.streams)
+        before, after = self.order.before(streams, firsts), self.order.before(streams, firsts + count)
+        sources = self.order.sources(streams, firsts, count).ravel()
+        pieces = [
+            piece for source, made in enumerate(self._sources)
+            for piece in made.pieces(streams, before[:, source].tolist(), after[:, source].tolist())
+        ]
+        # The samples of a source stand together, in the order in which the rows want them.
+        rows = np.empty(len(sources), np.int64)
+        rows[np.argsort(sources, kind="stable")] = np.arange(len(sources))
+        return Portion(*_joined(pieces), rows=rows, sources=sources)
