@@ -17,9 +17,10 @@ _LONGEST = 80  # characters of a value that are quoted
 
 
 def quoted(value: object) -> str:
-    """A value on one line, cut where it is long."""
+    """A value on one line, cut where it is long, in quotes where it is no plain word."""
     text = " ".join(str(value).split())
-    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if re.fullmatch(r"[\w.,+\-/:*]+", text) else repr(text)
 
 
 def nearest(name: str, known: Mapping[str, Described], section: str = "") -> str:

@@ -62,6 +62,7 @@ def test_help_of_a_section_a_field_and_a_slip(capsys):
     assert "Peak learning rate" in capsys.readouterr().out
     assert main(["pretrain", "--help", "learning_rat"]) == 2
     assert "did you mean learning_rate?" in capsys.readouterr().err
+    assert main(["prepare", "--mixture.help"]) == 0 and "Weighted sources" in capsys.readouterr().out
     assert main(["predict", "--help", "all"]) == 0 and "predict score" in capsys.readouterr().out
 
 
@@ -128,16 +129,16 @@ def test_wrong_words_are_named_in_plain_words(name, tmp_path, monkeypatch, capsy
     ("train:\n\tmax_steps: 3\n", "found what is no YAML in c.yaml at line 2, column 1"),
     ("- 1\n- 2\n", "found a list in c.yaml"), ("hello\n", "found a single value in c.yaml"),
     ("", "found nothing in c.yaml"), (bytes(range(128, 256)), "found bytes in c.yaml that are no UTF-8"),
-    ("1: 2\n", "found the name '1' in c.yaml"), ("train: {2: 3}\n", "found the name '2' in c.yaml"),
+    ("1: 2\n", "found the name 1 in c.yaml"), ("train: {2: 3}\n", "found the name 2 in c.yaml"),
     ("seed: !!python/name:os.system\n", "found what is no YAML in c.yaml at line 1, column 7"),
-    ("train: 3\n", "found '3' for train in c.yaml, expected a YAML file of its fields, or {name: value}"),
-    ("model: [1]\n", "found '[1]' for model in c.yaml"), ("optimizer: null\n", "found 'null' for optimizer"),
-    ("train.max_steps: many\n", "--train.max_steps: found 'many', expected a whole number"),
-    ("train: {max_steps: many}\n", "--train.max_steps: found 'many', expected a whole number"),
-    ("model: nowhere.yaml\n", "--model: found 'nowhere.yaml', expected a YAML file of its fields, or {name: value}"),
-    ("optimizer: {name: sgd}\n", "--optimizer.name: found 'sgd', expected one of: adamw, lamb, muon, stable_adamw"),
-    ("train: {log_every: 3}\n", "train: found 'log_every', which is no field of it; did you mean"),
-    ("nonsense: 1\n", "found 'nonsense', which is no field"),
+    ("train: 3\n", "found 3 for train in c.yaml, expected a YAML file of its fields, or {name: value}"),
+    ("model: [1]\n", "found '[1]' for model in c.yaml"), ("optimizer: null\n", "found null for optimizer"),
+    ("train.max_steps: many\n", "--train.max_steps: found many, expected a whole number"),
+    ("train: {max_steps: many}\n", "--train.max_steps: found many, expected a whole number"),
+    ("model: nowhere.yaml\n", "--model: found nowhere.yaml, expected a YAML file of its fields, or {name: value}"),
+    ("optimizer: {name: sgd}\n", "--optimizer.name: found sgd, expected one of: adamw, lamb, muon, stable_adamw"),
+    ("train: {log_every: 3}\n", "train: found log_every, which is no field of it; did you mean"),
+    ("nonsense: 1\n", "found nonsense, which is no field"),
     ("train: {learning_rate: [1]}\n", "--train.learning_rate: found '[1]', expected a number"),
 ])
 def test_wrong_files_are_named_in_plain_words(content, expected, tmp_path, monkeypatch, capsys):
