@@ -35,7 +35,7 @@ def test_help_begins_with_what_matters(name):
     for field in known.values():
         last = f"{field.name.upper()} "
         for page, holds in ((everything, True), (first, field.name in COMMANDS[name].main)):
-            if holds and field.name != "train_file":
+            if holds and (name, field.name) != ("finetune", "train_file"):  # --train, for short
                 assert f"  --{field.name}" in page or f"  {last}" in page, field.name
         assert field.sentence.rstrip(".").split(";")[0][:40] in one_line(everything)
     assert len(first.splitlines()) <= 85 and not LIBRARY.search(everything)
@@ -62,6 +62,9 @@ def test_help_of_a_section_a_field_and_a_slip(capsys):
     assert "Peak learning rate" in capsys.readouterr().out
     assert main(["pretrain", "--help", "learning_rat"]) == 2
     assert "did you mean learning_rate?" in capsys.readouterr().err
+    assert main(["finetune", "--help", "train"]) == 0
+    shown = capsys.readouterr().out
+    assert "--train.max_steps" in shown and "\n  --train " not in f"\n{shown}", "that flag is for examples"
     assert main(["prepare", "--mixture.help"]) == 0 and "Weighted sources" in capsys.readouterr().out
     assert main(["predict", "--help", "all"]) == 0 and "predict score" in capsys.readouterr().out
 
@@ -122,6 +125,26 @@ def test_wrong_words_are_named_in_plain_words(name, tmp_path, monkeypatch, capsy
         except (ModelError, SystemExit):  # a shape that cannot be; --print_config
             pass
     assert len(said) > 30
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ("prepare --mixture [3]", "--mixture: found 3, expected a list of {input, weight, source}"),
+    ("prepare --mixture [{input:\u00a03}]", "--mixture: found 3 for input, expected one or more texts"),
+    ("prepare --mixture [{weigth:\u00a01}]", "--mixture: found weigth, which is no field of it, expected"),
+    ("prepare --mixture [{source:\u00a0{format:\u00a0x}}]", "--mixture: found x for source.format, expected one of: "),
+    ("pretrain --schedule.name liner", "found liner, expected one of: linear, cosine,"),
+    ("pretrain --schedule.name liner", "did you mean linear?"),
+    ("finetune --model m", "cloze finetune: expected --train, --validation, --output, TASK, found none"),
+    ("predict tag", "cloze predict tag: expected MODEL, found none"),
+    ("finetune sst2 mnli", "found mnli, expected a --field before it"),
+    ("pretrain --train.max_steps 3 --train.max_steps x", "--train.max_steps: found x, expected a whole number"),
+    ("pretrain --train.compile", "--train.compile: found no value, expected true or false"),
+    ("export r --step newest", "--step: found newest, expected a whole number or best or null"),
+])
+def test_wrong_words_are_answered_with_what_is_right(words, expected, capsys):
+    assert main([word.replace("\u00a0", " ") for word in words.split(" ")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line and not LIBRARY.search(line), line
 
 
 @pytest.mark.parametrize(("content", "expected"), [
