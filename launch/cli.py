@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloze import __version__
+from cloze.launch.config import CompletionConfig
 from cloze.launch.system.environment import end_with_parent, prepare_process, protect_process, read_environment
 from cloze.launch.system.ranks import run_ranks
 from cloze.model.config import ModelError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:  # imported where it is used: worker processes import this mod
     import jsonargparse
 
     from cloze.launch import parsing
-    from cloze.launch.config import CompletionConfig
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -237,6 +237,8 @@ def _help_topic(arguments: list[str]) -> str | None:
     """What `--help` or `-h` asks for: the word behind it, empty if there is none; None: help is not asked for."""
     for number, word in enumerate(arguments):
         name, _, behind = word.partition("=")
+        if name.startswith("--") and name.endswith(".help"):  # of a section
+            return name[2 : -len(".help")]
         if name in ("-h", "--help"):
             return (behind or next(iter(arguments[number + 1 :]), "")).lstrip("-")
         if word == "--":  # behind it stand texts

@@ -53,7 +53,8 @@ class FinetuneConfig(RunConfig):
     model: str
     """A Cloze run, a Hugging Face folder or hub name; or for random weights a file of configs/model/ or its name."""
     train_file: str
-    """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set; `--train FILE` for short."""
+    """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set. The flag is `--train`, the
+    name in a YAML file `train_file`."""
     validation: str
     """Examples that decide which checkpoint is best."""
     output: str

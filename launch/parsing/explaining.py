@@ -85,8 +85,10 @@ def _everything(page: Page, known: dict[str, Described]) -> str:
     lines += ["", *_wrapped("A file's value is taken back by null: --NAME null.", "")]
     for section in (each for each in known.values() if each.is_section):
         inner = [each for each in known.values() if each.section == section.name and not each.is_section]
-        lines += ["", *_wrapped(section.sentence.rstrip("."), "", ":"),
-                  *_entry(f"--{section.name}", _file_sentence(section.name.rpartition(".")[2])), *_entries(page, inner)]
+        lines += ["", *_wrapped(section.sentence.rstrip("."), "", ":")]
+        if _takes_file(page, section):
+            lines += _entry(f"--{section.name}", _file_sentence(section.name.rpartition(".")[2]))
+        lines += _entries(page, inner)
     return "\n".join([*lines, *_examples(page)])
 
 
@@ -116,9 +118,16 @@ def _place(page: Page, described: Described) -> str:
     return _flag(page, described).lstrip("-").rpartition(".")[2].upper()
 
 
+def _takes_file(page: Page, section: Described) -> bool:
+    """Whether a section's own flag takes a file of its fields: `--train` of fine-tuning is short for another one."""
+    return f"--{section.name}" not in dict(page.short)
+
+
 def _entries(page: Page, fields: Iterable[Described]) -> list[str]:
     lines = []
     for each in fields:
+        if each.is_section and not _takes_file(page, each):
+            continue
         stands = each.name == page.words or (each.default is MISSING and not takes_flags(page.name))
         name = each.name.upper() if stands else _flag(page, each)
         if each.is_section:

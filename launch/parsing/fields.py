@@ -41,6 +41,12 @@ class Described:
         return NoneType in _members(self.kind)
 
     @property
+    def items(self) -> type | None:
+        """The dataclass of its items, if it is a list of such."""
+        item = next(iter(get_args(self.kind)), None)
+        return item if get_origin(self.kind) is list and is_dataclass(item) else None
+
+    @property
     def choices(self) -> list[str]:
         """The values that can be listed, as they are typed."""
         return [value for member in _members(self.kind) for value in _listed(member)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import MISSING
 from pathlib import Path
 
 import yaml
 
-from cloze.launch.parsing.fields import Described, shown
+from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.yaml_text import load_yaml
 
@@ -17,9 +18,10 @@ _LONGEST = 80  # characters of a value that are quoted
 
 
 def quoted(value: object) -> str:
-    """A value on one line, cut where it is long."""
+    """A value on one line, cut where it is long, in quotes where it is no plain word."""
     text = " ".join(str(value).split())
-    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if re.fullmatch(r"[\w.,+\-/:*]+", text) else repr(text)
 
 
 def nearest(name: str, known: Mapping[str, Described], section: str = "") -> str:
@@ -76,19 +78,21 @@ def _names(values: dict) -> list:
     return [*values, *inner]
 
 
-def explain(message: str, known: Mapping[str, Described], words: list[str], flags: set[str]) -> str:
+def explain(message: str, known: Mapping[str, Described], words: list[str],
+            flags: Mapping[str, str]) -> str:
     """What the parser's library found wrong, in our words.
 
     Args:
         message: the library's.
         known: the command's fields.
         words: the command line, of which values are quoted.
-        flags: the fields that are flags; the others stand without one.
+        flags: of the fields that have one, as they are typed; the others stand without.
     """
     message = " ".join(message.split())
     if missing := re.search(r"arguments are required: (.*)$", message):
-        names = [f"--{name}" if name in flags else name for name in missing[1].split(", ")]
-        return f"expected {', '.join(names)}, found none"
+        # The library takes a list of words for missing too, where one before it is.
+        names = [name for name in missing[1].split(", ") if known[name].default is MISSING]
+        return f"expected {', '.join(flags.get(name, name.upper()) for name in names)}, found none"
     for rule in (_wrong_value, _unknown, _no_value, _print_config):
         if line := rule(message, known, words):
             return line
@@ -100,7 +104,7 @@ def _unknown(message: str, known: Mapping[str, Described], words: list[str]) -> 
         name = found[1].partition("=")[0]
         if name.startswith("-"):
             return f"found {name}, which is no option" + nearest(name.lstrip("-").removesuffix("+"), known)
-        return f"found {quoted(found[1])}, which no field takes; a list stands behind its --field"
+        return f"found {quoted(found[1])}, expected a --field before it"
     if found := re.search(r"Group '([\w.]+)' does not accept option '([^']*)'", message):
         # The group is a section or, of a name with a dot, what stands before it.
         return f"{found[1]}: found {quoted(found[2])}, which is no field of it" + nearest(found[2], known, found[1])
@@ -129,11 +133,12 @@ def _print_config(message: str, known: Mapping[str, Described], words: list[str]
 
 
 def _wrong_value(message: str, known: Mapping[str, Described], words: list[str]) -> str | None:
-    names = [name for name in re.findall(r'Parser key "([\w.\[\]]+)"', message) if name in known]
-    names = names or re.findall(r"argument (?:--)?([\w.]+)[^:]*:", message)[:1]
-    if not names or names[-1] not in known:
+    keys = re.findall(r'Parser key "([\w.]+)"', message) or re.findall(r"argument (?:--)?([\w.]+)[^:]*:", message)[:1]
+    if not keys or keys[0] not in known:
         return None
-    field = known[names[-1]]
+    if known[keys[0]].items:
+        return _wrong_item(message, known[keys[0]], keys, words)
+    field = known[[key for key in keys if key in known][-1]]
     if nested := re.search(r"NestedArg\(key='([^']*)'", message):
         return f"found --{field.name}.{nested[1]}, which is no option; --{field.name} takes {field.expected}"
     if inside := re.search(r'Parser key "[\w.]+".*Option \'([^\']*)\' is not accepted', message):
@@ -146,8 +151,22 @@ def _wrong_value(message: str, known: Mapping[str, Described], words: list[str])
     typed = _typed(field.name, words)
     if "Expected" not in message and "Unable" not in message and "Union" not in message:
         return f"--{field.name}: found no value, expected {field.expected}"
-    found = quoted(typed if typed is not None else value[1]) if value or typed is not None else "another value"
-    return f"--{field.name}: found {found}, expected {field.expected}{' or null' if field.nullable else ''}"
+    found = typed if typed is not None else value[1] if value else None
+    near = difflib.get_close_matches(found or "", field.choices, 1)
+    return (f"--{field.name}: found {'another value' if found is None else quoted(found)}, expected {field.expected}"
+            + (" or null" if field.nullable else "") + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _wrong_item(message: str, field: Described, keys: list[str], words: list[str]) -> str:
+    """What is wrong with a list whose items have fields of their own, or with one of them."""
+    inner = describe(field.items)
+    if found := re.search(r"Option '([^']*)' is not accepted", message):
+        return f"--{field.name}: found {quoted(found[1])}, which is no field of it, expected {field.expected}"
+    value = re.search(r"Got value: (.*?)(?: Subclass types.*)?$", message)
+    if value and keys[-1] in inner:
+        return f"--{field.name}: found {quoted(value[1])} for {keys[-1]}, expected {inner[keys[-1]].expected}"
+    found = value[1] if value else _typed(field.name, words)
+    return f"--{field.name}: found {'no value' if found is None else quoted(found)}, expected {field.expected}"
 
 
 def _typed(name: str, words: list[str]) -> str | None:

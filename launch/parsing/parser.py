@@ -108,7 +108,8 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
     except BrokenPipeError:  # of --print_config
         raise
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
-        flags = {action.dest for action in parser._actions if action.option_strings}
+        flags = {action.dest: f"--{action.dest}" for action in parser._actions if action.option_strings}
+        flags |= {long[2:]: brief for brief, long in short}
         raise UserError(f"cloze {name}: {explain(str(error), known, arguments, flags)}; see cloze {name} --help"
                         ) from error
     except RecursionError as error:

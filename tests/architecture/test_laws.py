@@ -154,4 +154,5 @@ def test_every_command_has_its_function_and_explains_every_field():
         everything = explain(name, "all")
         for action in build_parser(name)._actions:
             shown = {f"--{action.dest}", action.dest.upper(), *(brief for brief, _ in COMMANDS[name].short)}
-            assert action.dest in ("print_shtab", "deepspeed") or shown & set(everything.split()), action.dest
+            hidden = action.dest == "print_shtab" or action.dest.endswith(".help")  # of the library, never reached
+            assert hidden or shown & set(everything.split()), action.dest

@@ -72,4 +72,4 @@ def test_each_shell_reads_its_own(tmp_path, capsys):
         if found := shutil.which(shell):
             subprocess.run([found, "-n", str(tmp_path / shell)], check=True, capture_output=True)
     assert main(["completion", "csh"]) == 2
-    assert "found 'csh', expected one of: bash, zsh, fish" in capsys.readouterr().err
+    assert "found csh, expected one of: bash, zsh, fish" in capsys.readouterr().err

@@ -100,7 +100,7 @@ def error_of(capsys, *arguments) -> str:
         (["--train.batch_increment", "8"], "train.batch_increment: found 8 without train.initial_global_batch_size"),
         (["--train.initial_global_batch_size", "12", "--train.batch_warmup_tokens", "9"], "train.batch_increment: fo"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
-        (["--config", sys.executable], "cloze pretrain"),
+        (["--config", sys.executable], "that are no UTF-8, expected a YAML file"),
         (["--deepspeed", '{"bf16": {"enabled": true}}'], "deepspeed.bf16: found a setting, expected none"),
         (["--deepspeed", '{"bfloat16": {"enabled": true}}'], "deepspeed.bfloat16: found a setting, expected none"),
         (["--zero.stage", "2", "--deepspeed", '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}'],

@@ -35,7 +35,7 @@ def test_help_begins_with_what_matters(name):
     for field in known.values():
         last = f"{field.name.upper()} "
         for page, holds in ((everything, True), (first, field.name in COMMANDS[name].main)):
-            if holds and field.name != "train_file":
+            if holds and (name, field.name) != ("finetune", "train_file"):  # --train, for short
                 assert f"  --{field.name}" in page or f"  {last}" in page, field.name
         assert field.sentence.rstrip(".").split(";")[0][:40] in one_line(everything)
     assert len(first.splitlines()) <= 85 and not LIBRARY.search(everything)
@@ -62,6 +62,10 @@ def test_help_of_a_section_a_field_and_a_slip(capsys):
     assert "Peak learning rate" in capsys.readouterr().out
     assert main(["pretrain", "--help", "learning_rat"]) == 2
     assert "did you mean learning_rate?" in capsys.readouterr().err
+    assert main(["finetune", "--help", "train"]) == 0
+    shown = capsys.readouterr().out
+    assert "--train.max_steps" in shown and "\n  --train " not in f"\n{shown}", "that flag is for examples"
+    assert main(["prepare", "--mixture.help"]) == 0 and "Weighted sources" in capsys.readouterr().out
     assert main(["predict", "--help", "all"]) == 0 and "predict score" in capsys.readouterr().out
 
 
@@ -123,21 +127,41 @@ def test_wrong_words_are_named_in_plain_words(name, tmp_path, monkeypatch, capsy
     assert len(said) > 30
 
 
+@pytest.mark.parametrize(("words", "expected"), [
+    ("prepare --mixture [3]", "--mixture: found 3, expected a list of {input, weight, source}"),
+    ("prepare --mixture [{input:\u00a03}]", "--mixture: found 3 for input, expected one or more texts"),
+    ("prepare --mixture [{weigth:\u00a01}]", "--mixture: found weigth, which is no field of it, expected"),
+    ("prepare --mixture [{source:\u00a0{format:\u00a0x}}]", "--mixture: found x for source.format, expected one of: "),
+    ("pretrain --schedule.name liner", "found liner, expected one of: linear, cosine,"),
+    ("pretrain --schedule.name liner", "did you mean linear?"),
+    ("finetune --model m", "cloze finetune: expected --train, --validation, --output, TASK, found none"),
+    ("predict tag", "cloze predict tag: expected MODEL, found none"),
+    ("finetune sst2 mnli", "found mnli, expected a --field before it"),
+    ("pretrain --train.max_steps 3 --train.max_steps x", "--train.max_steps: found x, expected a whole number"),
+    ("pretrain --train.compile", "--train.compile: found no value, expected true or false"),
+    ("export r --step newest", "--step: found newest, expected a whole number or best or null"),
+])
+def test_wrong_words_are_answered_with_what_is_right(words, expected, capsys):
+    assert main([word.replace("\u00a0", " ") for word in words.split(" ")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line and not LIBRARY.search(line), line
+
+
 @pytest.mark.parametrize(("content", "expected"), [
     ("a: [1\n", "found what is no YAML in c.yaml at line 2, column 1, expected a YAML file of NAME: VALUE lines"),
     ("train:\n\tmax_steps: 3\n", "found what is no YAML in c.yaml at line 2, column 1"),
     ("- 1\n- 2\n", "found a list in c.yaml"), ("hello\n", "found a single value in c.yaml"),
     ("", "found nothing in c.yaml"), (bytes(range(128, 256)), "found bytes in c.yaml that are no UTF-8"),
-    ("1: 2\n", "found the name '1' in c.yaml"), ("train: {2: 3}\n", "found the name '2' in c.yaml"),
+    ("1: 2\n", "found the name 1 in c.yaml"), ("train: {2: 3}\n", "found the name 2 in c.yaml"),
     ("seed: !!python/name:os.system\n", "found what is no YAML in c.yaml at line 1, column 7"),
-    ("train: 3\n", "found '3' for train in c.yaml, expected a YAML file of its fields, or {name: value}"),
-    ("model: [1]\n", "found '[1]' for model in c.yaml"), ("optimizer: null\n", "found 'null' for optimizer"),
-    ("train.max_steps: many\n", "--train.max_steps: found 'many', expected a whole number"),
-    ("train: {max_steps: many}\n", "--train.max_steps: found 'many', expected a whole number"),
-    ("model: nowhere.yaml\n", "--model: found 'nowhere.yaml', expected a YAML file of its fields, or {name: value}"),
-    ("optimizer: {name: sgd}\n", "--optimizer.name: found 'sgd', expected one of: adamw, lamb, muon, stable_adamw"),
-    ("train: {log_every: 3}\n", "train: found 'log_every', which is no field of it; did you mean"),
-    ("nonsense: 1\n", "found 'nonsense', which is no field"),
+    ("train: 3\n", "found 3 for train in c.yaml, expected a YAML file of its fields, or {name: value}"),
+    ("model: [1]\n", "found '[1]' for model in c.yaml"), ("optimizer: null\n", "found null for optimizer"),
+    ("train.max_steps: many\n", "--train.max_steps: found many, expected a whole number"),
+    ("train: {max_steps: many}\n", "--train.max_steps: found many, expected a whole number"),
+    ("model: nowhere.yaml\n", "--model: found nowhere.yaml, expected a YAML file of its fields, or {name: value}"),
+    ("optimizer: {name: sgd}\n", "--optimizer.name: found sgd, expected one of: adamw, lamb, muon, stable_adamw"),
+    ("train: {log_every: 3}\n", "train: found log_every, which is no field of it; did you mean"),
+    ("nonsense: 1\n", "found nonsense, which is no field"),
     ("train: {learning_rate: [1]}\n", "--train.learning_rate: found '[1]', expected a number"),
 ])
 def test_wrong_files_are_named_in_plain_words(content, expected, tmp_path, monkeypatch, capsys):

@@ -295,7 +295,7 @@ def test_a_model_without_an_operation_is_asked_what_its_head_is_for(folders, cap
 WRONG = {  # words -> what is said, in words of ours
     "--datta x": "found --datta, which is no option; did you mean --data?",
     "--train.max_steps many": "--train.max_steps: found many, expected a whole number",
-    "--train.precision bf17": "--train.precision: found bf17, expected bf16 or fp16 or fp32 or autocast",
+    "--train.precision bf17": "--train.precision: found bf17, expected one of: bf16, fp16, fp32, autocast",
     "--train.compile perhaps": "--train.compile: found perhaps, expected true or false",
     "--train.micro_batch_size x": "--train.micro_batch_size: found x, expected a whole number or auto",
     "--model nowhere.yaml": "--model: found no file nowhere.yaml",
