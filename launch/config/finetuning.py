@@ -15,7 +15,7 @@ from cloze.launch.config.training import AUTO, TrainConfig
 from cloze.pipeline.errors import UserError
 
 _LONG_TEXT = 512  # 128 + 382 and two special tokens: Sun et al. 2019, arXiv 1905.05583, section 5.3
-_WINDOW_STEP = 128  # BERT release, run_squad.py: doc_stride
+_WINDOW_STEP = 128  # BERT release, run_squad.py: doc_stride, a third of its max_seq_length
 
 
 # Peak rates by the parameters of the encoder's layers, for models of fewer: BERT's own 2e-5 to 5e-5 (Devlin et al.
@@ -96,7 +96,7 @@ class FinetuneConfig(RunConfig):
     """Tokens kept at the beginning with keep: head_tail, at least 1."""
     window_step: int | None = None
     """Tokens from the start of one window or piece of a long text to the next, at least 1 (squad, squad2, keep:
-    pieces); null: 128 for questions about texts, else half of a piece."""
+    pieces); null: for questions about texts a third of max_length, at most 128, else half of a piece."""
     max_query_tokens: int = 64
     """Longest question in tokens, at least 1; more are cut (squad, squad2)."""
     max_answer_tokens: int = 30
@@ -222,7 +222,7 @@ class FinetuneConfig(RunConfig):
         if self.keep == "head_tail" and self.head_tokens >= length - 2:
             raise UserError(f"head_tokens: found {self.head_tokens} with max_length {length}, expected less than "
                             f"{length - 2}, so that there is room for the tail; lower it, or raise --max_length")
-        step = self.window_step or (_WINDOW_STEP if task.kind == "answering" else length // 2 - 1)
+        step = self.window_step or (min(_WINDOW_STEP, length // 3) if task.kind == "answering" else length // 2 - 1)
         return replace(self, max_length=length, window_step=step, evaluation=evaluation)
 
     def for_size(self, parameters: int) -> FinetuneConfig:

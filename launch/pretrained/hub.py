@@ -13,6 +13,16 @@ _WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 _FILES = ["config.json", _WEIGHTS, "tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json"]
 
 
+# What the hub library's errors say, of which each is also of the kinds behind it.
+_REASONS = {
+    "GatedRepoError": "its owner gives access on request: ask for it on its page, then log in with hf auth login",
+    "RepositoryNotFoundError": "the hub has none of this name, or none that you may read",
+    "RevisionNotFoundError": "it has no such revision",
+    "LocalEntryNotFoundError": "the hub does not answer, and nothing of it is kept here",
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE forbids to fetch it",
+}
+
+
 def model_path(config: ModelConfig) -> Path:
     """Where a model lies: a folder, if there is one of this name, else what the hub library keeps.
 
@@ -54,8 +64,9 @@ def fetch_model(name: str, *, revision: str | None, cache_dir: str | None, offli
     except Exception as error:  # network, names, rights: the library raises many kinds
         how = "it is looked up offline; leave --offline true out to fetch it" if offline else "check name and revision"
         at = f" at revision {revision!r}" if revision else ""
-        raise UserError(f"model: found no folder and no hub model {name!r}{at} ({type(error).__name__}); {how}"
-                        ) from error
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        reason = "" if offline else next((_REASONS[kind] for kind in kinds if kind in _REASONS), kinds[0]) + "; "
+        raise UserError(f"model: found no folder and no hub model {name!r}{at}: {reason}{how}") from error
     if not (folder / _WEIGHTS).exists() and not (pickled and (folder / _PICKLED_WEIGHTS).exists()):
         how = "" if pickled else "; --pickled_weights true takes its pytorch_model.bin, if it has one"
         raise UserError(f"model: found no {_WEIGHTS} of hub model {name!r}, expected its weights{how}")

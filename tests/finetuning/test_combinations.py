@@ -106,6 +106,14 @@ def test_the_rate_goes_by_the_size_of_the_model(shape, rate):
     assert config_of("--train.learning_rate", "2e-5").for_size(size).train.learning_rate == 2e-5
 
 
+@pytest.mark.parametrize(("task", "length", "step"), [
+    ("squad", None, 128), ("squad", 512, 128), ("squad", 64, 21), ("sst2", 64, 31)])
+def test_windows_overlap_in_sequences_of_any_length(task, length, step):
+    given = () if length is None else ("--max_length", str(length))
+    assert config_of(*given).for_task(find_task(task), 512).window_step == step
+    assert config_of(*given, "--window_step", "9").for_task(find_task(task), 512).window_step == 9
+
+
 def test_all_missing_columns_are_said_before_anything_is_loaded(tmp_path):
     (tmp_path / "train.csv").write_text("a,b\n1,2\n")
     (tmp_path / "dev.csv").write_text("text,b\n1,2\n")

@@ -120,7 +120,7 @@ def test_revisions_weights_and_what_is_not_there(python, tmp_path):
     assert main == again != other == pickled  # main's pytorch_model.bin, which holds others, is not looked at
     assert "model.safetensors" in old and "--pickled_weights true" in old and kept == old
     assert "expected its weights" in empty and "--pickled_weights" not in empty
-    assert "at revision 'never' (RevisionNotFoundError); check name and revision" in revision
-    assert "'someone/else' (RepositoryNotFoundError); check name" in name
+    assert "at revision 'never': it has no such revision; check name and revision" in revision
+    assert "'someone/else': the hub has none of this name, or none that you may read; check name" in name
     assert "looked up offline; leave --offline true out" in offline
     assert "expected a Cloze run, a Hugging Face folder or hub name" in folder
