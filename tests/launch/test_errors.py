@@ -22,7 +22,7 @@ from cloze.launch import cli
 from cloze.launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
 from cloze.launch.checkpoint.state import hash_of_files
 from cloze.launch.cli import main, parse
-from cloze.launch.config import PretrainConfig
+from cloze.launch.config import PretrainConfig, TrainConfig
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.repairs import kept_hyper_parameters
@@ -415,7 +415,7 @@ def test_what_deepspeed_says_is_the_users_to_mend_only_if_a_setting_is_the_users
     monkeypatch.setattr(deepspeed, "init_distributed", lambda **_: None)
     monkeypatch.setattr(deepspeed, "initialize", refuse)
     for settings, expected in (({"wall_clock_breakdown": True}, UserError), ({}, type(error))):
-        config = PretrainConfig("", "", deepspeed=settings)
+        config = PretrainConfig("", "", deepspeed=settings, train=TrainConfig(learning_rate=1e-3))
         with pytest.raises(expected) as raised:
             build_engine(torch.nn.Linear(1, 1), config, deepspeed_config(config, 1), torch.device("cpu"))
         assert not settings or f"({str(error) or 'AssertionError'})" in str(raised.value)
