@@ -19,6 +19,7 @@ import cloze
 from cloze.launch.parsing.fields import Described, describe
 from cloze.launch.parsing.mistakes import check_file, explain
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import describe as cannot_be_read
 from cloze.pipeline.yaml_text import load_yaml
 
 Config = TypeVar("Config")
@@ -107,6 +108,8 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
         namespace = parser.instantiate(parser.parse_args(_files_first(arguments, known, configs)))
     except BrokenPipeError:  # of --print_config
         raise
+    except PermissionError as error:  # the library looks whether a value is the path of a file of fields
+        raise UserError(f"cloze {name}: {cannot_be_read(error, '--config')}") from error
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
         flags = {action.dest: f"--{action.dest}" for action in parser._actions if action.option_strings}
         flags |= {long[2:]: brief for brief, long in short}

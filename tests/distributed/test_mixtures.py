@@ -215,7 +215,7 @@ def test_folders_that_do_not_fit_together_are_refused_in_one_line(data, tmp_path
     (tmp_path / "run.yaml").write_text("data: {sources: [{path: a, wight: 1}]}")
     error = error_of(capsys, "--config", str(tmp_path / "run.yaml"), *run)
     assert "--data: found wight in it, which is no field there; it takes " in error
-    assert "--data: found 'temper' in it, which is no field" in error_of(capsys, "--data.temper", "3", *run)
+    assert "found --data.temper, which is no option; --data takes" in error_of(capsys, "--data.temper", "3", *run)
     for arguments, expected in (
         (("--masking.phases", "[{rate: 0.3, until_share: 0.5}, {rate: 0.2, until_tokens: 9}, {rate: 0.1}]"),
          "masking.phases: found until_tokens and until_share, expected one of them"),
