@@ -177,6 +177,14 @@ def test_what_is_mixed_may_not_change_unseen(data, two, tmp_path):
     assert "complete at step 26" in accepted  # from a mixture to one folder
 
 
+def test_a_card_names_the_sources_and_not_where_they_lie(data, two, tmp_path):
+    assert main(["export", str(two[0]), "--output", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    recipe = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+    assert [source["name"] for source in recipe["data"]["sources"]] == ["wiki", "crawl"]
+    assert list(recipe["evaluation"]["sets"]) == ["books"] and str(data) not in card
+
+
 def error_of(capsys, *arguments: str) -> str:
     assert main(["pretrain", *TINY, *arguments]) == 2
     error = capsys.readouterr().err
