@@ -198,7 +198,8 @@ def _sources():
 
     split = types.SimpleNamespace(counts={"samples": 10})
     manifest = types.SimpleNamespace(splits={"train": split}, pair_sets=1)
-    return Sources(types.SimpleNamespace(names=("a", "b"), manifests=(manifest,) * 2, phases=(Phase(0, (1.0, 1.0)),)), 8)
+    data = types.SimpleNamespace(names=("a", "b"), manifests=(manifest,) * 2, phases=(Phase(0, (1.0, 1.0)),))
+    return Sources(data, 8)
 
 
 def report(case: Case) -> Report:
