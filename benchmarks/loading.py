@@ -13,10 +13,14 @@ cold; also with samples of 512 tokens, and with thousands of shards.
 With --world-size N: ranks of N, simulated one after another, against one process that reads everything: CPU seconds
 and bytes read for each of a rank's own tokens, with a global batch of 8,192 samples, masks stored and drawn at load
 time. Bytes are those asked of the file system; `cold_ratio` is what a cold disk gives over that.
+
+And a mixture: ranks of N that mix four folders (the same files four times) by shares that change on the way, against
+the same ranks on one of them, in turns: `mixture_cpu_ratio` and `mixture_bytes_ratio`.
 """
 
 import argparse
 import atexit
+import gc
 import json
 import os
 import platform
@@ -36,7 +40,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cloze.pipeline.config import MaskingConfig
 from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.loading.order import choose_streams
+from cloze.pipeline.loading.streams import Mixture
 from cloze.pipeline.ragged import to_offsets
 from cloze.pipeline.records import ROLES, Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest, ShardTable, SplitInfo
@@ -51,6 +57,7 @@ NAMES = dict(zip(ROLES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=T
 SPECIAL = SpecialTokens(0, 1, 2, 3, 4)
 # Of a stream and an epoch: those on the ends of its segment are read by its neighbours too: (b + 1) / b of the data.
 BLOCKS_A_STREAM = 8
+MIXED = (Phase(0, (0.4, 0.3, 0.2, 0.1)), Phase(12_000_000, (0.1, 0.2, 0.3, 0.4)))
 
 
 def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, copies: int = 1, strategy: str = "",
@@ -93,17 +100,22 @@ def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, 
     return folder
 
 
-def open_stream(data: Path, size: int, rank: int = 0, world_size: int = 1) -> BatchStream:
+def open_stream(data: Path | list[Path], size: int, rank: int = 0, world_size: int = 1) -> BatchStream:
+    """Batches of one folder, or of several in MIXED shares."""
+    folders = data if isinstance(data, list) else [data]
+    readers = [ShardReader(folder, check_sizes=rank == 0) for folder in folders]
     return BatchStream(
-        ShardReader(data, check_sizes=rank == 0), global_batch_size=size, micro_batch_size=min(32, size // world_size),
-        rank=rank, world_size=world_size, streams=choose_streams([size], world_size), seed=1,
+        Mixture(readers, MIXED) if isinstance(data, list) else readers[0], global_batch_size=size,
+        micro_batch_size=min(32, size // world_size), rank=rank, world_size=world_size,
+        streams=choose_streams([size], world_size, len(readers)), seed=1,
     )
 
 
-def rank_cost(data: Path, world_size: int, rank: int, tokens: int) -> tuple[float, float]:
+def rank_cost(data: Path | list[Path], world_size: int, rank: int, tokens: int) -> tuple[float, float]:
     """CPU seconds and bytes read, each for one of the rank's own tokens, over some `tokens` of them."""
     stream = open_stream(data, GLOBAL_BATCH, rank, world_size)
     next(stream)
+    gc.freeze()  # a full collection of all that torch has made takes 0.1 s, and would fall on one side of a comparison
     began, before, done = time.process_time(), bytes_read(), 0
     while done < tokens:  # as much is prefetched at the end as was at the beginning
         done += next(stream).num_tokens
@@ -164,14 +176,30 @@ def compare_ranks(folder: Path, world_size: int, quick: bool) -> dict[str, float
             print(f"{length:4} tokens ({mean:.0f}), masks {strategy or 'stored':10}: {1e9 * cpu:6.1f} and "
                   f"{1e9 * alone[0]:6.1f} ns of CPU ({cpu / alone[0]:.2f}), {read:.2f} and {alone[1]:.2f} bytes "
                   f"({read / alone[1]:.2f}); columns in use {columns_in_use(data):.2f}")
-            if not strategy and length == 128 and hasattr(os, "posix_fadvise"):
-                figures["cold_ratio"] = cold_ratio(data)
+            if not strategy and length == 128:
+                figures |= compare_mixture(data, world_size)
+                if hasattr(os, "posix_fadvise"):
+                    figures["cold_ratio"] = cold_ratio(data)
     figures["cpu_ratio"] = max(value for name, value in figures.items() if name.startswith("cpu_ratio"))
     figures["bytes_ratio"] = max(value for name, value in figures.items() if name.startswith("bytes_ratio"))
     print(f"\ncpu_ratio {figures['cpu_ratio']:.2f}, bytes_ratio {figures['bytes_ratio']:.2f}, bytes a cold disk gives "
           f"over those asked for {figures.get('cold_ratio', float('nan')):.3f}")
     if not quick:
         figures |= first_batches(folder, world_size)
+    return figures
+
+
+def compare_mixture(data: Path, world_size: int) -> dict[str, float]:
+    """Print and return what a rank's own token costs of a mixture, against a folder alone, measured in turns."""
+    ranks = np.linspace(0, world_size - 1, 4).astype(int).tolist()
+    tokens = int(24 * (1 << 17))
+    pairs = [[rank_cost(each, world_size, rank, tokens) for each in ([data] * len(MIXED[0].shares), data)]
+             for rank in ranks]
+    (cpu, read), (alone, alone_read) = (np.mean(side, axis=0) for side in zip(*pairs, strict=True))
+    figures = {"mixture_cpu_ratio": cpu / alone, "mixture_bytes_ratio": read / alone_read}
+    print(f"mixture of {len(MIXED[0].shares)} folders: {1e9 * cpu:6.1f} ns of CPU, of one {1e9 * alone:6.1f} "
+          f"({figures['mixture_cpu_ratio']:.2f}); {read:.2f} and {alone_read:.2f} bytes "
+          f"({figures['mixture_bytes_ratio']:.2f})")
     return figures
 
 

@@ -80,7 +80,7 @@ def worker(name: str, data: Path, output: Path, threads: int) -> None:
     import torch
 
     from cloze.launch.cli import parse
-    from cloze.launch.pretrain.command import check_data
+    from cloze.launch.pretrain.data import open_data
     from cloze.launch.system import distributed
     from cloze.pipeline.loading.batches import BatchStream
     from cloze.pipeline.shards.shards import ShardReader
@@ -93,7 +93,7 @@ def worker(name: str, data: Path, output: Path, threads: int) -> None:
         "--checkpoint.every_steps", str(STEPS_A_TURN if name in (BACKGROUND, IN_LINE) else 0),
         "--checkpoint.asynchronous", str(name != IN_LINE).lower(), "--checkpoint.keep_last", "1",
     ])
-    manifest, model = check_data(data, config.model)
+    opened, model = open_data(config)
     config = replace(config, model=model)
     train = config.train
     stream = BatchStream(
@@ -103,10 +103,10 @@ def worker(name: str, data: Path, output: Path, threads: int) -> None:
     )
     finish = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     contend = plain_loop if name == PLAIN else our_loop
-    contend(config, manifest, environment, device, Turns(stream, environment.is_main, finish))
+    contend(config, opened, environment, device, Turns(stream, environment.is_main, finish))
 
 
-def plain_loop(config, manifest, environment, device, turns) -> None:
+def plain_loop(config, opened, environment, device, turns) -> None:
     """What a short script would do."""
     import torch
 
@@ -125,7 +125,7 @@ def plain_loop(config, manifest, environment, device, turns) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def our_loop(config, manifest, environment, device, turns) -> None:
+def our_loop(config, opened, environment, device, turns) -> None:
     """What `cloze pretrain` does when all is prepared."""
     from cloze.launch.pretrain.command import prepare_trainer
     from cloze.launch.run.heartbeat import Heartbeat
@@ -135,7 +135,7 @@ def our_loop(config, manifest, environment, device, turns) -> None:
 
     with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
         process = Process(environment, device, Console(is_main=False), heartbeat)
-        trainer = prepare_trainer(config, manifest, process)
+        trainer = prepare_trainer(config, opened, process)
         trainer.evaluate = None  # the one before the first step
         run(config, trainer, turns, StopRequest())
 

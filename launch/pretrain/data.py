@@ -139,7 +139,7 @@ def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
         manifest = Manifest.load(source.path)
         if manifests:
             check_alike(manifests, manifest, "data.sources")
-        manifest, model = check_data(Path(source.path), model, config.train.sequence_length)
+        model = check_manifest(manifest, model, config.train.sequence_length)
         manifests.append(manifest)
     if not isinstance(config.data, MixtureConfig):
         return TrainingData((), tuple(manifests), (Phase(0, (1.0,)),)), model
@@ -202,6 +202,12 @@ def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tup
         UserError: vocabulary, length or tokenizer of shards and model do not match.
     """
     manifest = Manifest.load(data)
+    return manifest, check_manifest(manifest, model, longest)
+
+
+def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -> BertConfig:
+    """The model with what the data decides filled in. Raises UserError as `check_data`."""
+    data = manifest.folder
     if model.vocab_size not in (0, manifest.vocab_size):
         raise UserError(f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
                         f"of the shards in {data}; leave it at 0 to take theirs")
@@ -220,7 +226,7 @@ def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tup
     if manifest.max_length > model.max_position_embeddings:
         raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
                         f"{manifest.max_length}, the max_length of the shards in {data}")
-    return manifest, replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
+    return replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
 
 
 def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:

@@ -71,7 +71,7 @@ def read_source(config: PretrainConfig, manifest: Manifest, checkpoints: Checkpo
     found = Tokenizer.from_folder(tokenizer).fingerprint
     if found != manifest.tokenizer_fingerprint:
         raise UserError(f"init_from: found a tokenizer with fingerprint {found[:12]} in {tokenizer}, expected "
-                        f"{manifest.tokenizer_fingerprint[:12]}, that of the shards in {config.data}; prepare them "
+                        f"{manifest.tokenizer_fingerprint[:12]}, that of the shards in {manifest.folder}; prepare them "
                         f"with --tokenizer {tokenizer}")
     _check_shape(config, source)
     return source

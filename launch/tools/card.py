@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from cloze.launch.config import DataSource
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import read_metrics
 from cloze.launch.system.console import figure
@@ -129,6 +130,11 @@ def _training(run: Path) -> str:
             rows += [(name.replace("_", " "), f"`{value}`") for name, value in facts.items() if value is not None]
     recipe = yaml.safe_load((run / runs.CONFIG).read_text(encoding="utf-8"))
     recipe = {name: value for name, value in recipe.items() if name not in _PATHS or isinstance(value, dict)}
+    if isinstance(mixture := recipe.get("data"), dict):
+        mixture["sources"] = [{**source, "path": None, "name": DataSource(**source).label}
+                              for source in mixture["sources"]]
+    if isinstance(sets := recipe.get("evaluation", {}).get("sets"), dict):
+        recipe["evaluation"]["sets"] = dict.fromkeys(sets)
     return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
 
 

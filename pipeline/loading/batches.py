@@ -217,8 +217,9 @@ class BatchStream:
         epochs = self._samples.epochs(position + size * np.arange(count))
         sources: list = [None] * count
         if read.sources is not None:
-            places = np.take_along_axis(read.sources[chosen], by_length, axis=1).astype(np.int64)
-            sources = [each.split(self._micro) for each in torch.from_numpy(places)]
+            places = np.take_along_axis(read.sources[chosen], by_length, axis=1).ravel().astype(np.int64)
+            split = torch.from_numpy(places).split(self._micro)
+            sources = [split[first : first + micro_steps] for first in range(0, len(split), micro_steps)]
         columns = zip(tokens.tolist(), masked.tolist(), pairs.tolist(), padding.tolist(), read.indices[rows], sources,
                       strict=True)
         return [

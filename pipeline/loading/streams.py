@@ -92,7 +92,7 @@ class SampleStreams:
 
     def epochs(self, positions: np.ndarray) -> list[int]:
         """The epochs of positions (n,)."""
-        return [self.order.epoch_of(position) for position in positions.tolist()]
+        return self.order.epochs_of(positions).tolist()
 
     def read(self, streams: range, position: int, count: int) -> Portion:
         """`count` samples of each of these streams from `position` on."""

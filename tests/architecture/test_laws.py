@@ -98,6 +98,8 @@ def test_every_config_parses(path, monkeypatch):
     elif kind == "finetune":
         files = ["--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
         assert parse("finetune", ["sst2", "--config", path, *files]).epochs
+    elif kind == "data":
+        assert len(parse("pretrain", ["--data", path, "--output", "o"]).data.sources) > 1
     elif kind == "prepare":
         assert parse("prepare", ["--config", path, "--output", "o"]).max_length
     else:

@@ -14,6 +14,7 @@ from cloze.launch.config import DataPhase, DataSource, MaskingConfig, MaskingPha
 from cloze.launch.pretrain.data import batch_warmup, open_data, run_masking
 from cloze.launch.pretrain.probing import Probe
 from cloze.launch.run.metrics import read_metrics
+from cloze.launch.tools.plan import make_estimator
 from cloze.model.bert import BertForPreTraining
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import evaluation_batches
@@ -177,6 +178,14 @@ def test_what_is_mixed_may_not_change_unseen(data, two, tmp_path):
     assert "complete at step 26" in accepted  # from a mixture to one folder
 
 
+def test_a_card_names_the_sources_and_not_where_they_lie(data, two, tmp_path):
+    assert main(["export", str(two[0]), "--output", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    recipe = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+    assert [source["name"] for source in recipe["data"]["sources"]] == ["wiki", "crawl"]
+    assert list(recipe["evaluation"]["sets"]) == ["books"] and str(data) not in card
+
+
 def error_of(capsys, *arguments: str) -> str:
     assert main(["pretrain", *TINY, *arguments]) == 2
     error = capsys.readouterr().err
@@ -251,6 +260,14 @@ def test_shares_by_tokens_samples_and_temperature(data):
     flat = opened(data, MixtureConfig(bare, temperature=1e9))[1]
     tokens = np.array(flat.phases[0].shares) * lengths
     assert tokens / tokens.sum() == pytest.approx([0.5, 0.5], abs=1e-6)
+
+
+def test_a_plan_counts_a_mixture(data):
+    """The lengths of the phase whose samples are longest, and the most that any source masks."""
+    config = parse("plan", ["--data", str(data / "mix.yaml"), "--device", "h100", *TINY])
+    lengths = make_estimator(config).lengths
+    wiki = ShardReader(data / "wiki")
+    assert lengths.mean == pytest.approx(wiki.mean_length) and lengths.masked_share == wiki.manifest.masked_share
 
 
 def test_tokens_become_positions_by_the_phases_means(data):

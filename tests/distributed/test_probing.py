@@ -97,8 +97,8 @@ def test_the_probe_tries_the_longest_and_lengths_of_the_corpus():
     probe = Probe.__new__(Probe)
     histogram = [0, 0, 0, 5, 0, 3, 0, 0, 2]  # sequences of 3, 5 and 8 tokens
     probe.device = torch.device("cpu")
-    probe.manifest = SimpleNamespace(max_length=8, masked_share=0.2, vocab_size=50,
-                                     splits={"train": SimpleNamespace(length_histogram=histogram)})
+    probe.data = SimpleNamespace(max_length=8, length_histogram=histogram, manifest=SimpleNamespace(vocab_size=50))
+    probe.masked_share = 0.2
     longest, *mixed = probe._batches(64)
     assert longest["sequence_offsets"].diff().tolist() == [8] * 64 and len(longest["labels"]) == 64 * 2
     assert len(mixed) == MIXED_BATCHES

@@ -68,6 +68,12 @@ def test_no_host_waits_for_the_device_at_stage_0(step, case):
     assert step(case).waits == {}
 
 
+def test_no_host_waits_for_the_losses_of_sources(step):
+    """And they come with the micro-batch, in its one copy."""
+    plain, mixed = step(Case()), step(Case(mixed=True))
+    assert mixed.waits == {} and mixed.copies == plain.copies
+
+
 @pytest.mark.parametrize("case", marked(PARTITIONED, lambda case: case.bias_correction and (
     case.precision == "bf16" or (case.stage == 1 and case.precision != "autocast"))))
 def test_only_deepspeed_waits_at_stages_1_to_3_and_only_where_it_is_known_to(step, case):

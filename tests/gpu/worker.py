@@ -34,6 +34,7 @@ class Case:
     attention_dropout: float = 0.0
     position_embedding: str = "learned"
     gradient_checkpointing: str = "none"
+    mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,10 @@ def _micro_batch(lengths: tuple[int, ...]) -> dict:
     }
 
 
-def batches(config):
-    """Endless batches of a rank, no two neighbouring micro-batches alike."""
+def batches(config, mixed: bool):
+    """Endless batches of a rank, no two neighbouring micro-batches alike; of two sources, if they are mixed."""
     import numpy as np
+    import torch
 
     from cloze.pipeline.loading.batches import RankBatch
 
@@ -161,7 +163,8 @@ def batches(config):
                  for step in range(MICRO_STEPS)]
         tokens, masked = (sum(len(each[name]) for each in micro) for name in ("input_ids", "labels"))
         yield RankBatch(micro, position=position, epoch=0, num_samples=size, num_tokens=tokens, num_masked=masked,
-                        num_pairs=6, num_padding=10, indices=np.zeros(0))
+                        num_pairs=6, num_padding=10, indices=np.zeros(0),
+                        sources=[torch.tensor([0, 1, 0])] * MICRO_STEPS if mixed else None)
         position += size
 
 
@@ -184,8 +187,19 @@ def trainer_of(case: Case):
     return Trainer(
         config, engine=engine, objective=objective, evaluate=None, flops=lambda _: 1.0, checkpoints=_Silent(),
         console=_Silent(), environment=read_environment(), device=device, heartbeat=_Silent(), profiler=_Silent(),
-        facts={},
+        facts={}, sources=_sources() if case.mixed else None,
     )
+
+
+def _sources():
+    """What measures two sources."""
+    from cloze.launch.pretrain.sources import Sources
+    from cloze.pipeline.loading.mixture import Phase
+
+    split = types.SimpleNamespace(counts={"samples": 10})
+    manifest = types.SimpleNamespace(splits={"train": split}, pair_sets=1)
+    data = types.SimpleNamespace(names=("a", "b"), manifests=(manifest,) * 2, phases=(Phase(0, (1.0, 1.0)),))
+    return Sources(data, 8)
 
 
 def report(case: Case) -> Report:
@@ -200,7 +214,7 @@ def report(case: Case) -> Report:
         warnings.simplefilter("ignore")
         trainer = trainer_of(case)
         trainer.engine.train()
-        stream = batches(trainer.config)
+        stream = batches(trainer.config, case.mixed)
         given = iter(on_the_host(lambda: next(stream)), None)
         for _ in range(WARM_STEPS):
             trainer._advance(given, stop)

@@ -160,7 +160,7 @@ def contents(parts) -> list[tuple]:
 
 @given(first=st.integers(0, 60), world_size=st.sampled_from([1, 2, 3, 4, 6, 8, 24]),
        streams=st.sampled_from([1, 8, 24]), grows=st.booleans())
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_ranks_share_the_global_batches_of_a_mixture_from_any_position(folders, first, world_size, streams, grows):
     """Ids as they are masked: the rate, which follows the position, is the same for any ranks and after a resume too.
     The batches lie in all phases."""
