@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.hostile_files import judge
 from tests.launching import ROOT
 
 
@@ -15,12 +16,12 @@ def benchmark(monkeypatch):
     """A benchmark by its name, run with some arguments and what it measures with replaced."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
 
-    def run(name: str, *arguments: str, **replaced) -> None:
+    def run(name: str, *arguments: str, **replaced):
         module = __import__(name)
         for target, value in replaced.items():
             monkeypatch.setattr(module, target, value)
         monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", *arguments])
-        module.main()
+        return module.main()
 
     return run
 
@@ -98,3 +99,33 @@ def test_curves_are_compared_at_equal_tokens_and_at_equal_loss(monkeypatch):
                      "fast": curve(20, 6.0, 5.0, 4.0)})
     assert found == {"loss_difference_at_equal_tokens": -0.5, "time_ratio_at_equal_tokens": 2.0,
                      "time_ratio_to_their_last_loss": pytest.approx(120 / 25)}
+
+
+@pytest.mark.parametrize(("status", "output", "same", "lost"), [
+    (2, "reading\nerror: a.gz: broken\n", None, None), (0, "done\n", True, None), (None, "", None, "still there"),
+    (0, "done\n", False, "another result"), (1, "Traceback (most recent call last):\n", None, "traceback"),
+    (2, "error: one\nerror: two\n", None, "2 lines of errors"), (1, "error: one\n", None, "status 1"),
+])
+def test_what_is_lost_in_an_attack(status, output, same, lost):
+    found = judge(status, output, lambda: same)
+    assert found is None if lost is None else lost in found
+
+
+def test_an_attack_that_loses_something_ends_with_1(benchmark, tmp_path, capsys):
+    losses = {"kills": 3, "lost": ["the run: it hangs"]}
+    for lost in ([], losses["lost"]):
+        assert benchmark("attack", "--files", "0", "--requests", "0", "--json", str(tmp_path / "figures"),
+                         kill=lambda *_, lost=lost: {**losses, "lost": list(lost)}) == len(lost)
+        figures = json.loads((tmp_path / "figures").read_text())
+        assert figures["lost"] == len(lost) and figures["training"]["kills"] == 3
+        assert f"kills 3, hostile files 0, requests 0, lost {len(lost)}; seed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_small_attack_loses_nothing(tmp_path):
+    command = [sys.executable, "benchmarks/attack.py", "--kills", "0", "--files", "6", "--requests", "30",
+               "--connections", "40", "--json", str(tmp_path / "figures")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    figures = json.loads((tmp_path / "figures").read_text())
+    assert figures["files"]["files"] == 6 and figures["serving"]["requests"] == 33 and figures["lost"] == 0

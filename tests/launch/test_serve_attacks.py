@@ -17,7 +17,7 @@ from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.connections import make_room_for_files
 from cloze.launch.serve.keys import read_keys
 from cloze.pipeline.errors import UserError
-from tests.launch.hostile_requests import embed, flood, peak_of, post
+from tests.launch.hostile_requests import HOSTILE, ask_badly, embed, flood, peak_of, post
 from tests.launch.serving import connect, read_meters, server, until_closed
 from tests.launch.tiny_models import save_model
 
@@ -128,6 +128,11 @@ def test_work_of_clients_that_have_left_is_not_done(attacked):
         left.replace("499", "200"), 0) == 10)
     computed = after["cloze_batch_texts_sum"] - before["cloze_batch_texts_sum"]
     assert computed < 1200 and read_meters(address).get(left, 0) >= 5, computed
+
+
+def test_what_is_wrong_is_answered_by_its_status_and_harms_nobody(folder):
+    with server(folder) as (address, _):
+        assert [(what, wrong) for what, wrong in ask_badly(address, len(HOSTILE), seed=0) if wrong] == []
 
 
 def test_a_stop_ends_in_spite_of_an_unfinished_body(folder):
