@@ -129,3 +129,65 @@ def test_a_small_attack_loses_nothing(tmp_path):
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     figures = json.loads((tmp_path / "figures").read_text())
     assert figures["files"]["files"] == 6 and figures["serving"]["requests"] == 33 and figures["lost"] == 0
+
+
+STUBS = {
+    "fine": (0, "import json, sys; json.dump({'ratio_to_x': 2.5, 'parts': {'ratio_y': 0.5}}, open(sys.argv[1], 'w'))"),
+    "broken": (7, "import sys; print('it broke'); sys.exit(7)"),
+    "slow": (None, "import time; time.sleep(60)"),
+}
+
+
+def test_all_benchmarks_make_one_report_that_names_what_failed(benchmark, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import run_all
+
+    table = {name: run_all.Entry(f"Is it {name}?", ("-c", code, "FIGURES"), 1 if status is None else 30,
+                                 bars=("ratio*",)) for name, (status, code) in STUBS.items()}
+    table["gpu"] = run_all.Entry("A GPU?", (), 1, gpu=True)
+    replaced = {"TABLE": table, "has_gpu": lambda: False, "filled": lambda entry, *_: list(entry.arguments)}
+    assert benchmark("run_all", "--output", str(tmp_path), **replaced) == 1
+    assert "1 of 3 done" in (printed := capsys.readouterr().out) and "failed: broken, slow\n" in printed
+    report = (tmp_path / "report.md").read_text()
+    for line in ("| [fine](#fine) | Is it fine? | done |", "| Is it broken? | FAILED: status 7 |", "it broke",
+                 "| Is it slow? | FAILED: out of time |", "| gpu | A GPU? | left out: no GPU |", "![fine](fine.svg)",
+                 "- commit: ", "- hardware: ", "- versions: Python 3."):
+        assert line in report, line
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert {name: each["status"] for name, each in found["benchmarks"].items()} == {
+        name: status for name, (status, _) in STUBS.items()}
+    assert found["benchmarks"]["fine"]["figures"]["ratio_to_x"] == 2.5
+    picture = (tmp_path / "fine.svg").read_text()
+    assert "<svg" in picture and not (tmp_path / "broken.svg").exists()
+    monkeypatch.setattr("run_all.MINUTES", 0)
+    assert benchmark("run_all", "--only", "fine", "--output", str(tmp_path / "late"), **replaced) == 1
+    assert "no time was left for it" in (tmp_path / "late" / "report.md").read_text()
+
+
+def test_every_benchmark_is_in_the_table_with_flags_that_it_has(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from run_all import TABLE, filled
+
+    scripts = {path.name: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
+    helpers = {"run_all.py", "evidence_transformers.py", "synthetic_batches.py"}
+    assert {entry.arguments[0] for entry in TABLE.values()} == scripts.keys() - helpers
+    for name, entry in TABLE.items():
+        for data in (None, ROOT):
+            script, *words = filled(entry, ROOT, ROOT, data)
+            for word in words:
+                known = not word.startswith("--") or f'"{word}"' in scripts[script.removeprefix("benchmarks/")]
+                assert known and "{" not in word, (name, word)
+
+
+def test_what_stands_in_for_a_task_has_its_form(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import run_all
+
+    texts = [f"One {n} is one. Two {n} are two. Three {n} too." for n in range(9)]
+    monkeypatch.setattr("run_all.found_text", lambda: texts)
+    run_all.make_pairs(tmp_path)
+    for name, count in run_all.PAIRS.items():
+        header, *rows = [line.split("\t") for line in (tmp_path / "rte" / f"{name}.tsv").read_text().splitlines()]
+        assert header == ["index", "sentence1", "sentence2", "label"] and len(rows) == count
+        assert {row[3] for row in rows} == {"entailment", "not_entailment"}
+        assert all((row[2] in row[1]) == (row[3] == "entailment") for row in rows)
