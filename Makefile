@@ -1,9 +1,10 @@
 # make quickstart: the whole chain in minutes.   make test: the tests.   make env: the environment alone.
+# make bench: every benchmark, one report (some 20 minutes).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow lint env lock clean
+.PHONY: quickstart test test-slow bench lint env lock clean
 
 quickstart: env
 	$(BIN)/cloze quickstart --output runs/quickstart
@@ -13,6 +14,9 @@ test: env
 
 test-slow: env
 	$(BIN)/python -m pytest -m slow
+
+bench: env
+	$(BIN)/python benchmarks/run_all.py --output runs/bench $(if $(BENCH_DATA),--data $(BENCH_DATA))
 
 lint: env
 	$(BIN)/ruff check .

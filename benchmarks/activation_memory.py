@@ -1,6 +1,6 @@
 """Memory of a pretraining step by gradient checkpointing, for BERT-base and BERT-large.
 
-    python benchmarks/activation_memory.py [--device cpu] [--sequences 32] [--length 128]
+    python benchmarks/activation_memory.py [--device cpu] [--sequences 32] [--length 128] [--json FILE]
 
 Two figures for each mode: what forward keeps for backward (bytes of the distinct tensors that autograd saves, weights
 aside: the same on every device), and the measured peak of forward and backward beyond the weights, gradients included
@@ -10,6 +10,7 @@ aside: the same on every device), and the measured peak of forward and backward 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import subprocess
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--json", metavar="FILE", help="file for the figures, in MiB")
     parser.add_argument("--model", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--mode", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -72,6 +74,7 @@ def main() -> None:
     print(" ".join([Path(sys.executable).name, *sys.argv]))
     print(f"{hardware(arguments.device)}, {arguments.sequences} x {arguments.length} tokens, MiB: kept / peak\n")
     print(f"{'':<12}" + "".join(f"{mode:>18}" for mode in MODES))
+    figures = {}
     for model in MODELS:
         cells = []
         for mode in MODES:  # a process each, since a peak never falls
@@ -79,8 +82,11 @@ def main() -> None:
             command += ["--sequences", str(arguments.sequences), "--length", str(arguments.length)]
             output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
             kept, peak = (int(value) / 2**20 for value in output.split())
+            figures |= {f"{model}, {mode}, kept": kept, f"{model}, {mode}, peak": peak}
             cells.append(f"{f'{kept:,.0f} / {peak:,.0f}':>18}")
         print(f"{model:<12}" + "".join(cells), flush=True)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -110,8 +110,12 @@ def command_line(command: list[str], variables: dict[str, str]) -> str:
     return shlex.join([f"{name}={value}" for name, value in variables.items()] + command)
 
 
+def versions(*libraries: str) -> str:
+    """Those of these libraries that are installed."""
+    installed = {each.name: each.version for each in metadata.distributions()}
+    return ", ".join(f"{name} {installed[name]}" for name in libraries if name in installed)
+
+
 def own_command(*libraries: str, **variables: str) -> str:
     """The command that runs here, and the versions of what it measures against, as far as they are installed."""
-    installed = {each.name: each.version for each in metadata.distributions()}
-    versions = ", ".join(f"{name} {installed[name]}" for name in libraries if name in installed)
-    return f"{command_line([Path(sys.executable).name, *sys.argv], variables)}\n{versions}"
+    return f"{command_line([Path(sys.executable).name, *sys.argv], variables)}\n{versions(*libraries)}"

@@ -105,7 +105,8 @@ def targets(folder: Path) -> list[Target]:
         Target("data", data, ("manifest.json", "train/*", "tokenizer/tokenizer.json"),
                lambda copy: pretrain_arguments(copy, copy.with_name(f"{copy.name}-run"), *RUN),
                lambda copy: weights(copy.with_name(f"{copy.name}-run")), (*ANY, "flipped")),
-        Target("corpus", texts, ("in/*.gz", "in/*.xz", "in/*.bz2"), _prepare, _shards, (*ANY, "flipped", "lines")),
+        Target("corpus", texts, ("in/*.gz", "in/*.xz", "in/*.bz2"), _prepare, _shards,
+               ("truncated", "emptied", "garbage", "dangling link", "flipped", "lines")),  # a file less: another corpus
         Target("recipe", recipe, ("recipe.yaml",), lambda copy: [
             "pretrain", "--config", str(copy / "recipe.yaml"), "--data", str(data), "--output", str(copy / "run"),
             "--print_config"], None, (*ANY, "flipped", "bomb", "value")),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.hostile_files import judge
 from tests.launching import ROOT
 
 
@@ -15,12 +16,12 @@ def benchmark(monkeypatch):
     """A benchmark by its name, run with some arguments and what it measures with replaced."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
 
-    def run(name: str, *arguments: str, **replaced) -> None:
+    def run(name: str, *arguments: str, **replaced):
         module = __import__(name)
         for target, value in replaced.items():
             monkeypatch.setattr(module, target, value)
         monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", *arguments])
-        module.main()
+        return module.main()
 
     return run
 
@@ -98,3 +99,95 @@ def test_curves_are_compared_at_equal_tokens_and_at_equal_loss(monkeypatch):
                      "fast": curve(20, 6.0, 5.0, 4.0)})
     assert found == {"loss_difference_at_equal_tokens": -0.5, "time_ratio_at_equal_tokens": 2.0,
                      "time_ratio_to_their_last_loss": pytest.approx(120 / 25)}
+
+
+@pytest.mark.parametrize(("status", "output", "same", "lost"), [
+    (2, "reading\nerror: a.gz: broken\n", None, None), (0, "done\n", True, None), (None, "", None, "still there"),
+    (0, "done\n", False, "another result"), (1, "Traceback (most recent call last):\n", None, "traceback"),
+    (2, "error: one\nerror: two\n", None, "2 lines of errors"), (1, "error: one\n", None, "status 1"),
+])
+def test_what_is_lost_in_an_attack(status, output, same, lost):
+    found = judge(status, output, lambda: same)
+    assert found is None if lost is None else lost in found
+
+
+def test_an_attack_that_loses_something_ends_with_1(benchmark, tmp_path, capsys):
+    losses = {"kills": 3, "lost": ["the run: it hangs"]}
+    for lost in ([], losses["lost"]):
+        assert benchmark("attack", "--files", "0", "--requests", "0", "--json", str(tmp_path / "figures"),
+                         kill=lambda *_, lost=lost: {**losses, "lost": list(lost)}) == len(lost)
+        figures = json.loads((tmp_path / "figures").read_text())
+        assert figures["lost"] == len(lost) and figures["training"]["kills"] == 3
+        assert f"kills 3, hostile files 0, requests 0, lost {len(lost)}; seed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_small_attack_loses_nothing(tmp_path):
+    command = [sys.executable, "benchmarks/attack.py", "--kills", "0", "--files", "6", "--requests", "30",
+               "--connections", "40", "--json", str(tmp_path / "figures")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    figures = json.loads((tmp_path / "figures").read_text())
+    assert figures["files"]["files"] == 6 and figures["serving"]["requests"] == 33 and figures["lost"] == 0
+
+
+STUBS = {
+    "fine": (0, "import json, sys; json.dump({'ratio_to_x': 2.5, 'parts': {'ratio_y': 0.5}}, open(sys.argv[1], 'w'))"),
+    "broken": (7, "import sys; print('it broke'); sys.exit(7)"),
+    "slow": (None, "import time; time.sleep(60)"),
+}
+
+
+def test_all_benchmarks_make_one_report_that_names_what_failed(benchmark, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import run_all
+
+    table = {name: run_all.Entry(f"Is it {name}?", ("-c", code, "FIGURES"), 1 if status is None else 30,
+                                 bars=("ratio*",)) for name, (status, code) in STUBS.items()}
+    table["gpu"] = run_all.Entry("A GPU?", (), 1, gpu=True)
+    replaced = {"TABLE": table, "has_gpu": lambda: False, "filled": lambda entry, *_: list(entry.arguments)}
+    assert benchmark("run_all", "--output", str(tmp_path), **replaced) == 1
+    assert "1 of 3 done" in (printed := capsys.readouterr().out) and "failed: broken, slow\n" in printed
+    report = (tmp_path / "report.md").read_text()
+    for line in ("| [fine](#fine) | Is it fine? | done |", "| Is it broken? | FAILED: status 7 |", "it broke",
+                 "| Is it slow? | FAILED: out of time |", "| gpu | A GPU? | left out: no GPU |", "![fine](fine.svg)",
+                 "- commit: ", "- hardware: ", "- versions: Python 3."):
+        assert line in report, line
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert {name: each["status"] for name, each in found["benchmarks"].items()} == {
+        name: status for name, (status, _) in STUBS.items()}
+    assert found["benchmarks"]["fine"]["figures"]["ratio_to_x"] == 2.5
+    picture = (tmp_path / "fine.svg").read_text()
+    assert "<svg" in picture and not (tmp_path / "broken.svg").exists()
+    monkeypatch.setattr("run_all.MINUTES", 0)
+    assert benchmark("run_all", "--only", "fine", "--output", str(tmp_path / "late"), **replaced) == 1
+    assert "no time was left for it" in (tmp_path / "late" / "report.md").read_text()
+
+
+def test_every_benchmark_is_in_the_table_with_flags_that_it_has(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from run_all import TABLE, filled
+
+    scripts = {path.name: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
+    helpers = {"run_all.py", "evidence_transformers.py", "synthetic_batches.py"}
+    assert {entry.arguments[0] for entry in TABLE.values()} == scripts.keys() - helpers
+    for name, entry in TABLE.items():
+        for data in (None, ROOT):
+            script, *words = filled(entry, ROOT, ROOT, data)
+            for word in words:
+                known = not word.startswith("--") or f'"{word}"' in scripts[script.removeprefix("benchmarks/")]
+                assert known and "{" not in word, (name, word)
+
+
+def test_what_stands_in_for_a_task_has_its_form(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import run_all
+
+    texts = [f"One {n} is one. Two {n} are two. Three {n} too." for n in range(9)]
+    monkeypatch.setattr("run_all.found_text", lambda: texts)
+    run_all.make_pairs(tmp_path)
+    for name, count in run_all.PAIRS.items():
+        header, *rows = [line.split("\t") for line in (tmp_path / "rte" / f"{name}.tsv").read_text().splitlines()]
+        assert header == ["index", "sentence1", "sentence2", "label"] and len(rows) == count
+        assert {row[3] for row in rows} == {"entailment", "not_entailment"}
+        assert all((row[2] in row[1]) == (row[3] == "entailment") for row in rows)

@@ -5,8 +5,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from tests.launching import ROOT
 
 # Locks a mutex twice: what a collective that never ends is to Python, C code that no signal interrupts.
@@ -26,17 +24,20 @@ with StopRequest() as stop:
 """
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGUSR1])
-def test_a_second_signal_ends_a_process_that_hangs(second):
-    process = subprocess.Popen([sys.executable, "-c", HANGS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.stdout.readline() == "stopping\n"
-    process.send_signal(signal.SIGTERM)  # what torchrun forwards is the same request
+def test_a_second_signal_ends_a_process_that_hangs():
+    processes = {second: subprocess.Popen([sys.executable, "-c", HANGS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+                 for second in (signal.SIGINT, signal.SIGUSR1)}
+    for process in processes.values():
+        assert process.stdout.readline() == "ready\n"
+    for process in processes.values():
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(signal.SIGTERM)  # what torchrun forwards is the same request
     time.sleep(6)
-    assert process.poll() is None
-    process.send_signal(second)
-    assert process.wait(timeout=20) == 128 + second
+    for second, process in processes.items():
+        assert process.poll() is None
+        process.send_signal(second)
+        assert process.wait(timeout=20) == 128 + second
 
 
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():

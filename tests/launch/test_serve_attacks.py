@@ -17,7 +17,7 @@ from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.connections import make_room_for_files
 from cloze.launch.serve.keys import read_keys
 from cloze.pipeline.errors import UserError
-from tests.launch.hostile_requests import embed, flood, peak_of, post
+from tests.launch.hostile_requests import HOSTILE, ask_badly, embed, flood, peak_of, post
 from tests.launch.serving import connect, read_meters, server, until_closed
 from tests.launch.tiny_models import save_model
 
@@ -66,13 +66,12 @@ def test_those_that_hold_the_door_keep_nobody_out(attacked):
 
 def test_a_body_that_does_not_come_is_given_up(attacked):
     address, _ = attacked
-    with connect(address) as client:
+    with connect(address) as client, connect(address) as headless:
         client.sendall(post("embed", b'{"inputs": [', 1000))
+        headless.sendall(b"GET /health HTTP/1.1\r\nHost:")
         answer = until_closed(client)
-    assert answer.startswith(b"HTTP/1.1 408") and b"body: found none that is whole after 3 s" in answer
-    with connect(address) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost:")
-        assert until_closed(client) == b"", "a head that does not come has no answer"
+        assert answer.startswith(b"HTTP/1.1 408") and b"body: found none that is whole after 3 s" in answer
+        assert until_closed(headless) == b"", "a head that does not come has no answer"
 
 
 def test_bodies_that_wait_are_counted_together(attacked):
@@ -130,25 +129,24 @@ def test_work_of_clients_that_have_left_is_not_done(attacked):
     assert computed < 1200 and read_meters(address).get(left, 0) >= 5, computed
 
 
-def test_a_stop_ends_in_spite_of_an_unfinished_body(folder):
-    with server(folder, "--grace_seconds", "1", "--read_seconds", "100") as (address, process):
-        with connect(address) as client, connect(address):
+def test_what_is_wrong_is_answered_by_its_status_and_harms_nobody(attacked):
+    address, _ = attacked
+    assert [(what, wrong) for what, wrong in ask_badly(address, len(HOSTILE), seed=0) if wrong] == []
+
+
+def test_a_stop_ends_in_spite_of_an_unfinished_body_and_of_a_refused_one(folder):
+    """With its last line, and no traceback."""
+    with server(folder, "--grace_seconds", "1", "--read_seconds", "100", "--max_body_bytes", "1000") as (
+            address, process):
+        with connect(address) as client, connect(address) as refused, connect(address):
             client.sendall(post("embed", b"{", 1000))
             wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 1)
+            refused.sendall(post("embed", b"x" * 2000, 1_000_000))
+            assert refused.recv(65536).startswith(b"HTTP/1.1 413")
             process.send_signal(signal.SIGTERM)
             output, errors = process.communicate(timeout=60)
         assert process.returncode == 0 and "every accepted request was answered" in output, errors
-        assert "Traceback" not in errors
-
-
-def test_a_stop_while_a_refused_client_still_sends_prints_no_traceback(folder):
-    with server(folder, "--grace_seconds", "1", "--max_body_bytes", "1000") as (address, process):
-        with connect(address) as client:
-            client.sendall(post("embed", b"x" * 2000, 1_000_000))
-            assert client.recv(65536).startswith(b"HTTP/1.1 413")
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Traceback" not in errors, errors
+        assert "Traceback" not in errors, errors
 
 
 def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
