@@ -25,6 +25,12 @@ class ExportConfig:
     onnx: bool = False
     """Whether the folder also gets model.onnx, for any batch and length, and onnx.json, which names its inputs."""
 
+    push: str | None = None
+    """Name on the Hugging Face hub, as USER/NAME, where the folder is uploaded to, with the token of `hf auth login` or
+    of HF_TOKEN (needs the extra finetune); null: none."""
+    private: bool = True
+    """Whether a repository that push makes is private; one that is there must be so too, if true."""
+
     def __post_init__(self) -> None:
         at_least("export", self, average=1)
 

@@ -20,6 +20,7 @@ from cloze.launch.engine.repairs import (
     skip_infinite_steps,
     sum_gradients_at_once,
 )
+from cloze.launch.engine.versions import check_deepspeed
 from cloze.launch.system import distributed
 from cloze.pipeline.errors import UserError
 
@@ -33,8 +34,10 @@ def build_engine(
         made: what `deepspeed_config` made of the configuration.
 
     Raises:
-        UserError: fp16 on a device that has none, or DeepSpeed refuses what the section deepspeed adds.
+        UserError: an untested DeepSpeed, fp16 on a device that has none, or DeepSpeed refuses what the section
+            deepspeed adds.
     """
+    check_deepspeed()
     _check_fp16(made, device)
     # Its warnings about its own internals are not the user's to mend; its errors raise.
     deepspeed_logger.setLevel(logging.ERROR)

@@ -1,4 +1,6 @@
-"""Models by their names on the Hugging Face hub: fetched once, then found where the hub library keeps them."""
+"""Models by their names on the Hugging Face hub: fetched once, then found where the hub library keeps them; and
+uploaded.
+"""
 
 from __future__ import annotations
 
@@ -71,3 +73,54 @@ def fetch_model(name: str, *, revision: str | None, cache_dir: str | None, offli
         how = "" if pickled else "; --pickled_weights true takes its pytorch_model.bin, if it has one"
         raise UserError(f"model: found no {_WEIGHTS} of hub model {name!r}, expected its weights{how}")
     return folder
+
+
+def check_push(name: str) -> None:
+    """Ask the hub who one is, before anything is made that is to be uploaded. Needs the extra `finetune`.
+
+    Raises:
+        UserError: the name is none, the library is missing, or the hub knows no token or does not answer.
+    """
+    if not _NAME.fullmatch(name):
+        raise UserError(f"push: found {name!r}, expected a name on the hub, as USER/NAME")
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise UserError("push: found no huggingface_hub, expected it; pip install 'cloze[finetune]'") from error
+    try:
+        HfApi().whoami()
+    except Exception as error:  # network, tokens, settings: the library raises many kinds
+        raise UserError(f"push: found no way to the hub as yourself ({_said(error)}), expected a token that may write; "
+                        "log in by `hf auth login`, or set HF_TOKEN") from error
+
+
+def push_model(folder: Path, name: str, *, private: bool) -> str:
+    """Upload a folder as a model, in one commit; returns its address.
+
+    Raises:
+        UserError: there is a public repository of this name where a private one is wanted, or the hub refuses.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    kept = f"{folder} is whole; upload it by `hf upload {name} {folder}`, or remove it and export again"
+    try:
+        made = api.create_repo(name, private=private, exist_ok=True)
+        public = private and not api.repo_info(made.repo_id).private
+    except Exception as error:
+        raise UserError(f"push: found no repository {name} that can be written ({_said(error)}), expected one that is "
+                        f"yours; {kept}") from error
+    if public:
+        raise UserError(f"push: found {name} there already, which everybody can read, expected a private repository; "
+                        f"add --private false, or choose another name; {kept}")
+    try:
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Upload by cloze export")
+    except Exception as error:
+        raise UserError(f"push: {name} was not written ({_said(error)}); {kept}") from error
+    return str(made)
+
+
+def _said(error: Exception) -> str:
+    """The kind and the first line of what the library has raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.config import ExportConfig
+from cloze.launch.pretrained.hub import check_push, push_model
 from cloze.launch.pretrained.loading import read_run_average
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
@@ -36,6 +37,8 @@ def export(config: ExportConfig) -> int:
                         "another --output")
     if config.onnx:
         check_installed()
+    if config.push:
+        check_push(config.push)
     aside = Path(os.path.abspath(output) + ".tmp")  # renamed when it is whole
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -54,6 +57,8 @@ def export(config: ExportConfig) -> int:
         shutil.rmtree(aside, ignore_errors=True)
     console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
     warn_of_own_format(output, console)
+    if config.push:
+        console.say(f"pushed to {push_model(output, config.push, private=config.private)}")
     return 0
 
 

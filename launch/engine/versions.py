@@ -1,0 +1,41 @@
+"""Whether DeepSpeed is a version whose inner functions are those that Cloze's repairs were written for."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import deepspeed
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from packaging.requirements import Requirement
+
+from cloze.pipeline.errors import UserError
+
+# What launch/engine/repairs.py and state.py replace, call or read. Where another version calls a function by another
+# name, a replacement would change nothing, and nobody would hear of it.
+_INNER = {
+    DeepSpeedEngine: ("allreduce_and_copy", "allreduce_bucket", "clip_fp32_gradients", "torch_autocast_dtype",
+                      "torch_autocast_enabled", "set_gradient_accumulation_boundary"),
+    DeepSpeedZeroOptimizer: ("_update_scale", "load_hp_checkpoint_state_from_checkpoint_dir"),
+    DeepSpeedZeroOptimizer_Stage3: ("_update_scale", "load_hp_checkpoint_state_from_checkpoint_dir_stage3"),
+}
+
+
+def check_deepspeed() -> None:
+    """Raise UserError for a DeepSpeed that the tests have not seen: out of the range that Cloze asks for, or without
+    what the repairs are made on.
+    """
+    try:
+        asked = [Requirement(text) for text in metadata.requires("cloze") or []]
+    except metadata.PackageNotFoundError:  # imported from a folder: nothing says what it asks for
+        asked = []
+    wanted = next((str(each.specifier) for each in asked if each.name == "deepspeed"), "a version that Cloze asks for")
+    tested = all(each.specifier.contains(deepspeed.__version__, prereleases=True) for each in asked
+                 if each.name == "deepspeed")
+    lacking = [f"{kind.__name__}.{name}" for kind, names in _INNER.items() for name in names if not hasattr(kind, name)]
+    if tested and not lacking:
+        return
+    without = f" without {', '.join(lacking)}" if lacking else ""
+    raise UserError(f"deepspeed: found version {deepspeed.__version__}{without}, expected {wanted}, with which Cloze's "
+                    f"repairs of it were tested; pip install 'deepspeed{wanted if asked else ''}'")
