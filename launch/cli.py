@@ -355,6 +355,8 @@ def _run(arguments: list[str]) -> int:
     if arguments[bool(group) :][:1] in ([], ["-h"], ["--help"]):
         print(usage(group))
         return 0
+    if arguments[0] == "help":  # as others have it
+        return _run([*arguments[1:], "--help"])
     if arguments[0] in ("--version", "-V"):
         print(f"cloze {__version__}")
         return 0

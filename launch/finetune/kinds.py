@@ -83,7 +83,7 @@ def check_columns(config: FinetuneConfig, task: Task) -> None:
     if columns is None:
         return
     targets = tuple(config.label_columns) or task.targets
-    said = []
+    lacking: dict[tuple, list[str]] = {}  # the files of each finding
     for path in (config.train_file, config.validation, *config.test):
         reading = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows)
         first = next(reading.rows)
@@ -93,10 +93,12 @@ def check_columns(config: FinetuneConfig, task: Task) -> None:
         needed = {"text_columns": columns.texts + columns.prefix, "choice_columns": columns.choices,
                   "label_columns": () if path in config.test else targets}
         missing = {field: [name for name in names if name not in found] for field, names in needed.items()}
-        if missing := {field: names for field, names in missing.items() if names}:
-            said.append(missing_columns(path, found, missing))
-    if said:
-        raise UserError("; ".join(map(str, said)))
+        if any(missing.values()):
+            finding = tuple(found), tuple((field, tuple(names)) for field, names in missing.items() if names)
+            lacking.setdefault(finding, []).append(str(path))
+    if lacking:
+        raise UserError("; ".join(str(missing_columns(", ".join(paths), found, dict(missing)))
+                                  for (found, missing), paths in lacking.items()))
 
 
 def columns_of_task(config: FinetuneConfig, task: Task) -> Columns | None:

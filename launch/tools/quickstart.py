@@ -135,7 +135,9 @@ class Quickstart:
             f"\nAll done in {clock(time.monotonic() - self.began)}.\n"
             f"  the run:     {run}  (configuration, checkpoints, metrics.jsonl, TensorBoard events)\n"
             f"  the model:   {exported}  (AutoModelForPreTraining.from_pretrained loads it)\n"
-            f"  its curves:  {tensorboard_command(Path(run))}"
+            f"  its curves:  {tensorboard_command(Path(run))}\n"
+            f"  more of it:  the command of the pretraining, with --train.max_steps {5 * MAX_STEPS} "
+            "--checkpoint.accept_changes true"
         )
         return 0
 

@@ -124,3 +124,7 @@ def test_all_missing_columns_are_said_before_anything_is_loaded(tmp_path):
     assert "train.csv: found the columns 'a', 'b', expected 'text' and 'label'" in said and "\n" not in said
     assert "dev.csv: found the columns 'text', 'b', expected one named 'label'" in said
     assert "--text_columns and --label_columns" in said
+    (tmp_path / "dev.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"train.csv, \S+dev.csv: found the columns 'a', 'b', expected") as caught:
+        read_job(parse("finetune", ["classification", *words, "--output", "o"]))
+    assert str(caught.value).count("found") == 1, "what is the same of several files is said once"

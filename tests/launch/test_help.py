@@ -65,6 +65,8 @@ def test_help_of_a_section_a_field_and_a_slip(capsys):
     assert main(["finetune", "--help", "train"]) == 0
     shown = capsys.readouterr().out
     assert "--train.max_steps" in shown and "\n  --train " not in f"\n{shown}", "that flag is for examples"
+    assert main(["help"]) == main(["help", "serve"]) == main(["help", "predict"]) == 0
+    assert "usage: cloze serve MODEL" in capsys.readouterr().out
     assert main(["prepare", "--mixture.help"]) == 0 and "Weighted sources" in capsys.readouterr().out
     assert main(["predict", "--help", "all"]) == 0 and "predict score" in capsys.readouterr().out
 
