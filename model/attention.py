@@ -277,11 +277,11 @@ def _seeded_sdpa(query, key, value, bias, probability: float, seed: int) -> Tens
 
 @cache
 def leave_graphs() -> None:
-    """Keep out of compiled graphs what cannot be in one: a generator's state cannot be set there. To be called before
-    layers are compiled, and not earlier, since it imports the compiler.
+    """Keep out of compiled graphs what cannot be in one: a generator's state cannot be set there, and a seed would be
+    compiled in. To be called before layers are compiled, and not earlier, since it imports the compiler.
     """
-    global _seeded_sdpa
-    _seeded_sdpa = torch.compiler.disable(_seeded_sdpa)
+    global _seeded_sdpa, dropout
+    _seeded_sdpa, dropout = map(torch.compiler.disable, (_seeded_sdpa, dropout))
 
 
 def varlen_attention(

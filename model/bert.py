@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from cloze.model.attention import (
     select_kernel,
 )
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.dropout import DropoutKey, draw_seed
+from cloze.model.dropout import DropoutKey, draw_seed, row_bits
 from cloze.model.embeddings import Embeddings, check_length, rotary_tables
 from cloze.model.encoder import Context, Encoder
 from cloze.model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHead, Pooler, class_losses
@@ -96,8 +97,8 @@ class BertModel(InFolders, nn.Module):
         seed = None
         if self.training and (self.config.hidden_dropout_prob or self.config.attention_probs_dropout_prob):
             seed = draw_seed() if dropout_seed is None else dropout_seed
-        key = None if seed is None else DropoutKey(seed, 0)
-        hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, key)
+        bits = self._dropout_bits(seed, tokens, encoder_hidden_states is not None)
+        hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, bits[0])
         if head_mask is not None:
             head_mask = head_mask.expand(self.config.num_hidden_layers, self.config.num_attention_heads)
         kernel = select_kernel(
@@ -114,7 +115,7 @@ class BertModel(InFolders, nn.Module):
         if encoder_hidden_states is not None:
             context = self._attend_to(context, encoder_hidden_states, encoder_attention_mask, hidden)
         last, first, encoded = self._encode(
-            hidden, context, seed, head_mask, output_hidden_states, sequence_offsets, read_tokens
+            hidden, context, (seed, bits[1:]), head_mask, output_hidden_states, sequence_offsets, read_tokens
         )
         return BertOutput(
             last,
@@ -125,17 +126,29 @@ class BertModel(InFolders, nn.Module):
             encoded.cross_attentions,
         )
 
-    def _encode(self, hidden, context, seed, head_mask, output_hidden_states, offsets, read_tokens):
+    def _encode(self, hidden, context, drops, head_mask, output_hidden_states, offsets, read_tokens):
         """Vectors of the tokens that are read, of the first tokens, and all that the encoder gives."""
         if read_tokens is None:
-            encoded = self.encoder(hidden, context, seed, head_mask, output_hidden_states)
+            encoded = self.encoder(hidden, context, drops, head_mask, output_hidden_states)
             return encoded.last_hidden_state, first_tokens(encoded.last_hidden_state, offsets), encoded
         if offsets is None or output_hidden_states:
             raise ModelError("read_tokens: needs concatenated tokens, and no output_hidden_states; leave it out")
         firsts = offsets[:-1].to(read_tokens.dtype)
-        encoded = self.encoder(hidden, context, seed, head_mask, read=torch.cat((firsts, read_tokens)))
+        encoded = self.encoder(hidden, context, drops, head_mask, read=torch.cat((firsts, read_tokens)))
         first, last = encoded.last_hidden_state.split((len(firsts), len(read_tokens)))
         return last, first, encoded
+
+    def _dropout_bits(self, seed: int | None, tokens: Tensor, attends_across: bool) -> Sequence[Tensor | None]:
+        """What decides about dropout of hidden vectors, all made at once: (1, tokens) int32 for the embeddings, and
+        (sub-layers, tokens) for each layer.
+        """
+        layers = self.config.num_hidden_layers
+        if seed is None or not self.config.hidden_dropout_prob:
+            return [None] * (1 + layers)
+        places = (0, 1, 2) if attends_across else (0, 2)
+        keys = [DropoutKey(seed, layer + 1).at(place) for layer in range(layers) for place in places]
+        bits = row_bits([DropoutKey(seed, 0).at(0), *keys], tokens.numel(), tokens.device)
+        return bits.split([1] + [len(places)] * layers)
 
     def _context(self, kernel: str, layout, position_ids: Tensor, output_attentions: bool) -> Context:
         config = self.config

@@ -1,20 +1,34 @@
 """Dropout whose masks depend on a key, never on what was drawn before.
 
-A mask is drawn from a generator seeded with (seed of the forward, layer, place). A resumed run and a layer
-recomputed under gradient checkpointing therefore draw what the first pass drew, with no generator state to
-save. Sixteen random bits decide about an element: four elements for each 64-bit draw, several times cheaper
-than one float for each, and a probability is honoured to 1 / 65536.
+A mask is a hash of (key, row, column): a resumed run and a layer recomputed under gradient checkpointing drop what the
+first pass dropped, with no generator state to save, and so do the CPU, a GPU, and compiled code, which fuses the hash
+with what it masks. Sixteen random bits decide about an element, so a probability is honoured to 1 / 65536.
+
+All arithmetic is of 32-bit integers that wrap. A row's 32 bits are a hash of key and row (`row_bits`), a pair of
+columns' those of row and pair: multiplications and shifts of "lowbias32" (Wellons' hash-prospector), each shift filled
+with zeros. With shifts that keep the sign, which need no mask, columns were correlated (by up to 0.15).
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _LEVELS = 1 << 16  # values of 16 random bits
+
+
+def _signed(number: int) -> int:
+    """The lowest 32 bits as the int32 that has them."""
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+_STEP, _FIRST, _SECOND = map(_signed, (0x9E3779B1, 0x7FEB352D, 0x846CA68B))
+# Pairs of columns hashed at a time, by whether it is on a GPU: on a CPU as many as its caches hold, there all at once.
+_CHUNK_PAIRS = {False: 1 << 16, True: None}
+_ONE = {torch.bfloat16: 0x3F80, torch.float16: 0x3C00}  # the bits of 1.0
 
 
 class DropoutKey(NamedTuple):
@@ -33,40 +47,91 @@ class DropoutKey(NamedTuple):
             mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
             mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
             mixed ^= mixed >> 31
-        return mixed & 0x7FFFFFFFFFFFFFFF  # manual_seed takes a signed 64-bit integer
+        return mixed & 0x7FFFFFFFFFFFFFFF  # torch's generators take a signed 64-bit integer
 
 
-@functools.cache
-def _generator(device: torch.device) -> torch.Generator:
-    return torch.Generator(device)
-
-
-def keep_mask(shape: torch.Size | tuple[int, ...], probability: float, seed: int, device: torch.device) -> Tensor:
-    """Bool tensor of `shape` on `device`, False with `probability` (rounded to 1 / 65536); equal for equal
-    seeds.
+def row_bits(keys: Sequence[int], rows: int, device: torch.device) -> Tensor:
+    """(keys, rows) int32 on `device`: what decides about the rows of a mask for each key, 64 bits. Nothing waits for
+    the device.
     """
-    generator = _generator(device).manual_seed(seed)
-    numel = 1
-    for size in shape:
-        numel *= size
-    words = torch.empty(-(-numel // 4), dtype=torch.int64, device=device)
-    bits = words.random_(-(1 << 63), None, generator=generator).view(torch.int16)[:numel]
-    return (bits >= round(probability * _LEVELS) - _LEVELS // 2).view(shape)
+    halves = torch.tensor([[_signed(key), _signed(key >> 32)] for key in keys], dtype=torch.int32)
+    if device.type == "cuda":
+        halves = halves.pin_memory().to(device, non_blocking=True)
+    low, high = halves.T.unsqueeze(-1)
+    bits = torch.arange(rows, dtype=torch.int32, device=device) * _STEP ^ low
+    bits = _mixed(bits ^ _shifted(bits, 16)) ^ high
+    return _mixed(bits ^ _shifted(bits, 16))
+
+
+def _shifted(bits: Tensor, count: int) -> Tensor:
+    """Shifted right, zeros moving in."""
+    return bits >> count & (1 << 32 - count) - 1
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    bits = bits * _FIRST
+    bits = (bits ^ _shifted(bits, 15)) * _SECOND
+    return bits ^ _shifted(bits, 16)
+
+
+def keep_masks(bits: Tensor, width: int, probability: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """For each row of `bits` (masks, rows) a mask (rows, width) in `dtype`: 0 with `probability` (rounded to 1 /
+    65536), else 1; equal for equal bits, also in compiled code.
+    """
+    limit = round(probability * _LEVELS) - _LEVELS // 2
+    if torch.compiler.is_compiling():  # one expression of each element, to be fused
+        columns = torch.arange(width, dtype=torch.int32, device=bits.device)
+        pairs, shifts = (columns >> 1) * _STEP, (1 - (columns & 1)) * 16
+        return tuple(((_mixed(each[:, None] ^ pairs) << shifts) >> 16 >= limit).to(dtype) for each in bits.unbind())
+    rows = bits.reshape(-1, 1)
+    pairs = torch.arange(-(-width // 2), dtype=torch.int32, device=bits.device) * _STEP
+    chunk = _CHUNK_PAIRS[bits.is_cuda]
+    if chunk is None:
+        keep = (_mixed_in_place(rows ^ pairs).view(torch.int16) >= limit).to(dtype)
+    else:
+        keep = torch.empty(len(rows), 2 * len(pairs), dtype=dtype, device=bits.device)
+        count = max(1, chunk // max(1, len(pairs)))
+        for some, kept in zip(rows.split(count), keep.split(count), strict=True):
+            _compare(_mixed_in_place(some ^ pairs).view(torch.int16), limit, kept)
+    return keep[:, :width].view(*bits.shape, width).unbind()
+
+
+def _mixed_in_place(bits: Tensor) -> Tensor:
+    shifted = torch.empty_like(bits)
+    for factor, count in ((_FIRST, 15), (_SECOND, 16)):
+        bits.mul_(factor)
+        torch.bitwise_right_shift(bits, count, out=shifted)
+        bits.bitwise_xor_(shifted.bitwise_and_((1 << 32 - count) - 1))
+    return bits
+
+
+def _compare(values: Tensor, limit: int, kept: Tensor) -> None:
+    """Write whether int16 `values` are at least `limit` into `kept`, of any dtype; on a CPU."""
+    if kept.dtype not in _ONE or limit == -_LEVELS // 2:
+        kept.copy_(values >= limit)
+        return
+    # Comparing takes several times as long as clamping to limit - 1 and limit, of which integers make 0 and 1.
+    one, kept = _ONE[kept.dtype], kept.view(torch.int16)
+    torch.clamp(values, limit - 1, limit, out=kept)
+    kept.sub_(limit - 1).mul_(one)
 
 
 def keep_scale(probability: float) -> float:
-    """What kept elements are multiplied with: one over the share that `keep_mask` keeps."""
+    """What kept elements are multiplied with: one over the share that `keep_masks` keep."""
     return 1 / (1 - round(probability * _LEVELS) / _LEVELS)
 
 
 def dropout(inputs: Tensor, probability: float, seed: int | None) -> Tensor:
-    """Dropout of `inputs` (any shape and floating dtype) keyed by `seed`; unchanged without a seed or at p =
-    0.
-    """
+    """Dropout of `inputs` (any shape and floating dtype) keyed by `seed`; unchanged without a seed or at p = 0."""
     if seed is None or probability == 0:
         return inputs
-    keep = keep_mask(inputs.shape, probability, seed, inputs.device)
-    return inputs.mul(keep).mul_(keep_scale(probability))
+    return dropped(inputs, probability, row_bits([seed], inputs.shape[:-1].numel(), inputs.device))
+
+
+def dropped(inputs: Tensor, probability: float, bits: Tensor) -> Tensor:
+    """Dropout of `inputs` (..., width), of which `bits` (1, rows) decide about each row."""
+    (keep,) = keep_masks(bits, inputs.shape[-1], probability, torch.bool)
+    return inputs.mul(keep.view(inputs.shape)).mul_(keep_scale(probability))
 
 
 def draw_seed() -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.model.config import SINUSOIDAL, BertConfig, ModelError
-from cloze.model.dropout import DropoutKey, dropout
+from cloze.model.dropout import dropped
 
 
 class Norm(nn.Module):
@@ -71,9 +71,12 @@ class Embeddings(nn.Module):
 
     def forward(
         self, input_ids: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor,
-        inputs_embeds: Tensor | None = None, key: DropoutKey | None = None,
+        inputs_embeds: Tensor | None = None, bits: Tensor | None = None,
     ) -> Tensor:
-        """(T,) or (B, S) ids to (..., hidden) vectors in the dtype in which the encoder computes."""
+        """(T,) or (B, S) ids to (..., hidden) vectors in the dtype in which the encoder computes.
+
+        `bits`: (1, tokens) int32, what decides about dropout (`row_bits`); None: there is none.
+        """
         hidden = self.word(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.type_vocab_size:
             if token_type_ids is None or self.config.type_vocab_size == 1:  # which tells no segments apart
@@ -89,9 +92,9 @@ class Embeddings(nn.Module):
         if self.config.embedding_norm:
             hidden = self.norm(hidden)
         hidden = hidden.to(compute_dtype(hidden))
-        if key is None or not self.config.embedding_dropout:
+        if bits is None or not self.config.embedding_dropout:
             return hidden
-        return dropout(hidden, self.config.hidden_dropout_prob, key.at(0))
+        return dropped(hidden, self.config.hidden_dropout_prob, bits)
 
 
 def sinusoidal_table(length: int, size: int) -> Tensor:

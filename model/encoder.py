@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from cloze.model.attention import KERNELS, Layout, leave_graphs
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.copies import Copied
-from cloze.model.dropout import DropoutKey, keep_mask, keep_scale
+from cloze.model.dropout import DropoutKey, keep_masks, keep_scale
 from cloze.model.embeddings import encoder_norm, rotate_packed
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -153,7 +153,7 @@ class EncoderLayer(Copied):
     def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__()
         self.pre = config.norm_position == "pre"
-        self.scale = keep_scale(config.hidden_dropout_prob)
+        self.probability, self.scale = config.hidden_dropout_prob, keep_scale(config.hidden_dropout_prob)
         self.attention = Attention(config, layer)
         if layer > 0 or config.first_attention_norm:
             self.attention_norm = encoder_norm(config)
@@ -166,32 +166,34 @@ class EncoderLayer(Copied):
         self.feed_forward_norm = encoder_norm(config)
 
     def forward(
-        self, hidden: Tensor, context: Context, keeps: tuple[Tensor | None, ...],
-        seeds: tuple[int | None, int | None],
+        self, hidden: Tensor, context: Context, bits: Tensor | None, seeds: tuple[int | None, int | None],
         head_mask: Tensor | None = None, read: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager
         kernel).
 
-        `keeps`: dropout masks of the three sub-layers, in the dtype and shape of the result; `seeds`: of
-        dropout inside the two attentions. `read`: (R,) of the concatenated tokens: all are attended to, the
-        rest is computed for these alone, (R, hidden).
+        `bits`: (sub-layers, tokens of the result) int32, what decides about dropout after each (`row_bits`); None:
+        there is none. `seeds`: of dropout inside the two attentions. `read`: (R,) of the concatenated tokens: all are
+        attended to, the rest is computed for these alone, (R, hidden).
         """
+        first, *between, last = (None, None, None) if bits is None else keep_masks(
+            bits, hidden.shape[-1], self.probability, hidden.dtype)
         inputs = self.attention_norm(hidden) if self.pre else hidden
         change, probabilities = self.attention(inputs, context, seeds[0], head_mask, read)
-        hidden = self._add(_rows(hidden, read), change, keeps[0], self.attention_norm)
+        hidden = self._add(_rows(hidden, read), change, first, self.attention_norm)
         cross_probabilities = None
         if context.cross_states is not None:
             inputs = self.cross_attention_norm(hidden) if self.pre else hidden
             change, cross_probabilities = self.cross_attention(inputs, context, seeds[1], head_mask)
-            hidden = self._add(hidden, change, keeps[1], self.cross_attention_norm)
+            hidden = self._add(hidden, change, between[0], self.cross_attention_norm)
         inputs = self.feed_forward_norm(hidden) if self.pre else hidden
-        hidden = self._add(hidden, self.feed_forward(inputs), keeps[2], self.feed_forward_norm)
+        hidden = self._add(hidden, self.feed_forward(inputs), last, self.feed_forward_norm)
         return hidden, probabilities, cross_probabilities
 
     def _add(self, hidden: Tensor, change: Tensor, keep: Tensor | None, norm: nn.Module) -> Tensor:
         # One pass for dropout and residual: hidden + scale * change * keep.
-        hidden = hidden + change if keep is None else torch.addcmul(hidden, change, keep, value=self.scale)
+        hidden = hidden + change if keep is None else torch.addcmul(hidden, change, keep.view_as(change),
+                                                                    value=self.scale)
         return hidden if self.pre else norm(hidden)
 
 
@@ -222,18 +224,22 @@ class Encoder(nn.Module):
             self.final_norm = encoder_norm(config)
 
     def forward(
-        self, hidden: Tensor, context: Context, dropout_seed: int | None, head_mask: Tensor | None = None,
-        output_hidden_states: bool = False, read: Tensor | None = None,
+        self, hidden: Tensor, context: Context, drops: tuple[int | None, Sequence[Tensor | None]],
+        head_mask: Tensor | None = None, output_hidden_states: bool = False, read: Tensor | None = None,
     ) -> EncoderOutput:
         """Run the layers on (T, hidden) or (B, S, hidden). `head_mask`: (layers, heads).
+
+        `drops`: key of dropout inside attentions, and for each layer what decides about dropout of hidden vectors,
+        (sub-layers, tokens) int32; None: nothing is dropped.
 
         `read`: (R,) tokens whose vectors anybody wants: the last layer goes no further than attention for the
         others, and the last hidden state is (R, hidden).
         """
         states, attentions, cross_attentions = [hidden], [], []
+        seed, bits = drops
         for number, layer in enumerate(self.layers):
             wanted = read if layer is self.layers[-1] else None
-            key = None if dropout_seed is None else DropoutKey(dropout_seed, number + 1)
+            keys = bits[number], None if seed is None else DropoutKey(seed, number + 1)
             mask = None if head_mask is None else head_mask[number]
             if self.checkpoint_every and number % self.checkpoint_every == 0 and torch.is_grad_enabled():
                 # Dropout is drawn from keys, so there is no generator state to preserve.
@@ -242,14 +248,14 @@ class Encoder(nn.Module):
                     layer,
                     hidden,
                     context,
-                    key,
+                    keys,
                     mask,
                     wanted,
                     use_reentrant=False,
                     preserve_rng_state=False,
                 )
             else:
-                outputs = self._run(layer, hidden, context, key, mask, wanted)
+                outputs = self._run(layer, hidden, context, keys, mask, wanted)
             hidden, probabilities, cross_probabilities = outputs
             if output_hidden_states:
                 states.append(hidden)
@@ -276,23 +282,15 @@ class Encoder(nn.Module):
         for layer in self.layers:
             layer.compile(dynamic=True, backend=backend, recompile_limit=_GRAPHS)
 
-    def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, key: DropoutKey | None, head_mask, read):
-        """Draw a layer's masks and call it. Drawn out here, the layer is a pure function that can be
-        compiled.
-        """
-        keeps, seeds = (None, None, None), (None, None)
-        if key is not None:
-            probability = self.config.hidden_dropout_prob
-            if probability:
-                shape = hidden.shape if read is None else (len(read), hidden.shape[-1])
-                keeps = tuple(
-                    keep_mask(shape, probability, key.at(place), hidden.device).to(hidden.dtype)
-                    if place != 1 or context.cross_states is not None else None
-                    for place in range(3)
-                )
-            if self.config.attention_probs_dropout_prob:
-                seeds = (key.at(3), key.at(4))
-        return layer(hidden, context, keeps, seeds, head_mask, read)
+    def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, keys: tuple[Tensor | None, DropoutKey | None],
+             head_mask: Tensor | None, read: Tensor | None):
+        """Call a layer with what decides about its dropout."""
+        (bits, key), seeds = keys, (None, None)
+        if bits is not None and read is not None:
+            bits = bits[:, :len(read)]
+        if key is not None and self.config.attention_probs_dropout_prob:
+            seeds = key.at(3), key.at(4)
+        return layer(hidden, context, bits, seeds, head_mask, read)
 
 
 def parse_checkpointing(value: str) -> int:

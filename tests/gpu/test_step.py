@@ -108,8 +108,9 @@ def test_no_operator_mixes_host_and_device(step, case):
 
 
 def test_a_micro_batch_goes_to_the_device_in_one_copy(step):
-    """And a step's numbers in two, to the objective and to the meter; two come back, of the ranks and of the step."""
-    assert step(Case()).copies == {"cpu to cuda": MICRO_STEPS + 2, "cuda to cpu": 2}
+    """And its keys of dropout in another; a step's numbers in two, to the objective and to the meter; two come back, of
+    the ranks and of the step."""
+    assert step(Case()).copies == {"cpu to cuda": 2 * MICRO_STEPS + 2, "cuda to cpu": 2}
 
 
 # What torch refuses under use_deterministic_algorithms, as its documentation says, as far as a step could want it.
@@ -184,10 +185,11 @@ def test_attention_dropout_stays_in_flash_attention_and_pads_nothing(step):
     assert with_it == without and with_it["_flash_attention_forward"] == 2 * MICRO_STEPS
 
 
-# Kernels a layer and micro-step, and a step of two layers: a change may only lower them.
+# Kernels a layer and micro-step, and a step of two layers, not compiled: a change may only lower them. (Masks drawn from
+# a generator took 7 fewer a layer, which compiled code fuses: docs/performance.md.)
 BUDGET = {
-    Case(): (46, 513),
-    Case(1): (75, 701),  # bf16 weights, but DeepSpeed adds up and copies back each gradient alone
+    Case(): (53, 617),
+    Case(1): (82, 805),  # bf16 weights, but DeepSpeed adds up and copies back each gradient alone
 }
 
 

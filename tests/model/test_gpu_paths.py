@@ -181,6 +181,27 @@ def test_compiled_layers_drop_the_same_in_flash_attention_and_never_compile_anew
     assert graphs == [graphs[0]] * 4 and not dynamo.counters["graph_break"], (graphs, dynamo.counters["graph_break"])
 
 
+def test_compiled_layers_keep_a_number_a_token_for_backward_and_no_mask():
+    """Backward hashes again: torch's partitioner, as before Inductor, finds that to be less to keep."""
+    saved: list[list] = []
+    flat = concatenate(batch())
+    for probability in (0.0, 0.1):
+        config = dataclasses.replace(TINY, hidden_dropout_prob=probability, embedding_dropout=False)
+        net = pretraining_model(config, attention_kernel="sdpa").train()
+        net.bert.encoder.compile_layers(backend="aot_eager_decomp_partition")
+        saved.append([])
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved[-1].append(tensor) or tensor,
+                                                      lambda tensor: tensor):
+            loss = net(**flat, dropout_seed=1).loss
+        loss.backward()
+    plain, dropping = ([tuple(tensor.shape) for tensor in tensors if tensor.dtype in (torch.int32, torch.bool)]
+                       for tensors in saved)
+    assert not plain and len(dropping) == 2 * TINY.num_hidden_layers
+    assert all(columns == 1 for _, columns in dropping)
+    assert (sum(tensor.is_floating_point() for tensor in saved[0])
+            == sum(tensor.is_floating_point() for tensor in saved[1]))
+
+
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "sdpa"), ((8, 0), "varlen"), ((9, 0), "varlen")])
 def test_gpus_before_ampere_have_no_flash_attention(monkeypatch, capability, expected):
     """T4 and V100, for which fp16 is: their kernel is torch's own choice among its others."""

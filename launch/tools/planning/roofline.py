@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cloze.launch.tools.planning.assumptions import (
     COMPILED_HOST_SECONDS,
@@ -62,12 +62,14 @@ def kernel_seconds(machine: Machine, kernel: Kernel) -> float:
 
 def fuse(trace: Trace) -> list[Kernel]:
     """The kernels that are left as torch.compile makes them: all single operations that wait for the same product, or
-    other kernel apart, become one, which reads what comes from outside and writes what is used outside.
+    other kernel apart, become one, which reads what comes from outside and writes what is used outside. What they make
+    of next to nothing, such as masks of a few numbers, is made again where it is used and kept nowhere.
     """
+    kernels = _without_remade(trace.kernels)
     stages: dict[int, int] = {}  # by storage: the kernel apart, by its index + 1, that it waits for; 0: none
     groups: dict[int, list[Kernel]] = {}
     readers: dict[int, set[int]] = {}
-    for index, kernel in enumerate(trace.kernels):
+    for index, kernel in enumerate(kernels):
         stage = max((stages.get(number, 0) for number, _ in kernel.reads), default=0)
         group = stage
         if kernel.kind != "pointwise":
@@ -78,6 +80,35 @@ def fuse(trace: Trace) -> list[Kernel]:
         for number, _ in kernel.writes:
             stages[number] = stage
     return [_fused(kernels, group, readers) if group >= 0 else kernels[0] for group, kernels in groups.items()]
+
+
+# Bytes that an operation writes for each that it reads, from which on its result is made again and not kept: what to
+# keep for backward is decided by torch's partitioner, which keeps the fewest bytes (functorch, min-cut).
+_REMADE = 16
+
+
+def _without_remade(kernels: list[Kernel]) -> list[Kernel]:
+    """The kernels without those single operations whose results single operations alone read, and that are made of far
+    fewer bytes; their readers read these.
+    """
+    needed: set[int] = set()  # storages that lie in memory: something else than a single operation reads them
+    for kernel in kernels:
+        if kernel.kind != "pointwise":
+            needed.update(number for number, _ in (*kernel.reads, *kernel.writes))
+    sources: dict[int, dict[int, int]] = {}  # of what is made again: the storages that it is made of
+    left = []
+    for kernel in kernels:
+        reads: dict[int, int] = {}
+        for number, size in kernel.reads:
+            reads |= sources.get(number, {number: size})
+        written = [number for number, _ in kernel.writes]
+        alone = all(number in sources or number not in reads for number in written)  # else it changes what was there
+        if (kernel.kind == "pointwise" and alone and not needed.intersection(written)
+                and _REMADE * sum(reads.values()) <= sum(size for _, size in kernel.writes)):
+            sources |= dict.fromkeys(written, reads)
+        else:
+            left.append(replace(kernel, reads=tuple(reads.items())))
+    return left
 
 
 def _fused(kernels: list[Kernel], group: int, readers: dict[int, set[int]]) -> Kernel:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cloze.model import attention, bert, heads
+from cloze.model import attention, bert, dropout, heads
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.copies import WeightCopies
@@ -196,14 +196,17 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
         return choose(name, config, _OnGpu(hidden, hidden.dtype), *rest)
 
     choose = attention.select_kernel
-    kept = bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS
+    kept = (bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS,
+            dropout._CHUNK_PAIRS)
     bert.select_kernel, attention._has_flash = select, lambda device: has_flash
     attention.KERNELS["sdpa"] = _efficient_sdpa
-    heads._CHUNK_ELEMENTS = dict.fromkeys((False, True), heads._CHUNK_ELEMENTS[True])
+    for module, name in ((heads, "_CHUNK_ELEMENTS"), (dropout, "_CHUNK_PAIRS")):
+        setattr(module, name, dict.fromkeys((False, True), getattr(module, name)[True]))
     try:
         yield
     finally:
-        bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS = kept
+        (bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS,
+         dropout._CHUNK_PAIRS) = kept
 
 
 @dataclass(frozen=True)
