@@ -139,11 +139,24 @@ class SampleStreams:
             some = wanted[start : start + _WINDOWS_AT_ONCE]
             for epoch in sorted({place.epoch for place in some}):
                 self._load_windows(epoch, [place for place in some if place.epoch == epoch])
+        if wanted and self.reader.is_stored:
+            self._fetch_ahead(sorted({place.stream for place in wanted}))
 
-    def _load_windows(self, epoch: int, places: list[WindowPlace]) -> None:
+    def _fetch_ahead(self, streams: list[int]) -> None:
+        """Begin to fetch the window of each stream that follows what is held."""
+        for stream in streams:
+            following = self.order.window(stream, self._held[stream][-1].stop)
+            numbers, mask_set = self._stored_as(following.epoch)
+            self.reader.fetch(numbers[following.blocks], mask_set)
+
+    def _stored_as(self, epoch: int) -> tuple[np.ndarray, int | None]:
+        """The blocks of an epoch's pair set, and its mask set."""
         pair_sets = len(self._blocks)
         mask_set = None if self._dynamic else epoch // pair_sets % self.reader.manifest.mask_sets
-        numbers = self._blocks[epoch % pair_sets]
+        return self._blocks[epoch % pair_sets], mask_set
+
+    def _load_windows(self, epoch: int, places: list[WindowPlace]) -> None:
+        numbers, mask_set = self._stored_as(epoch)
         blocks = np.unique(np.concatenate([numbers[place.blocks] for place in places]))  # each is decoded once
         decoded = self.reader.window(blocks, mask_set)
         starts = ragged.to_offsets(self.reader.block_sizes[blocks])
@@ -266,6 +279,7 @@ class BatchStream:
             except queue.Empty:
                 break
         self._thread.join(timeout=60)
+        self._samples.reader.cancel()
 
     def _prefetch(self, position: int) -> None:
         try:
