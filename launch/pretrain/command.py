@@ -37,7 +37,11 @@ from cloze.pipeline.samples.masking import RateSchedule
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.stores.cache import Cache
+from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+_CACHE = "~/.cache/cloze/data"
 
 
 def pretrain(config: PretrainConfig, environment: Environment) -> int:
@@ -45,7 +49,7 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    manifest, model = check_data(Path(config.data), config.model, config.train.sequence_length)
+    manifest, model = check_data(to_place(config.data), config.model, config.train.sequence_length)
     check_masking(config, manifest)
     config = replace(config, model=model, train=config.train.on(environment.world_size))
     config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
@@ -60,7 +64,7 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     return running.carry_out(config, runs.data_facts(manifest), environment, console, work)
 
 
-def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
+def check_data(data: Place, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
     """The manifest, and the model with what the data decides filled in.
 
     Args:
@@ -110,7 +114,25 @@ def open_split(config: PretrainConfig, split: str, environment: Environment, dev
         UserError: a shard is missing or has another size.
     """
     with distributed.together("find the shards", config.data, device):
-        return ShardReader(config.data, split, check_sizes=environment.is_main)
+        return ShardReader(config.data, split, check_sizes=environment.is_main, cache=open_cache(config))
+
+
+def open_cache(config: PretrainConfig) -> Cache | None:
+    """Where this machine keeps what is read of a store; None if the data lie on a disk.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    if not isinstance(to_place(config.data), StorePath):
+        return None
+    folder = Path(config.data_cache.folder or _CACHE).expanduser()
+    return Cache(folder, int(config.data_cache.gigabytes * 1e9), "data_cache.folder")
+
+
+def cache_facts(config: PretrainConfig) -> list[tuple[str, str]]:
+    """What the start says of the local disk that the data will take, if they come from a store."""
+    cache = open_cache(config)
+    return [] if cache is None else [("data cache", f"{cache.folder}, up to {cache.limit_bytes / 1e9:,.1f} GB")]
 
 
 def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) -> None:
@@ -134,7 +156,7 @@ def take_word_vectors(config: PretrainConfig, model, console: Console) -> None:
     Raises:
         UserError, ModelError: there is no such file, or its vectors are not those of tokens, in the model's width.
     """
-    path, tokens = Path(config.init_word_vectors), Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER).tokens
+    path, tokens = Path(config.init_word_vectors), Tokenizer.from_folder(to_place(config.data) / runs.TOKENIZER).tokens
     numbers = {token: number for number, token in enumerate(tokens) if token and number != config.model.pad_token_id}
     with readable_errors(path):
         found = init_word_embeddings(model, path, numbers)
@@ -166,7 +188,8 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process
         start.finish(trainer, console)
     running.resume(trainer, step)
     if environment.is_main:
-        save_tokenizer = partial(shutil.copytree, manifest.folder / runs.TOKENIZER)
+        # Fetched or not, its folder is on this machine.
+        save_tokenizer = partial(shutil.copytree, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER).folder)
         runs.describe(config, runs.data_facts(manifest), save_tokenizer, made)
     return trainer
 
@@ -185,6 +208,7 @@ def _print_facts(config: PretrainConfig, manifest: Manifest, process: Process, e
         ("parameters", f"{parameters:,}"),
         ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
         *running.training_facts(config, process, engine, epochs),
+        *cache_facts(config),
         ("MLM loss to beat", f"{manifest.unigram_entropy:.3f}, the unigram entropy of the training tokens"),
     ])
 
@@ -256,8 +280,8 @@ def batch_warmup(config: PretrainConfig, manifest: Manifest) -> BatchWarmup | No
 
 def showing(config: PretrainConfig, trainer, metrics):
     """What each evaluation shows beside its numbers: blanks and guesses, word embeddings."""
-    reader = ShardReader(config.data, "validation", check_sizes=False)
-    tokenizer = Tokenizer.from_folder(Path(config.data) / runs.TOKENIZER)
+    reader = ShardReader(config.data, "validation", check_sizes=False, cache=open_cache(config))
+    tokenizer = Tokenizer.from_folder(to_place(config.data) / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)
     guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, config.model.segments,
                                 metrics)

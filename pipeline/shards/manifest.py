@@ -12,7 +12,7 @@ import numpy as np
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
-from cloze.pipeline.stores.places import Place, place
+from cloze.pipeline.stores.places import Place, to_place
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 2
@@ -109,7 +109,7 @@ class Manifest:
         """Publish into `folder`, atomically, with the hash of itself."""
         before, key, after = replace(self, sha256="").to_json().rpartition('"sha256": "')
         digest = hashlib.sha256(f"{before}{key}{after}".encode()).hexdigest()
-        publish_text(place(folder) / FILE_NAME, f"{before}{key}{digest}{after}")
+        publish_text(to_place(folder) / FILE_NAME, f"{before}{key}{digest}{after}")
 
     @cached_property
     def own_hash(self) -> str:
@@ -164,7 +164,7 @@ class Manifest:
     @classmethod
     def read(cls, folder: str | Place) -> "Manifest":
         """The same of a manifest that may have been changed: `damage` says so. For those who look for damage."""
-        folder = place(folder)
+        folder = to_place(folder)
         path = folder / FILE_NAME
         if not path.is_file():
             raise UserError(

@@ -34,7 +34,7 @@ from cloze.pipeline.records import (
 from cloze.pipeline.shards.manifest import FORMAT_VERSION, Manifest, ShardInfo
 from cloze.pipeline.storage import publishing, readable_errors, sha256_of
 from cloze.pipeline.stores.cache import Cache, CachedFile
-from cloze.pipeline.stores.places import Place, StorePath, place
+from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.stores.reading import scratch_cache
 
 # Of a block, about: some 200 KB to read with one mask set, and 1,024 of them, one for each stream of a large run, fit
@@ -327,7 +327,7 @@ class ShardReader:
     def __init__(
         self, folder: str | Place, split: str = "train", check_sizes: bool = True, cache: Cache | None = None
     ):
-        self.folder = place(folder)
+        self.folder = to_place(folder)
         self._cache = (cache or scratch_cache()) if isinstance(self.folder, StorePath) else None
         self._ahead: dict[tuple[int, int | None], Future] = {}  # what is being fetched: blocks with a mask set
         self.split = split

@@ -48,13 +48,16 @@ class ObjectClient:
         import obstore
 
         self.url = url
-        self._library, self._store = obstore, store
+        self._library, self._store, self._exists = obstore, store, False
 
     def info(self, key: str) -> ObjectInfo | None:
         """What is said of an object; None if there is none."""
         try:
             return _info(self._asked(key, lambda: self._library.head(self._store, key)))
         except FileNotFoundError:
+            if not self._exists:  # the answer doesn't say whether it is the bucket that is missing; a listing does
+                self.is_folder("")
+                self._exists = True
             return None
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:

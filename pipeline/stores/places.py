@@ -108,7 +108,7 @@ def is_url(text: object) -> bool:
     return isinstance(text, StorePath) or isinstance(text, str) and _URL.match(text) is not None
 
 
-def place(text: str | Place) -> Place:
+def to_place(text: str | Place) -> Place:
     """The place that a text names. Raises UserError for a URL that isn't one of a store.
 
     What is wrong with it is said without showing what may be a secret in it.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from cloze.pipeline.stores.cache import Cache, CachedFile
-from cloze.pipeline.stores.places import StorePath, place
+from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.stores.scratch import scratch_folder
 
 _AHEAD = 4 << 20  # bytes that are fetched at once
@@ -61,7 +61,7 @@ class StoredFile(io.RawIOBase):
 
 def open_stored(url: str | StorePath) -> StoredFile:
     """Open an object for reading. Raises FileNotFoundError if there is none."""
-    source = place(url)
+    source = to_place(url)
     status = source.stat()
     return StoredFile(scratch_cache().open(source, status.st_size, f"{source} {status.st_mtime_ns}"))
 
@@ -79,5 +79,5 @@ def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
 
 def open_raw(path: str) -> IO[bytes]:
     """Open a local file, or a store's object by its URL, without a buffer. Raises OSError."""
-    found = place(path)
+    found = to_place(path)
     return open_stored(found) if isinstance(found, StorePath) else open(found, "rb", buffering=0)

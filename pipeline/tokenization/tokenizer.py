@@ -24,7 +24,7 @@ from cloze.pipeline.config import is_word
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens, token_type
 from cloze.pipeline.storage import publish_text, publishing
-from cloze.pipeline.stores.places import Place, place
+from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.stores.reading import fetched
 from cloze.pipeline.tokenization.backends import (
     HUGGING_FACE_NAMES,
@@ -127,7 +127,7 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, path: str | Place) -> "Tokenizer":
         """Read a tokenizer's folder, a tokenizer.json, or a vocab.txt (WordPiece); also a store's. Raises UserError."""
-        path = _here(place(path))
+        path = _here(to_place(path))
         folder = path if path.is_dir() else path.parent
         if path.is_dir():
             found = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
@@ -152,7 +152,7 @@ class Tokenizer:
 
     def save(self, folder: str | Place) -> None:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
-        folder = place(folder)
+        folder = to_place(folder)
         config = {
             "tokenizer_class": _TOKENIZER_CLASS,
             "do_lower_case": self.lowercase,

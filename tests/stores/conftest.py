@@ -7,7 +7,9 @@ import itertools
 
 import pytest
 
+from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.stores import clients
+from tests.pipeline import corpus
 from tests.stores.server import Proxy, s3_server
 
 _numbers = itertools.count()
@@ -64,3 +66,12 @@ def impatient(monkeypatch):
     monkeypatch.setattr(clients, "_FIRST_WAIT", 0.01)
     monkeypatch.setattr(clients, "_LONGEST_WAIT", 0.02)
     clients.open_client.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory):
+    """A folder that `cloze prepare` wrote."""
+    folder = tmp_path_factory.mktemp("corpus")
+    source = corpus.write_jsonl(folder / "in" / "part.jsonl.gz", corpus.documents(60, seed=1))
+    prepare(corpus.config(folder, [source]))
+    return folder / "data"

@@ -58,6 +58,7 @@ class Proxy:
     fault: Fault = lambda request: None
     requests: list[Request] = field(default_factory=list)
     port: int = 0
+    ignored_headers: tuple[str, ...] = ()  # that the server is not told of
 
     @contextmanager
     def running(self):
@@ -121,7 +122,9 @@ class Proxy:
         """The server's own answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=60)
         try:
-            connection.request(request.method, request.path, body, request.headers)
+            headers = {name: value for name, value in request.headers.items()
+                       if name.lower() not in self.ignored_headers}
+            connection.request(request.method, request.path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
             dropped = {"transfer-encoding", "connection", "content-length"}

@@ -10,16 +10,16 @@ import pytest
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients
-from cloze.pipeline.stores.places import StorePath, is_url, place
+from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from tests.stores.server import BUSY, first, slow
 
 
 def test_objects_are_written_listed_read_and_removed(bucket, tmp_path):
-    folder = place(bucket) / "a folder/ünter"
+    folder = to_place(bucket) / "a folder/ünter"
     (tmp_path / "file").write_bytes(bytes(range(256)) * 100)
     (folder / "one").write(b"first")
     (folder / "deep/two").write(tmp_path / "file")
-    (place(bucket) / "a folder/ünterwegs").write(b"")
+    (to_place(bucket) / "a folder/ünterwegs").write(b"")
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "one"]
     assert [(each.key, each.size) for each in folder.objects()] == [
         ("a folder/ünter/deep/two", 25600), ("a folder/ünter/one", 5)]
@@ -34,7 +34,7 @@ def test_objects_are_written_listed_read_and_removed(bucket, tmp_path):
 
 
 def test_a_write_may_depend_on_what_is_there(bucket):
-    path = place(bucket) / "lock"
+    path = to_place(bucket) / "lock"
     version = path.client.write_if("lock", b"1", None)
     assert version and path.client.write_if("lock", b"2", None) is None and path.read_bytes() == b"1"
     after = path.client.write_if("lock", b"3", version)
@@ -57,16 +57,16 @@ def test_faults_that_pass_are_not_seen(proxy, bucket, change, monkeypatch):
     clients.open_client.cache_clear()
     content = bytes(range(256)) * 1000
     proxy.fault = first(2, change)
-    path = place(bucket) / "x"
+    path = to_place(bucket) / "x"
     path.write(content)
     assert path.read_bytes() == content and path.read_range(10, 70000) == content[10:70000]
-    assert [each.size for each in place(bucket).objects()] == [len(content)]
+    assert [each.size for each in to_place(bucket).objects()] == [len(content)]
     repeated = sum(request.number > 0 for request in proxy.requests)
     assert repeated >= 2 or change is late  # it had to be asked again
 
 
 def test_the_limit_is_one_line(proxy, bucket, impatient):
-    path = place(bucket) / "x"
+    path = to_place(bucket) / "x"
     path.write(b"some content")
     proxy.requests.clear()
     proxy.fault = lambda request: lambda _: BUSY
@@ -82,20 +82,20 @@ def test_the_limit_is_one_line(proxy, bucket, impatient):
 def test_no_server_no_bucket_no_credentials(bucket, impatient, monkeypatch):
     for ask in (lambda path: path.read_bytes(), lambda path: path.write(b""), lambda path: list(path.iterdir())):
         with pytest.raises(UserError, match="^s3://nowhere: found no such bucket, expected an existing one") as told:
-            ask(place("s3://nowhere/x"))
+            ask(to_place("s3://nowhere/x"))
         assert "\n" not in str(told.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     clients.open_client.cache_clear()
     with pytest.raises(UserError, match=r"/x: the store didn't answer as expected \(no connection\)"):
-        (place(bucket) / "x").read_bytes()
+        (to_place(bucket) / "x").read_bytes()
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     clients.open_client.cache_clear()
     with pytest.raises(UserError, match=r"^s3://bucket-\d+: found no credentials, expected some in AWS_ACCESS_KEY_ID"):
-        (place(bucket) / "x").read_bytes()
+        (to_place(bucket) / "x").read_bytes()
 
 
 def test_credentials_and_endpoint_of_a_profile(bucket, server_port, monkeypatch, tmp_path):
-    (place(bucket) / "x").write(b"1")
+    (to_place(bucket) / "x").write(b"1")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
     (tmp_path / "credentials").write_text("[mine]\naws_access_key_id = A\naws_secret_access_key = B\n")
@@ -104,11 +104,11 @@ def test_credentials_and_endpoint_of_a_profile(bucket, server_port, monkeypatch,
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "mine")
     clients.open_client.cache_clear()
-    assert (place(bucket) / "x").read_bytes() == b"1"
+    assert (to_place(bucket) / "x").read_bytes() == b"1"
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     clients.open_client.cache_clear()
     with pytest.raises(UserError, match="nobody"):
-        (place(bucket) / "x").read_bytes()
+        (to_place(bucket) / "x").read_bytes()
 
 
 def test_credentials_that_expire_are_asked_for_again(proxy, bucket, monkeypatch, tmp_path):
@@ -128,7 +128,7 @@ def test_credentials_that_expire_are_asked_for_again(proxy, bucket, monkeypatch,
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setattr(clients, "_CREDENTIAL_SECONDS", 0)
     clients.open_client.cache_clear()
-    path = place(bucket) / "x"
+    path = to_place(bucket) / "x"
     path.write(b"1")
     assert path.read_bytes() == b"1"
     keys = [request.headers["authorization"].partition("Credential=")[2].partition("/")[0]
@@ -144,7 +144,7 @@ def test_credentials_that_expire_are_asked_for_again(proxy, bucket, monkeypatch,
 ])
 def test_bad_urls(url, told):
     with pytest.raises(UserError, match=told) as error:
-        place(url)
+        to_place(url)
     assert "topsecret" not in str(error.value)
 
 
@@ -152,8 +152,8 @@ def test_local_paths_stay_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s3:").mkdir()
     (tmp_path / "s3:/x").touch()
-    assert place("s3:/x") == Path("s3:/x") and place("a/b") == Path("a/b") and not is_url("C:/x")
-    assert place("S3://b//x/") == StorePath("s3", "b", "x") and str(place("gs://b/x") / "y") == "gs://b/x/y"
+    assert to_place("s3:/x") == Path("s3:/x") and to_place("a/b") == Path("a/b") and not is_url("C:/x")
+    assert to_place("S3://b//x/") == StorePath("s3", "b", "x") and str(to_place("gs://b/x") / "y") == "gs://b/x/y"
 
 
 def test_a_missing_extra_is_said(tmp_path):
