@@ -34,7 +34,7 @@ from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
 from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of
-from cloze.pipeline.stores.places import Place, StorePath, is_url, to_place
+from cloze.pipeline.stores.places import Place, StorePath, is_url, to_output, to_place
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
 
 # Of words, sentences, samples and masks. Raised when other ids or masks come of the same input: an interrupted run must
@@ -53,7 +53,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     """
     progress = progress or Silent()
     _check(config)
-    output = to_place(config.output)
+    output = to_output(config.output)
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     check_words(config.masking.strategy, tokenizer)
     files, segments = plan(config)

@@ -22,7 +22,7 @@ from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan, read
 from cloze.pipeline.readers.files import Segment
 from cloze.pipeline.storage import ASIDE, alone, publishing, readable_errors, remove_tree
-from cloze.pipeline.stores.places import Place, StorePath, to_place
+from cloze.pipeline.stores.places import Place, StorePath, to_output, to_place
 from cloze.pipeline.tokenization.backends import add_special_tokens, wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer
 from cloze.pipeline.tokenization.words import WordSplitter, word_of
@@ -88,7 +88,7 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
 def _open_output(config: PrepareConfig) -> Place:
     if not config.output:
         raise UserError("output: found none, expected a folder to write; name one with --output")
-    output = to_place(config.output)
+    output = to_output(config.output)
     ours = {*FILES, _LOCK}
     with readable_errors(output):
         if not isinstance(output, StorePath):

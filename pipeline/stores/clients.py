@@ -23,6 +23,7 @@ _REQUEST_SECONDS = 300  # 128 MiB at 4 Mbit/s
 _BODY_TRIES = 5  # of answers that end too soon
 _CREDENTIAL_SECONDS = 600  # botocore renews those that expire, 15 minutes before, when it is asked
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"?(\w+)")
+_NOT_RENEWED = "the credentials can't be renewed, expected those of a session that lasts"
 _CUT = "response body error"  # in what the library says
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
 
@@ -150,6 +151,8 @@ class ObjectClient:
         said = ", ".join(filter(None, [status and status[1].strip(), code]))
         if "NoSuchBucket" in text:
             return f"{self.url}: found no such bucket, expected an existing one; make it, or look at its name"
+        if _NOT_RENEWED in text:
+            return f"{self.url}: {_NOT_RENEWED}; log in again, then run the same command again"
         if "169.254.169.254" in text or "token request" in text or "MissingAccount" in text:
             return f"{self.url}: {_NO_CREDENTIALS[self.url.partition(':')[0]]}"
         if status and status[1][0] in "34" and status[1][:3] not in ("408", "429"):
@@ -224,13 +227,6 @@ class HubClient:
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes [start, stop) of a file, or all from `start` on. Raises FileNotFoundError if there is none."""
         return self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}", start=start, end=stop))
-
-    def write(self, key: str, content: bytes | Path) -> None:
-        """Not possible."""
-        raise UserError(f"{self.url}/{key}: found a place on the hub to write to, expected one that is only read; name "
-                        "a folder, or a URL of s3, gs or az")
-
-    write_if = delete = write
 
     def _info(self, found: dict) -> ObjectInfo:
         commit = found.get("last_commit")
@@ -307,15 +303,15 @@ def _s3(store: Callable, bucket: str, session, common: dict):
     if endpoint is not None:
         options["allow_http"] = endpoint.startswith("http://")
     given = {"region": region or "us-east-1"} | ({} if endpoint is None else {"endpoint": endpoint})
-    given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials, bucket)}
+    given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials)}
     return store(bucket, client_options=options, retry_config=common["retry_config"], **given)
 
 
 class _Credentials:
     """botocore's credentials as obstore asks for them; botocore renews what expires."""
 
-    def __init__(self, credentials, bucket: str):
-        self._credentials, self._bucket = credentials, bucket
+    def __init__(self, credentials):
+        self._credentials = credentials
 
     def __call__(self) -> dict:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -323,8 +319,7 @@ class _Credentials:
         try:
             found = self._credentials.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
-            raise UserError(f"s3://{self._bucket}: the credentials can't be renewed ({type(error).__name__}); log in "
-                            "again, then run the same command again") from error
+            raise RuntimeError(_NOT_RENEWED) from error  # it comes back as a part of the library's error
         return {
             "access_key_id": found.access_key, "secret_access_key": found.secret_key, "token": found.token,
             "expires_at": datetime.now(timezone.utc) + timedelta(seconds=_CREDENTIAL_SECONDS),

@@ -56,7 +56,7 @@ class Lease:
                 content = _content(self._token, self._seconds)
                 version = self._path.client.write_if(self._path.key, content, self._version)
                 if version is None and _token_of(self._path) != self._token:
-                    self._lost = "another has taken it over"
+                    self._lost = "another has taken it over, or removed it"
                     return
                 # Otherwise an answer was lost, and the repetition met its own write.
                 self._version = version or self._path.info().version

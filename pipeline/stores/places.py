@@ -118,20 +118,28 @@ def to_place(text: str | Place) -> Place:
     found = _URL.match(text)
     if found is None:
         if _SLIP.match(text) and not Path(text).exists():
-            raise UserError(f"found {text!r}, expected a URL such as s3://bucket/folder; write two slashes, or ./ "
-                            "before the name of a local folder")
+            raise UserError(f"{text}: expected a URL such as s3://bucket/folder; write two slashes, or ./ before the "
+                            "name of a local folder")
         return Path(text)
     scheme, rest = found[1].lower(), found[2]
     if scheme not in SCHEMES:
-        raise UserError(f"found a URL of scheme {scheme!r}, expected a path or one of "
+        raise UserError(f"{scheme}://…: found a URL of scheme {scheme!r}, expected a path or one of "
                         f"{', '.join(f'{each}://' for each in SCHEMES)}")
     if "@" in rest.partition("/")[0] or "?" in rest:
-        raise UserError(f"found a {scheme}:// URL with credentials or a query in it, expected {scheme}://bucket/name; "
+        raise UserError(f"{scheme}://…: found credentials or a query in a URL, expected {scheme}://bucket/name; "
                         "credentials come from the store's own environment and files")
     parts = [part for part in rest.split("/") if part]
     count = _REPOSITORY_PARTS.get(parts[0] if parts else "", 2) if scheme == "hf" else 1
     bucket = "/".join(parts[:count])
     if len(parts) < count or scheme != "hf" and not _BUCKET.fullmatch(bucket) or {".", ".."} & set(parts):
         example = "hf://datasets/OWNER/NAME/FILE" if scheme == "hf" else f"{scheme}://bucket/folder"
-        raise UserError(f"found {text!r}, expected a URL such as {example}")
+        raise UserError(f"{text}: expected a URL such as {example}")
     return StorePath(scheme, bucket, "/".join(parts[count:]))
+
+
+def to_output(text: str) -> Place:
+    """A place to write to. Raises UserError for one that is only read."""
+    found = to_place(text)
+    if isinstance(found, StorePath) and found.scheme == "hf":
+        raise UserError(f"output: {found} is only read, expected a folder or a URL of s3, gs or az; choose another")
+    return found

@@ -364,7 +364,7 @@ def _here(path: Place) -> Path:
     if isinstance(path, Path):
         return path
     alone = path.name.endswith((".json", ".txt"))
-    folder = fetched(path.parent if alone else path, FETCHED)
+    folder = fetched(path.parent if alone else path, (*FETCHED, path.name) if alone else FETCHED)
     if alone and (folder / path.name).is_file():
         return folder / path.name
     if alone or not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):

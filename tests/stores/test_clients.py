@@ -134,6 +134,9 @@ def test_credentials_that_expire_are_asked_for_again(proxy, bucket, monkeypatch,
     keys = [request.headers["authorization"].partition("Credential=")[2].partition("/")[0]
             for request in proxy.requests]
     assert len(set(keys)) == 2
+    script.write_text("raise SystemExit(1)\n")
+    with pytest.raises(UserError, match=r"^s3://bucket-\d+: the credentials can't be renewed"):
+        path.read_bytes()
 
 
 @pytest.mark.parametrize(("url", "told"), [
