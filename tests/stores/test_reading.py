@@ -86,7 +86,7 @@ def test_only_what_is_in_use_is_fetched_and_once(local, proxy, bucket, tmp_path,
     cache = Cache(tmp_path / "cache", 1 << 30, "data_cache.folder")
     stream(stored, cache, batches=24)  # within the first epoch
     files = sum(path.stat().st_size for path in (local / "train").iterdir())
-    # Of ten mask sets one is in use, and in the next epoch another; what stands before each of these small blocks is much.
+    # Of ten mask sets one is in use, and in the next epoch another; what stands before these small blocks is much.
     assert bytes_asked_for(proxy) < 0.7 * files
     stream(stored, Cache(tmp_path / "cache", 1 << 30, "x"), batches=24)  # another process of the machine
     assert bytes_asked_for(proxy) < 0.7 * files
