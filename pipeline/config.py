@@ -231,12 +231,13 @@ class PrepareConfig:
     """Text in, vocabulary (`cloze vocab`) or shards (`cloze prepare`) out."""
 
     input: list[str] = field(default_factory=list)
-    """Files, folders or globs; compressed ones (.gz, .bz2, .lz4, .xz, .zst) as they are."""
+    """Files, folders or globs, or their URLs in a store (s3://, gs://, az://, hf://); compressed ones (.gz, .bz2, .lz4,
+    .xz, .zst) as they are."""
     output: str = ""
-    """Folder that is written; a new one, or that of an interrupted run of the same command. vocab replaces a
-    vocabulary that it holds."""
+    """Folder that is written, or its URL (s3://, gs://, az://); a new one, or that of an interrupted run of the same
+    command. vocab replaces a vocabulary that it holds."""
     tokenizer: str | None = None
-    """For prepare: a tokenizer's folder, its tokenizer.json, or a vocab.txt."""
+    """For prepare: a tokenizer's folder, its tokenizer.json, or a vocab.txt; or its URL."""
     vocab_size: int = 30522
     """For vocab: number of entries, special tokens included; at least 6."""
     max_length: int = 128
@@ -320,7 +321,7 @@ class InspectConfig:
     """What `cloze inspect` shows of a prepared folder."""
 
     data: str
-    """Folder that `cloze prepare` wrote."""
+    """Folder that `cloze prepare` wrote, or its URL in a store."""
     split: Literal["train", "validation", "test"] = "train"
     """Split whose samples are shown."""
     samples: int = 4
@@ -340,4 +341,4 @@ class VerifyConfig:
     """What `cloze verify` checks."""
 
     data: str
-    """Folder that `cloze prepare` wrote."""
+    """Folder that `cloze prepare` wrote, or its URL in a store."""

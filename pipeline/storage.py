@@ -1,4 +1,4 @@
-"""Files that are whole or absent: write aside, fsync, rename."""
+"""Files that are whole or absent: on a disk written aside, fsynced and renamed; objects of a store are so by nature."""
 
 import errno
 import fcntl
@@ -6,23 +6,32 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.leases import leased
+from cloze.pipeline.stores.places import Place, StorePath
+from cloze.pipeline.stores.scratch import scratch_folder
 
 ASIDE = ".tmp-"  # an interrupted write leaves a file of this prefix, which nothing reads and a rerun removes
+_STORED_PIECE = 8 << 20  # bytes that a store is asked for at once
 
 
 @contextmanager
-def publishing(path: Path, durable: bool = True) -> Iterator[Path]:
-    """Give a path to write to; afterwards fsync it and rename it to `path`. Nothing half-written gets that name.
+def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
+    """Give a path to write to; afterwards fsync it and rename it to `path`, or send it to the store. Nothing
+    half-written gets that name.
 
     durable: whether it must survive a power failure. A report that is cheap to make again need not, if its reader
     takes an unreadable one for none.
     Raises UserError on a full disk, a folder that may not be written, and other failures of the file system.
     """
+    if isinstance(path, StorePath):
+        with _sending(path) as aside:
+            yield aside
+        return
     path = Path(path)
     aside = path.with_name(f"{ASIDE}{uuid.uuid4().hex[:12]}-{path.name}")
     try:
@@ -40,7 +49,18 @@ def publishing(path: Path, durable: bool = True) -> Iterator[Path]:
             aside.unlink()
 
 
-def publish_text(path: Path, text: str, durable: bool = True) -> None:
+@contextmanager
+def _sending(path: StorePath) -> Iterator[Path]:
+    folder = scratch_folder()
+    try:
+        with readable_errors(folder):
+            yield folder / path.name
+            path.write(folder / path.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish_text(path: Place, text: str, durable: bool = True) -> None:
     """Write `text` as a whole file."""
     with publishing(path, durable) as aside:
         aside.write_text(text, encoding="utf-8")
@@ -55,8 +75,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Place) -> None:
     """Remove what interrupted writes left in `folder` and below."""
+    if isinstance(folder, StorePath):
+        found = [each.key for each in folder.objects()]
+        start = len(folder.key)
+        folder.client.delete([key for key in found if any(part.startswith(ASIDE) for part in key[start:].split("/"))])
+        return
     for path in list(folder.rglob(f"{ASIDE}*")):
         if path.is_dir():
             shutil.rmtree(path)
@@ -84,24 +109,34 @@ def holding(path: Path) -> Iterator[bool]:
         yield held
 
 
+def remove_tree(folder: Place) -> bool:
+    """Remove a folder with all that is in it, as far as that can be; returns whether nothing is left."""
+    if isinstance(folder, StorePath):
+        folder.client.delete([each.key for each in folder.objects()])
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    return not folder.is_dir()
+
+
 @contextmanager
-def alone(output: Path, lock: Path) -> Iterator[None]:
+def alone(output: Place, lock: Place, note: Callable[[str], None] = lambda _: None) -> Iterator[Callable[[], None]]:
     """Hold `lock` and remove leftovers in `output`: two processes would take each other's files for them.
 
-    Raises UserError if another process holds it.
+    Gives what raises UserError if it isn't held any more, which in a store can happen (leases.py). note: is told what
+    a person should know. Raises UserError if another process holds it.
     """
-    with holding(lock) as held:
+    with holding(lock) if isinstance(lock, Path) else leased(lock, note) as held:
         if not held:
             raise UserError(
                 f"output: another process is at work in {output}; wait for it, or choose another --output"
             )
         with readable_errors(output):
             remove_leftovers(output)
-        yield
+        yield (lambda: None) if isinstance(lock, Path) else held.check
 
 
 @contextmanager
-def readable_errors(path: Path | str) -> Iterator[None]:
+def readable_errors(path: Place | str) -> Iterator[None]:
     """Turn an OSError that a user can mend into a UserError that names `path`."""
     try:
         yield
@@ -109,7 +144,7 @@ def readable_errors(path: Path | str) -> Iterator[None]:
         raise UserError(describe(error, path)) from error
 
 
-def describe(error: OSError, path: Path | str) -> str:
+def describe(error: OSError, path: Place | str) -> str:
     """One line about a failure of the file system: what, where, what to do."""
     where = error.filename or path
     advice = {
@@ -124,10 +159,15 @@ def describe(error: OSError, path: Path | str) -> str:
     return f"{where}: {advice}"
 
 
-def sha256_of(*paths: Path | str) -> str:
+def sha256_of(*paths: Place | str) -> str:
     """SHA-256 of a file, or of several as if they were one, hexadecimal, read in pieces."""
     digest = hashlib.sha256()
     for path in paths:
+        if isinstance(path, StorePath):
+            size = path.stat().st_size
+            for start in range(0, size, _STORED_PIECE):
+                digest.update(path.read_range(start, min(start + _STORED_PIECE, size)))
+            continue
         with open(path, "rb", buffering=0) as file:
             while piece := file.read(1 << 20):
                 digest.update(piece)

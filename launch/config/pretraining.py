@@ -11,7 +11,7 @@ from cloze.launch.config.checks import at_least, check_processes, check_sections
 from cloze.launch.config.data import DataSource, MixtureConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
-from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from cloze.launch.config.running import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.training import MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
@@ -43,8 +43,8 @@ class PretrainConfig(RunConfig):
     """A pretraining run."""
 
     data: str | MixtureConfig
-    """Folder that `cloze prepare` wrote; or several to mix: a section with sources, or a YAML file of it (--data.help
-    and docs/training.md#mixtures)."""
+    """Folder that `cloze prepare` wrote, or its URL in an object store; or several to mix: a section with sources, or a
+    YAML file of it (--data.help and docs/training.md#mixtures)."""
     output: str
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
     seed: int = 42
@@ -55,6 +55,8 @@ class PretrainConfig(RunConfig):
     data_streams: int | None = None
     """Streams that the order of samples is divided into, of which each process reads its own: at least 1, a divisor of
     every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the processes."""
+    data_cache: DataCacheConfig = field(default_factory=DataCacheConfig)
+    """Local disk for data in an object store."""
     init_from: str | None = None
     """Folder of a run, or of a Hugging Face BERT, whose weights this run starts from; null: drawn ones."""
     init_optimizer: bool = False

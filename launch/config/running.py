@@ -93,6 +93,19 @@ class MonitorConfig:
 
 
 @dataclass(frozen=True)
+class DataCacheConfig:
+    """Where a machine keeps what it reads of data in an object store."""
+
+    folder: str | None = None
+    """Folder on a local disk, which the processes of a machine share; null: ~/.cache/cloze/data."""
+    gigabytes: float = 20.0
+    """Most that it takes, at least 0.1; what was used longest ago goes."""
+
+    def __post_init__(self) -> None:
+        at_least("data_cache", self, gigabytes=0.1)
+
+
+@dataclass(frozen=True)
 class ZeroConfig:
     """What DeepSpeed partitions over the processes (Rajbhandari et al. 2020)."""
 

@@ -20,8 +20,10 @@ from cloze.launch.engine.state import full_parameter
 from cloze.launch.pretrain.data import (
     TrainingData,
     batch_warmup,
+    cache_facts,
     check_alike,
     check_data,
+    open_cache,
     open_data,
     open_split,
     open_training,
@@ -50,6 +52,7 @@ from cloze.pipeline.loading.batches import BatchStream, evaluation_batches
 from cloze.pipeline.loading.order import choose_streams
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.stores.places import to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -161,7 +164,8 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
         start.finish(trainer, console)
     running.resume(trainer, step)
     if environment.is_main:
-        save_tokenizer = partial(shutil.copytree, data.manifest.folder / runs.TOKENIZER)
+        # Fetched or not, its folder is on this machine.
+        save_tokenizer = partial(shutil.copytree, Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER).folder)
         runs.describe(config, facts, save_tokenizer, made)
     return trainer
 
@@ -183,6 +187,7 @@ def _print_facts(config: PretrainConfig, data: TrainingData, process: Process, e
         ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
         *data.described(),
         *running.training_facts(config, process, engine, epochs),
+        *cache_facts(config, data),
         ("MLM loss to beat", f"{entropies}, the unigram entropy of the training tokens"),
     ])
 
@@ -196,7 +201,7 @@ def validation_sets(config: PretrainConfig, data: TrainingData, process: Process
     """
     folders = [(name, manifest, True) for name, manifest in zip(data.names or (None,), data.manifests, strict=True)]
     for name, path in config.evaluation.sets.items():
-        folders.append((name, check_data(Path(path), config.model, config.train.sequence_length)[0], False))
+        folders.append((name, check_data(to_place(path), config.model, config.train.sequence_length)[0], False))
         check_alike([data.manifest], folders[-1][1], "evaluation.sets")
     folders = [each for each in folders if each[1].splits["validation"].counts.get("samples")]
     if not folders:
@@ -213,7 +218,7 @@ def validation_sets(config: PretrainConfig, data: TrainingData, process: Process
     pooled = any(own for *_, own in folders)  # of further sets alone, if the data has none
     return [
         ValidationSet(name, own or not pooled, partial(
-            evaluation_batches, open_split(manifest.folder, "validation", environment, process.device),
+            evaluation_batches, open_split(config, manifest.folder, "validation", environment, process.device),
             micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
             max_samples=config.evaluation.samples, segments=config.model.segments, rate=rate,
         ))
@@ -225,7 +230,7 @@ def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
     environment = trainer.environment
     stream = BatchStream(
-        open_training(data, environment, trainer.device), global_batch_size=config.train.global_batch_size,
+        open_training(config, data, environment, trainer.device), global_batch_size=config.train.global_batch_size,
         micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
         streams=config.data_streams, seed=config.seed, samples_consumed=trainer.state.samples_consumed,
         warmup=batch_warmup(config, data), segments=config.model.segments, masking=run_masking(config, data),
@@ -240,7 +245,8 @@ def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest
 def showing(config: PretrainConfig, data: TrainingData, trainer, metrics):
     """What each evaluation shows beside its numbers: blanks and guesses (of a mixture's first source that has held-out
     samples), word embeddings."""
-    readers = [ShardReader(manifest.folder, "validation", check_sizes=False) for manifest in data.manifests]
+    readers = [ShardReader(manifest.folder, "validation", check_sizes=False, cache=open_cache(config, manifest.folder))
+               for manifest in data.manifests]
     reader = max(readers, key=lambda each: each.num_samples > 0)
     tokenizer = Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)

@@ -22,7 +22,11 @@ from cloze.pipeline.loading.streams import Mixture, RunMasking
 from cloze.pipeline.samples.masking import RatePhases, RateSchedule
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.stores.cache import Cache
+from cloze.pipeline.stores.places import Place, StorePath
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+_CACHE = "~/.cache/cloze/data"
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Mani
     return phases
 
 
-def check_data(data: Path, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
+def check_data(data: Place, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
     """The manifest, and the model with what the data decides filled in.
 
     Args:
@@ -263,17 +267,37 @@ def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | No
     return BatchWarmup(train.initial_global_batch_size, train.increment, data.position(train.batch_warmup_tokens))
 
 
-def open_split(folder: str | Path, split: str, environment: Environment, device: torch.device) -> ShardReader:
+def open_split(config: PretrainConfig, folder: Place, split: str, environment: Environment, device: torch.device
+               ) -> ShardReader:
     """Reader of a split. Rank 0 alone asks for the sizes of all shards, and the others hear what it found. Collective.
 
     Raises:
         UserError: a shard is missing or has another size.
     """
     with distributed.together("find the shards", folder, device):
-        return ShardReader(folder, split, check_sizes=environment.is_main)
+        return ShardReader(folder, split, check_sizes=environment.is_main, cache=open_cache(config, folder))
 
 
-def open_training(data: TrainingData, environment: Environment, device: torch.device) -> ShardReader | Mixture:
+def open_training(config: PretrainConfig, data: TrainingData, environment: Environment, device: torch.device
+                  ) -> ShardReader | Mixture:
     """What batches are made of. Collective; raises UserError as `open_split`."""
-    readers = [open_split(manifest.folder, "train", environment, device) for manifest in data.manifests]
+    readers = [open_split(config, manifest.folder, "train", environment, device) for manifest in data.manifests]
     return Mixture(readers, data.phases) if data.names else readers[0]
+
+
+def open_cache(config: PretrainConfig, folder: Place) -> Cache | None:
+    """Where this machine keeps what is read of a store; None if the folder lies on a disk.
+
+    Raises:
+        UserError: the cache's folder cannot be written.
+    """
+    if not isinstance(folder, StorePath):
+        return None
+    place = Path(config.data_cache.folder or _CACHE).expanduser()
+    return Cache(place, int(config.data_cache.gigabytes * 1e9), "data_cache.folder")
+
+
+def cache_facts(config: PretrainConfig, data: TrainingData) -> list[tuple[str, str]]:
+    """What the start says of the local disk that the data will take, if any comes from a store."""
+    caches = [cache for manifest in data.manifests if (cache := open_cache(config, manifest.folder))]
+    return [("data cache", f"{cache.folder}, up to {cache.limit_bytes / 1e9:,.1f} GB") for cache in caches[:1]]

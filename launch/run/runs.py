@@ -36,7 +36,8 @@ TRAINED_LENGTH = "max_length"  # in data.json
 # Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
 # other units, as another number of processes does.)
 FREE_FIELDS = {
-    "processes", "data", "train_file", "validation", "test", "output", "checkpoint", "evaluation", "monitor", "zero",
+    "processes", "data", "data_cache", "train_file", "validation", "test", "output", "checkpoint", "evaluation",
+    "monitor", "zero",
     "train.micro_batch_size", "train.sequence_length", "train.log_every_steps", "train.max_skipped_steps",
     "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel", "train.compile",
     "train.deterministic", "train.memory_limit_gib", "seeds", "grid", "callbacks",

@@ -21,6 +21,7 @@ from cloze.launch.system.environment import Environment, prepare_deepspeed, read
 from cloze.launch.tools import examinations
 from cloze.launch.tools.examinations import Finding
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import to_place
 
 EXIT_PROBLEM = 2
 _VERDICTS = ("skipped", "ok", "warning", "problem")
@@ -55,7 +56,7 @@ def doctor(config: DoctorConfig) -> int:
     else:
         examiner.findings.append(Finding("output", "give --output: the folder where runs will be written", "skipped"))
     if config.data:
-        examiner.run("data", lambda: examinations.data(Path(config.data), environment.rank, environment.world_size,
+        examiner.run("data", lambda: examinations.data(to_place(config.data), environment.rank, environment.world_size,
                                                        config.timeout_seconds / 2))
     else:
         examiner.findings.append(Finding("data", "give --data: a folder that cloze prepare wrote", "skipped"))

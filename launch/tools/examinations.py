@@ -33,6 +33,7 @@ from cloze.launch.system.memory import available_bytes
 from cloze.pipeline.jobs.verifying import check_shard
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import readable_errors, sync_folder
+from cloze.pipeline.stores.places import Place
 
 _GIB = 2**30
 # Three checkpoints of BERT-large (two kept, one being written): 16 bytes for each of 340 million parameters.
@@ -177,7 +178,7 @@ def output(folder: Path, rank: int) -> list[Finding]:
     return [Finding("output", found, measure=speeds[0])]
 
 
-def data(folder: Path, rank: int, world_size: int, seconds: float) -> list[Finding]:
+def data(folder: Place, rank: int, world_size: int, seconds: float) -> list[Finding]:
     """The prepared folder: its manifest, and this rank's part of the shards against their hashes, as time allows."""
     manifest = Manifest.load(folder)
     shards = [shard for split in manifest.splits.values() for shard in split.shards]

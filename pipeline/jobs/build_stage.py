@@ -4,7 +4,6 @@ import base64
 import hashlib
 import zlib
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from cloze.pipeline.samples.samples import Documents, SampleBuilder
 from cloze.pipeline.shards.manifest import ShardInfo
 from cloze.pipeline.shards.shards import write_shard
 from cloze.pipeline.storage import readable_errors, sha256_of
+from cloze.pipeline.stores.places import Place, StorePath, to_place
 
 _COPIES = 0  # purposes of draws
 _SAMPLES = 1
@@ -48,8 +48,8 @@ class BuildTask:
         return self.preparation["max_length"]
 
     @property
-    def report_path(self) -> Path:
-        return Path(self.folder) / f"{self.max_length}-{self.split}-{self.number:05d}.json"
+    def report_path(self) -> Place:
+        return to_place(self.folder) / f"{self.max_length}-{self.split}-{self.number:05d}.json"
 
 
 @dataclass
@@ -61,12 +61,12 @@ class ShardReport:
     length_histogram: list[int]
     unigrams: np.ndarray
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Place) -> None:
         packed = base64.b64encode(zlib.compress(self.unigrams.tobytes(), 1)).decode()
         save_report(path, asdict(replace(self, unigrams=packed)))
 
     @classmethod
-    def load(cls, path: Path, output: Path) -> "ShardReport | None":
+    def load(cls, path: Place, output: Place) -> "ShardReport | None":
         """The report of a complete task, whose shards below `output` are what it says; None if there is none."""
         if (content := load_report(path)) is None:
             return None
@@ -75,15 +75,18 @@ class ShardReport:
         return cls(**content) if all(_is_whole(shard, output) for shard in content["shards"]) else None
 
 
-def _is_whole(shard: ShardInfo, output: Path) -> bool:
+def _is_whole(shard: ShardInfo, output: Place) -> bool:
+    """Of an object the size says it: it was written as a whole, and a store keeps what it has."""
     path = output / shard.file
+    if isinstance(path, StorePath):
+        return (found := path.info()) is not None and found.size == shard.bytes
     with readable_errors(path):
         return path.is_file() and path.stat().st_size == shard.bytes and sha256_of(path) == shard.sha256
 
 
 def build(task: BuildTask) -> ShardReport:
     """Run one task, or find that it is complete."""
-    if (complete := ShardReport.load(task.report_path, Path(task.output))) is not None:
+    if (complete := ShardReport.load(task.report_path, to_place(task.output))) is not None:
         return complete
     tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
     documents, counts = collect(task, np.dtype(tokenizer.dtype))
@@ -109,7 +112,7 @@ def build(task: BuildTask) -> ShardReport:
         name = f"shard-{task.number:05d}" + (f"-pairs-{pair_set}" if pair_sets > 1 else "")
         report.shards.append(
             write_shard(
-                Path(task.output) / task.split / f"{name}.arrow",
+                to_place(task.output) / task.split / f"{name}.arrow",
                 samples, masks, tokenizer.vocab_size, pair_set, preparation["shards"]["compression"],
             )
         )
@@ -163,8 +166,7 @@ def collect(task: BuildTask, dtype: np.dtype) -> tuple[Documents, dict[str, int]
     """The documents of a task in the order of their hash, duplicates and short ones left out; then, in the same
     order, the further copies that weights ask for."""
     tables = [parts.empty(dtype)]
-    for name in task.parts:
-        tables += parts.read(Path(task.folder) / name, task.low, task.high, dtype)
+    tables += parts.read_all(to_place(task.folder), task.parts, task.low, task.high, dtype)
     table = parts.joined(tables)
     num_sentences, num_tokens = table["num_sentences"].astype(np.int64), table["num_tokens"].astype(np.int64)
     rows, duplicates, duplicate_tokens = parts.distinct(table)

@@ -10,12 +10,12 @@ by their hashes alone, so that rounds can't be seen in the result.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.tokenize_stage import part_name
+from cloze.pipeline.stores.places import to_place
 
 FILES_AT_ONCE = 512  # a group of parts of 64 MiB has 32 GiB then, of which a task takes one part's worth
 END = 1 << 64  # of the hashes
@@ -92,8 +92,7 @@ class ExchangeTask:
 
 def exchange(task: ExchangeTask) -> tuple[int, int]:
     """Run one task; documents and tokens of the part that it made."""
-    folder, dtype = Path(task.folder), np.dtype(task.tokens)
+    folder, dtype = to_place(task.folder), np.dtype(task.tokens)
     tables = [parts.empty(dtype)]
-    for name in task.sources:
-        tables += parts.read(folder / name, task.low, task.high, dtype)
+    tables += parts.read_all(folder, task.sources, task.low, task.high, dtype)
     return parts.write(folder / task.name, parts.joined(tables))

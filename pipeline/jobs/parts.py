@@ -9,13 +9,15 @@ changed since is found when it is read: `DamagedPart`, and whoever knows how mak
 import os
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
 from cloze.pipeline import ragged
 from cloze.pipeline.storage import publishing, readable_errors
+from cloze.pipeline.stores.places import Place, StorePath, to_place
 
 Table = dict[str, np.ndarray]
 
@@ -38,6 +40,7 @@ _INDEX = np.dtype([
     ("hash", "<u8"), ("offset", "<u8"), ("documents", "<u4"), ("sentences", "<u4"), ("tokens", "<u4"),
     ("hash_crc", "<u4"), ("crc", "<u4"),
 ])
+_AT_ONCE = 8  # parts that are read from a store
 _TRAILER = np.dtype([("blocks", "<u4"), ("crc", "<u4")])
 _CRC_START = 0x50415254  # of the index: from 0 a file that ends in zeros would look like one of no blocks
 
@@ -47,7 +50,7 @@ class DamagedPart(Exception):
 
     def __init__(self, path: str):
         super().__init__(path)
-        self.path = Path(path)
+        self.path = to_place(path)
 
 
 def empty(dtype: np.dtype) -> Table:
@@ -79,7 +82,7 @@ def distinct(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows, documents - np.uint32(1), tokens - table["num_tokens"][rows]
 
 
-def write(path: Path, table: Table) -> tuple[int, int]:
+def write(path: Place, table: Table) -> tuple[int, int]:
     """Write the distinct documents of a table as a part: aside, fsync, rename. Returns their number and tokens."""
     rows, duplicates, duplicate_tokens = distinct(table)
     columns = {name: table[name][rows] for name in _COLUMNS}
@@ -108,7 +111,7 @@ def write(path: Path, table: Table) -> tuple[int, int]:
     return len(rows), int(flat[1][2].sum())
 
 
-def read(path: Path, low: int, high: int, dtype: np.dtype) -> list[Table]:
+def read(path: Place, low: int, high: int, dtype: np.dtype) -> list[Table]:
     """The documents of a part with low <= hash < high, a table for each block that has some. dtype: of the tokens."""
     with _open(path) as file:
         index = _read_index(file, path)
@@ -131,7 +134,17 @@ def read(path: Path, low: int, high: int, dtype: np.dtype) -> list[Table]:
     return found
 
 
-def read_hashes(path: Path, high: int) -> np.ndarray:
+def read_all(folder: Place, names: list[str], low: int, high: int, dtype: np.dtype) -> list[Table]:
+    """The same of several parts, in their order. A store is asked for some of them at a time: it answers late."""
+    if isinstance(folder, StorePath):
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = list(pool.map(lambda name: read(folder / name, low, high, dtype), names))
+    else:
+        found = [read(folder / name, low, high, dtype) for name in names]
+    return [table for tables in found for table in tables]
+
+
+def read_hashes(path: Place, high: int) -> np.ndarray:
     """The hashes below `high` of a part, ascending."""
     with _open(path) as file:
         index = _read_index(file, path)
@@ -146,8 +159,14 @@ def read_hashes(path: Path, high: int) -> np.ndarray:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[int]:
-    """A descriptor to read from."""
+def _open(path: Place) -> Iterator["int | _Stored"]:
+    """A descriptor to read from, or what stands for it in a store."""
+    if isinstance(path, StorePath):
+        try:
+            yield _Stored(path, path.stat().st_size)
+        except FileNotFoundError as error:
+            raise DamagedPart(str(path)) from error
+        return
     with readable_errors(path):
         try:
             file = os.open(path, os.O_RDONLY)
@@ -159,7 +178,19 @@ def _open(path: Path) -> Iterator[int]:
             os.close(file)
 
 
-def _read_exactly(file: int, path: Path, offset: int, count: int) -> memoryview:
+@dataclass(frozen=True)
+class _Stored:
+    """A part in a store: a request a read."""
+
+    path: StorePath
+    size: int
+
+
+def _read_exactly(file: "int | _Stored", path: Place, offset: int, count: int) -> memoryview:
+    if isinstance(file, _Stored):
+        if offset + count > file.size:
+            raise DamagedPart(str(path))
+        return memoryview(path.read_range(offset, offset + count) if count else b"")
     found = b""
     while len(found) < count and (more := os.pread(file, count - len(found), offset + len(found))):
         found = found + more if found else more
@@ -168,8 +199,8 @@ def _read_exactly(file: int, path: Path, offset: int, count: int) -> memoryview:
     return memoryview(found)
 
 
-def _read_index(file: int, path: Path) -> np.ndarray:
-    size = os.fstat(file).st_size - _TRAILER.itemsize
+def _read_index(file: "int | _Stored", path: Place) -> np.ndarray:
+    size = (file.size if isinstance(file, _Stored) else os.fstat(file).st_size) - _TRAILER.itemsize
     if size < 0:
         raise DamagedPart(str(path))
     trailer = np.frombuffer(_read_exactly(file, path, size, _TRAILER.itemsize), _TRAILER)[0]

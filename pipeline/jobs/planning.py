@@ -1,7 +1,6 @@
 """Which documents go to which split and shard: ranges of hashes, planned from what stage 1 counted."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.exchange_stage import END, Layout
 from cloze.pipeline.jobs.tokenize_stage import PARTITIONS, Report
+from cloze.pipeline.stores.places import Place
 
 MIN_DOCUMENTS = 64  # of a shard: a random segment B comes from another document of the same shard
 # Tokens of a shard, or twice those that it aims at: a worker holds it, 50 bytes a token, and has 1.5 GB. Above, long
@@ -30,7 +30,7 @@ class Range:
 
 
 def plan_splits(
-    config: PrepareConfig, report: Report, layout: Layout, folder: Path
+    config: PrepareConfig, report: Report, layout: Layout, folder: Place
 ) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """Hash ranges of the splits, lowest hashes first, and remarks. A share that would be too small is filled up.
 
@@ -73,7 +73,7 @@ def plan_splits(
     return splits, remarks
 
 
-def _lowest_hashes(report: Report, layout: Layout, folder: Path, count: int) -> tuple[np.ndarray, bool]:
+def _lowest_hashes(report: Report, layout: Layout, folder: Place, count: int) -> tuple[np.ndarray, bool]:
     """The lowest hashes, each once, enough of them to fill small splits; and whether these are all there are."""
     through = np.cumsum(report.documents)
     # `count` distinct ones are wanted, and duplicates may stand before them: read a good deal more.

@@ -2,19 +2,17 @@
 
 Stage 1 tokenizes the input and scatters documents by the hash of their text (tokenizing.py); stage 2 builds a shard
 from each range of hashes (building.py). Between them large corpora take rounds of exchange (exchanging.py). Tasks
-depend on the input and the configuration alone, write aside and rename, and leave a part, or a report when they are
-complete; so that running again does what is left, and the bytes are the same for any number of workers. This process
-plans, hands out tasks, and keeps sums of what they report. The manifest is written last.
+depend on the input and the configuration alone, write whole files (in a store: objects), and leave a part, or a report
+when they are complete; so that running again does what is left, and the bytes are the same for any number of workers.
+This process plans, hands out tasks, and keeps sums of what they report. The manifest is written last.
 """
 
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +33,8 @@ from cloze.pipeline.readers import plan
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
-from cloze.pipeline.storage import alone, publish_text, readable_errors, sha256_of
+from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of
+from cloze.pipeline.stores.places import Place, StorePath, is_url, to_output, to_place
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
 
 # Of words, sentences, samples and masks. Raised when other ids or masks come of the same input: an interrupted run must
@@ -43,6 +42,7 @@ from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokeniz
 _RULES = 3
 WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
+_CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock, and not more, may be ahead of this machine's
 
 
 def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest:
@@ -53,7 +53,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     """
     progress = progress or Silent()
     _check(config)
-    output = Path(config.output)
+    output = to_output(config.output)
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     check_words(config.masking.strategy, tokenizer)
     files, segments = plan(config)
@@ -64,35 +64,36 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
         _remove_work(work, progress)  # a kill between publishing and cleaning leaves it
         return complete
     _open_work(output, work, identity)
-    with alone(output, work / "lock"):
-        _run(config, tokenizer, files, segments, work, progress)
+    with alone(output, work / "lock", progress.note) as check:
+        _run(config, tokenizer, files, segments, work, progress, check)
     _remove_work(work, progress)
     return Manifest.load(output)
 
 
-def _remove_work(work: Path, progress: Progress) -> None:
+def _remove_work(work: Place, progress: Progress) -> None:
     """Complete is complete: on a cluster tasks of a command that was killed may outlive it and write there still."""
-    shutil.rmtree(work, ignore_errors=True)
-    if work.exists():
+    if not remove_tree(work):
         progress.note(f"{work} could not be removed; nothing needs it any more: remove it, or run this command again")
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What every step needs. tasks: the segments of each task of stage 1."""
+    """What every step needs. tasks: the segments of each task of stage 1. check: raises UserError if another command
+    may have taken the output over."""
 
     config: PrepareConfig
     tokenizer: Tokenizer
     files: list[InputFile]
     tasks: list[list[Segment]]
-    work: Path
+    work: Place
     executor: Executor
     progress: Progress
+    check: Callable[[], None]
 
     @property
     def tokenizer_folder(self) -> str:
         """Of the copy that workers read."""
-        return str((Path(self.config.output) / TOKENIZER_FOLDER).resolve())
+        return str((to_place(self.config.output) / TOKENIZER_FOLDER).resolve())
 
     @property
     def weights(self) -> list[float]:
@@ -126,18 +127,20 @@ def _run(
     tokenizer: Tokenizer,
     files: list[InputFile],
     segments: list[list[Segment]],
-    work: Path,
+    work: Place,
     progress: Progress,
+    check: Callable[[], None],
 ) -> None:
     """Both stages, and the manifests."""
     if tokenizer.word_table_reason:
         progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing goes at the library's rate")
     with open_executor(config) as executor:  # its processes start while this one estimates
         if (expected := estimate(config, tokenizer, files, segments)) is not None:
-            check_disk(expected, work.parent)
+            if not isinstance(work, StorePath):
+                check_disk(expected, work.parent)
             progress.note(f"estimate: {expected}")
-        copy_tokenizer(tokenizer, Path(config.output) / TOKENIZER_FOLDER)  # workers read this one
-        run = _Run(config, tokenizer, files, segments, work, executor, progress)
+        copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)  # workers read this one
+        run = _Run(config, tokenizer, files, segments, work, executor, progress, check)
         hashes = SourceHashes(files, segments)
         report, parts = _tokenize(run, hashes)
         built = _make_shards(run, hashes, report, Layout(parts, FILES_AT_ONCE))
@@ -147,13 +150,14 @@ def _run(
                 {"source": file.source, "name": file.name, "bytes": file.size, **hashes.of(file)} for file in files
             ]
             manifests = [_publish(run, sources, report, built[length], length) for length in config.lengths]
+            check()
             for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
                 manifest.save(manifest.folder)
 
 
-def length_folder(config: PrepareConfig, length: int) -> Path:
+def length_folder(config: PrepareConfig, length: int) -> Place:
     """Where the shards of a length lie: OUTPUT, or OUTPUT/length-N for the further ones."""
-    return Path(config.output) if length == config.max_length else Path(config.output) / f"length-{length}"
+    return to_place(config.output) if length == config.max_length else to_place(config.output) / f"length-{length}"
 
 
 def _check(config: PrepareConfig) -> None:
@@ -189,7 +193,7 @@ def _identity(
     )
 
 
-def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], output: Path) -> Manifest | None:
+def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], output: Place) -> Manifest | None:
     """The manifest of a complete run of the same command; UserError if it was another command's."""
     if not (output / FILE_NAME).is_file():
         return None
@@ -206,6 +210,8 @@ def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], out
             "another --output or remove the folder"
         )
     published = (output / FILE_NAME).stat().st_mtime_ns
+    if isinstance(output, StorePath):
+        published -= _CLOCKS_APART
     for file, source in zip(files, manifest.sources, strict=True):
         changed = source["sha256"] and _touched(file) >= published
         if changed and source_hash(file, source.get("piece_bytes")) != source["sha256"]:
@@ -222,7 +228,9 @@ def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], out
 def _touched(file: InputFile) -> int:
     """When a file, or the link that names it, was last written, replaced or renamed, nanoseconds. Copies may keep the
     times of their originals, which are older than the data; the system's own time of change is not theirs to keep."""
-    with readable_errors(Path(file.path)):
+    if is_url(file.path):
+        return file.changed
+    with readable_errors(file.path):
         return max(file.changed, os.stat(file.path).st_ctime_ns, os.lstat(file.path).st_ctime_ns)
 
 
@@ -236,13 +244,14 @@ def _difference(found: dict, expected: dict, name: str) -> str:
     return name + (values if len(values) < 160 else "")
 
 
-def _open_work(output: Path, work: Path, identity: dict) -> None:
+def _open_work(output: Place, work: Place, identity: dict) -> None:
     with readable_errors(output):
         if not work.is_dir() and output.is_dir() and any(output.iterdir()):
             raise UserError(
                 f"output: {output} holds other files, expected a new or empty folder; choose another --output"
             )
-        work.mkdir(parents=True, exist_ok=True)
+        if not isinstance(work, StorePath):
+            work.mkdir(parents=True, exist_ok=True)
         identity_file = work / "run.json"
         if identity_file.is_file():
             found = json.loads(identity_file.read_text(encoding="utf-8"))
@@ -324,7 +333,8 @@ def _make_shards(
 
 def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -> None:
     """Make those parts of the last round that aren't there, and before them whatever they need and isn't there."""
-    there = {name for name in os.listdir(run.work) if name.endswith(".part")}
+    run.check()
+    there = {path.name for path in run.work.iterdir() if path.name.endswith(".part")}
     wanted = [[number for number, name in enumerate(layout.names[-1]) if name not in there]]
     for level in range(layout.rounds, 0, -1):
         groups = {layout.sources(level, part) for part in wanted[0]}  # many share theirs
@@ -359,9 +369,10 @@ def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list
         run_tasks(
             run.executor, exchange, task, [1] * len(made), lambda _, counts: run.progress.advance(tokens, *counts)
         )
-    for name in os.listdir(run.work):
-        if name.endswith(".part") and name.startswith(layout.prefix(level - 1)):
-            (run.work / name).unlink(missing_ok=True)
+    run.check()
+    for path in run.work.iterdir():
+        if path.name.endswith(".part") and path.name.startswith(layout.prefix(level - 1)):
+            path.unlink(missing_ok=True)
 
 
 def _build(run: _Run, report: Report, layout: Layout, splits: dict) -> dict[int, dict[str, _Built]]:
@@ -421,8 +432,8 @@ def _publish(
     """Everything but the manifest itself; returns that."""
     config, tokenizer = run.config, run.tokenizer
     folder = length_folder(config, length)
-    if folder != Path(config.output):
-        copy_tokenizer(Tokenizer.from_folder(Path(config.output) / TOKENIZER_FOLDER), folder / TOKENIZER_FOLDER)
+    if folder != to_place(config.output):
+        copy_tokenizer(Tokenizer.from_folder(to_place(config.output) / TOKENIZER_FOLDER), folder / TOKENIZER_FOLDER)
     splits = {split: made.info for split, made in built.items()}
     if not splits["train"].counts["samples"]:
         raise UserError("input: found no sample for the train split, expected some; give more text")
@@ -443,7 +454,7 @@ def _publish(
         counts=counts,
         unigram_entropy=entropy(built["train"].unigrams),
         splits=splits,
-        more_lengths=config.more_lengths if folder == Path(config.output) else [],
+        more_lengths=config.more_lengths if folder == to_place(config.output) else [],
         tokenizer_files={name: sha256_of(folder / TOKENIZER_FOLDER / name) for name in FILES},
         folder=folder,
     )

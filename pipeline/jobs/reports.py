@@ -2,19 +2,19 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.stores.places import Place
 
 
-def save_report(path: Path, content: dict) -> None:
+def save_report(path: Place, content: dict) -> None:
     """Write `content` as JSON behind a line with its SHA-256."""
     text = json.dumps(content)
     # One that a power failure takes is none, and its task is done again.
     publish_text(path, f"{_digest(text)}\n{text}\n", durable=False)
 
 
-def load_report(path: Path) -> dict | None:
+def load_report(path: Place) -> dict | None:
     """What `save_report` wrote; None if it isn't there, or isn't that any more."""
     try:
         digest, text = path.read_text(encoding="utf-8").splitlines()

@@ -14,6 +14,8 @@ from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.storage import describe
+from cloze.pipeline.stores.places import is_url, to_place
+from cloze.pipeline.stores.reading import open_raw
 
 _AT_ONCE = 1 << 20  # bytes
 _DIGEST_BYTES = 32
@@ -31,6 +33,8 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
     """
     digest, found, changed = hashlib.sha256(), 0, 0
     try:
+        if is_url(file.path):
+            digest, found, changed = _stored_piece(file.path, start, stop)
         for path in _paths(file):
             stream = os.open(path, os.O_RDONLY)  # not `open`, which costs more than hashing a small file
             try:
@@ -52,6 +56,17 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
             "same command again"
         )
     return digest.hexdigest()
+
+
+def _stored_piece(url: str, start: int, stop: int) -> tuple:
+    """The digest of bytes [start, stop) of an object, its size and when it changed. What was read a moment ago comes
+    from the local copy."""
+    digest, status = hashlib.sha256(), to_place(url).stat()
+    with open_raw(url) as stream:
+        stream.seek(start)
+        while stream.tell() < stop and (data := stream.read(min(stop - stream.tell(), _AT_ONCE))):
+            digest.update(data)
+    return digest, status.st_size, status.st_mtime_ns
 
 
 def source_hash(file: InputFile, piece_bytes: int | None) -> str:
@@ -116,7 +131,7 @@ def _joined(digests: bytes) -> str:
 
 
 def _paths(file: InputFile) -> tuple[str, ...]:
-    return (file.parts or (file.path,)) if is_hashed(file) else ()
+    return (file.parts or (file.path,)) if is_hashed(file) and not is_url(file.path) else ()
 
 
 def _size(file: InputFile) -> int:

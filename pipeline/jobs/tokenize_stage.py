@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from cloze.pipeline.jobs.sources import hash_piece
 from cloze.pipeline.readers import read
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.records import Document
+from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.tokenization.sentences import SPLITTERS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -52,12 +52,12 @@ class Report:
         for name, count in counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Place) -> None:
         arrays = {"documents": self.documents.tolist(), "tokens": self.tokens.tolist()}
         save_report(path, vars(self) | arrays)
 
     @classmethod
-    def load(cls, path: Path) -> "Report | None":
+    def load(cls, path: Place) -> "Report | None":
         """The report of a complete task; None if there is none that can be read."""
         if (content := load_report(path)) is None:
             return None
@@ -82,8 +82,8 @@ class TokenizeTask:
     weights: list[float]
 
     @property
-    def report_path(self) -> Path:
-        return Path(self.folder) / report_name(self.number)
+    def report_path(self) -> Place:
+        return to_place(self.folder) / report_name(self.number)
 
 
 def report_name(task: int) -> str:
@@ -232,5 +232,5 @@ def _write_part(task: TokenizeTask, report: Report, table: parts.Table) -> None:
     report.tokens += np.bincount(partition, weights=table["num_tokens"] * weight, minlength=PARTITIONS).astype(
         np.int64
     )
-    parts.write(Path(task.folder) / part_name(task.number, report.parts), table)
+    parts.write(to_place(task.folder) / part_name(task.number, report.parts), table)
     report.parts += 1

@@ -1,13 +1,12 @@
 """`cloze verify`: hash everything again and name what is damaged."""
 
-from pathlib import Path
-
 from cloze.pipeline.config import VerifyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.inspecting import tokens_lost
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.shards.manifest import FILE_NAME, Manifest, ShardInfo
 from cloze.pipeline.storage import readable_errors, sha256_of
+from cloze.pipeline.stores.places import Place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -33,22 +32,23 @@ def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int,
     return len(shards) + 2 * (1 + len(further)), damaged
 
 
-def _further_folders(manifest: Manifest) -> list[Path]:
+def _further_folders(manifest: Manifest) -> list[Place]:
     if manifest.more_lengths is None:
-        return sorted(path for path in manifest.folder.glob("length-*") if path.is_dir())
+        names = sorted(path.name for path in manifest.folder.iterdir() if path.name.startswith("length-"))
+        return [manifest.folder / name for name in names if (manifest.folder / name).is_dir()]
     return [manifest.folder / f"length-{length}" for length in manifest.more_lengths]
 
 
-def check_shard(path: Path, shard: ShardInfo) -> list[str]:
+def check_shard(path: Place, shard: ShardInfo) -> list[str]:
     """A line that says what is wrong with a shard, or none. Raises UserError if it can't be read."""
     if not path.is_file():
         return [f"{path}: missing"]
-    if path.stat().st_size != shard.bytes:
-        return [f"{path}: found {path.stat().st_size} bytes, expected {shard.bytes}"]
+    if (size := path.stat().st_size) != shard.bytes:
+        return [f"{path}: found {size} bytes, expected {shard.bytes}"]
     return _check_hash(path, shard.sha256)
 
 
-def _check_hash(path: Path, expected: str) -> list[str]:
+def _check_hash(path: Place, expected: str) -> list[str]:
     with readable_errors(path):
         digest = sha256_of(path)
     return [f"{path}: found SHA-256 {digest[:12]}…, expected {expected[:12]}…"] * (digest != expected)

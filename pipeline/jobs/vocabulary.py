@@ -4,11 +4,11 @@ Words are counted with the same array operations as in tokenizing, in parallel; 
 pieces from the counts, which takes a time that hardly depends on the size of the corpus.
 """
 
-import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,8 @@ from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan, read
 from cloze.pipeline.readers.files import Segment
-from cloze.pipeline.storage import alone, publishing, readable_errors
+from cloze.pipeline.storage import ASIDE, alone, publishing, readable_errors, remove_tree
+from cloze.pipeline.stores.places import Place, StorePath, to_output, to_place
 from cloze.pipeline.tokenization.backends import add_special_tokens, wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer
 from cloze.pipeline.tokenization.words import WordSplitter, word_of
@@ -56,11 +57,12 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     progress = progress or Silent()
     output = _open_output(config)
     _, tasks = plan(config)
-    with alone(output, output / _LOCK):
+    with alone(output, output / _LOCK, progress.note):
         try:
             counts = _count_all(config, tasks, progress)
         finally:
-            (output / _LOCK).unlink()
+            if not isinstance(output, StorePath):  # there a lease takes its object away itself
+                (output / _LOCK).unlink()
     if not counts:
         raise UserError("input: found no word in it, expected text; look at --source.format and text_field")
     names = config.vocabulary.special_tokens
@@ -83,13 +85,14 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     return Tokenizer.from_folder(output)
 
 
-def _open_output(config: PrepareConfig) -> Path:
+def _open_output(config: PrepareConfig) -> Place:
     if not config.output:
         raise UserError("output: found none, expected a folder to write; name one with --output")
-    output = Path(config.output)
+    output = to_output(config.output)
     ours = {*FILES, _LOCK}
     with readable_errors(output):
-        output.mkdir(parents=True, exist_ok=True)
+        if not isinstance(output, StorePath):
+            output.mkdir(parents=True, exist_ok=True)
         foreign = sorted({path.name for path in output.iterdir() if not path.name.startswith(".tmp-")} - ours)
     if foreign:
         raise UserError(f"output: {output} holds {foreign[0]!r}, expected a new or empty folder; choose another")
@@ -100,27 +103,38 @@ def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Prog
     """Occurrences of every normalised word; in order of code points."""
     weights = [sum(segment.weight for segment in task) for task in tasks]
     progress.stage("count words", sum(weights), "bytes")
-    with tempfile.TemporaryDirectory(prefix=".tmp-count-", dir=config.output) as folder:
-        jobs = [CountTask(n, task, config.vocabulary, str(Path(folder).resolve())) for n, task in enumerate(tasks)]
-        results: list[tuple[Path, int] | None] = [None] * len(jobs)
+    with _work_folder(to_place(config.output)) as folder:
+        jobs = [CountTask(n, task, config.vocabulary, str(folder.resolve())) for n, task in enumerate(tasks)]
+        results: list[tuple[Place, int] | None] = [None] * len(jobs)
 
-        def on_result(place: int, result: tuple[Path, int]) -> None:
-            results[place] = result
-            progress.advance(weights[place], result[1], 0)
+        def on_result(number: int, result: tuple[Place, int]) -> None:
+            results[number] = result
+            progress.advance(weights[number], result[1], 0)
 
         with open_executor(config) as executor:
             run_tasks(executor, count_words, jobs.__getitem__, weights, on_result)
         counts: Counter = Counter()
         for path, _ in results:
-            with pa.OSFile(str(path)) as source:
-                table = pa.ipc.open_file(source).read_all()
+            table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
             counts.update(dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True)))
             if len(counts) > _COUNTED_WORDS:  # task after task in their order, so that it depends on the input alone
                 counts = _most_frequent(counts, _COUNTED_WORDS // 2)
     return dict(sorted(counts.items()))
 
 
-def count_words(task: CountTask) -> tuple[Path, int]:
+@contextmanager
+def _work_folder(output: Place) -> Iterator[Place]:
+    """A folder in the output for the counts of tasks. A killed run's is removed by the next."""
+    folder = output / f"{ASIDE}count-{uuid.uuid4().hex[:12]}"
+    if not isinstance(folder, StorePath):
+        folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
+def count_words(task: CountTask) -> tuple[Place, int]:
     """Count normalised words into a file; returns it and the number of documents."""
     backend = tokenizers.Tokenizer(models.WordLevel({}, unk_token="[UNK]"))
     _set_rules(backend, task.config)
@@ -145,7 +159,7 @@ def count_words(task: CountTask) -> tuple[Path, int]:
             if len(part.encode()) <= MAX_WORD_BYTES:
                 counts[part] += count
     words = sorted(counts)
-    path = Path(task.folder) / f"words-{task.number:06d}.arrow"
+    path = to_place(task.folder) / f"words-{task.number:06d}.arrow"
     table = pa.table({"word": pa.array(words, pa.string()), "count": pa.array([counts[w] for w in words], pa.int64())})
     with publishing(path) as aside, pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)

@@ -156,6 +156,7 @@ class BatchStream:
             except queue.Empty:
                 break
         self._thread.join(timeout=60)
+        self._samples.cancel()
 
     def _prefetch(self, position: int) -> None:
         try:

@@ -90,6 +90,10 @@ class SampleStreams:
         """How many there are."""
         return self.order.streams
 
+    def cancel(self) -> None:
+        """Give up what is being fetched ahead."""
+        self.reader.cancel()
+
     def epochs(self, positions: np.ndarray) -> list[int]:
         """The epochs of positions (n,)."""
         return self.order.epochs_of(positions).tolist()
@@ -124,11 +128,24 @@ class SampleStreams:
             some = wanted[start : start + _WINDOWS_AT_ONCE]
             for epoch in sorted({place.epoch for place in some}):
                 self._load_windows(epoch, [place for place in some if place.epoch == epoch])
+        if wanted and self.reader.is_stored:
+            self._fetch_ahead(sorted({place.stream for place in wanted}))
 
-    def _load_windows(self, epoch: int, places: list[WindowPlace]) -> None:
+    def _fetch_ahead(self, streams: list[int]) -> None:
+        """Begin to fetch the window of each stream that follows what is held."""
+        for stream in streams:
+            following = self.order.window(stream, self._held[stream][-1].stop)
+            numbers, mask_set = self._stored_as(following.epoch)
+            self.reader.fetch(numbers[following.blocks], mask_set)
+
+    def _stored_as(self, epoch: int) -> tuple[np.ndarray, int | None]:
+        """The blocks of an epoch's pair set, and its mask set."""
         pair_sets = len(self._blocks)
         mask_set = None if self._dynamic else epoch // pair_sets % self.reader.manifest.mask_sets
-        numbers = self._blocks[epoch % pair_sets]
+        return self._blocks[epoch % pair_sets], mask_set
+
+    def _load_windows(self, epoch: int, places: list[WindowPlace]) -> None:
+        numbers, mask_set = self._stored_as(epoch)
         blocks = np.unique(np.concatenate([numbers[place.blocks] for place in places]))  # each is decoded once
         decoded = self.reader.window(blocks, mask_set)
         starts = ragged.to_offsets(self.reader.block_sizes[blocks])
@@ -223,6 +240,11 @@ class MixedStreams:
     def streams(self) -> int:
         """How many there are."""
         return self.order.streams
+
+    def cancel(self) -> None:
+        """Give up what is being fetched ahead."""
+        for made in self._sources:
+            made.cancel()
 
     def epochs_of_sources(self, positions: np.ndarray) -> np.ndarray:
         """How often each source was seen in full before positions (n,): (n, sources)."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import IO
 
 import pyarrow as pa
 
@@ -11,6 +12,8 @@ from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.readers.lines import check_fields, in_pieces, order, valid
 from cloze.pipeline.readers.long_lines import document_id
 from cloze.pipeline.records import Document
+from cloze.pipeline.stores.places import is_url
+from cloze.pipeline.stores.reading import open_raw
 
 _ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once,
 _BYTES_AT_ONCE = 32 << 20  # at most about so many bytes of them
@@ -29,7 +32,7 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
     from pyarrow import parquet  # not at the top: every worker would wait for it
 
     try:
-        metadata = parquet.read_metadata(file.path)
+        metadata = parquet.read_metadata(_source(file.path))
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file.path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
     found, start, weight = [], 0, 0
@@ -39,6 +42,11 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
             found.append(Segment(file, start, group + 1, weight))
             start, weight = group + 1, 0
     return found
+
+
+def _source(path: str) -> str | IO[bytes]:
+    """What Arrow opens: a path, or an object of a store as a file."""
+    return open_raw(path) if is_url(path) else path
 
 
 def read(segment: Segment) -> Iterator[Document]:
@@ -80,7 +88,7 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
 
     config, path = segment.file.config, segment.file.path
     try:
-        with parquet.ParquetFile(path, memory_map=True) as table:
+        with parquet.ParquetFile(_source(path), memory_map=not is_url(path)) as table:
             check_fields(table.schema_arrow.names, config.text_field, config.id_field, path)
             groups = [table.metadata.row_group(group) for group in range(segment.stop)]
             place = sum(group.num_rows for group in groups[: segment.start])

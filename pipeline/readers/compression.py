@@ -8,26 +8,32 @@ from typing import IO
 
 import pyarrow as pa
 
+from cloze.pipeline.stores.places import is_url
+from cloze.pipeline.stores.reading import open_raw
+
 SUFFIXES = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".xz": "xz", ".zst": "zstd"}
 # Archives, and compressions that neither Python nor Arrow reads: taken for text they would be noise.
 UNREAD = {".7z", ".lzma", ".rar", ".snappy", ".tar", ".tbz2", ".tgz", ".txz", ".tzst", ".z", ".zip"}
 ERRORS = (OSError, EOFError, lzma.LZMAError, pa.ArrowException)  # of reading what is damaged
+_BUFFERED = 1 << 20  # of an object in a store
 _PIECE_BYTES = 1 << 14  # compressed, read at once
 
 
 def open_stream(path: str, compression: str | None) -> IO[bytes]:
     """Open for reading, decompressed. Reading raises one of ERRORS for whatever is damaged, cut off, or isn't more of
-    the same behind what is whole. Raises OSError if there is no such file."""
+    the same behind what is whole. path: or a URL. Raises OSError if there is no such file."""
     if compression in _STREAMS:
-        return _Streams(open(path, "rb", buffering=0), *_STREAMS[compression])
+        return _Streams(open_raw(path), *_STREAMS[compression])
+    if compression and is_url(path):
+        return pa.CompressedInputStream(pa.PythonFile(io.BufferedReader(open_raw(path), _BUFFERED), "r"), compression)
     if compression:
         return pa.input_stream(path, compression=compression)
-    return open(path, "rb", buffering=0)
+    return open_raw(path)
 
 
 def expansion(path: str, compression: str, size: int) -> float:
     """Decompressed bytes for each compressed one, in the first `size` of a file. Raises one of ERRORS."""
-    with open(path, "rb", buffering=0) as raw:
+    with open_raw(path) as raw:
         if compression in _STREAMS:
             stream = _Streams(raw, *_STREAMS[compression])
         else:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from cloze.pipeline.config import SourceConfig
@@ -65,7 +64,7 @@ def open_file(file: InputFile) -> IO[bytes]:
     try:
         return compression.open_stream(file.path, file.compression)
     except OSError as error:
-        raise UserError(describe(error, Path(file.path))) from error
+        raise UserError(describe(error, file.path)) from error
 
 
 def _read_exactly(stream: IO[bytes], file: InputFile, count: int) -> bytes:

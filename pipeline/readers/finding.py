@@ -13,6 +13,8 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import compression
 from cloze.pipeline.readers.files import InputFile
 from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.stores.clients import ObjectInfo
+from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 _MAGIC = re.compile(r"[*?[]")
@@ -27,9 +29,18 @@ def find_files(
     names a place in it. Raises UserError for an entry that names nothing, and for what it names and can't be read.
     """
     paths: set[str] = set()
+    stored: dict[str, ObjectInfo] = {}
     for entry in entries:
+        if isinstance(name := to_place(entry), StorePath):
+            more = _stored_files(name, [each for each in map(to_place, written) if isinstance(each, StorePath)])
+            stored |= more
+            paths.update(more)
+            if not more:
+                raise UserError(f"input: found nothing at {entry!r}, expected an object, a folder with objects, or a "
+                                "glob; check the URL")
+            continue
         with readable_errors(Path(entry)):
-            found = _expand(entry, [os.path.realpath(folder) for folder in written])
+            found = _expand(entry, [os.path.realpath(each) for each in written if not is_url(each)])
         if not found:
             raise UserError(
                 f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
@@ -39,9 +50,12 @@ def find_files(
     # be a hash (the cache of the Hugging Face hub, DVC, git-annex). Of several names the shortest way is taken.
     by_length = sorted(paths, key=lambda path: (path.count(os.sep), path), reverse=True)
     real_folder = cache(os.path.realpath)  # it looks at every folder above: once for each of 50,000 files takes seconds
-    ordered = sorted({_real_path(path, real_folder): path for path in by_length}.values())
-    shared = os.path.commonpath({os.path.dirname(path) for path in ordered})
-    files = [_input_file(path, shared, number, source, config) for number, path in enumerate(ordered, first)]
+    ordered = sorted({path if path in stored else _real_path(path, real_folder): path for path in by_length}.values())
+    shared = _shared_folder(ordered)
+    files = [
+        _input_file(path, shared, number, source, config, stored.get(path))
+        for number, path in enumerate(ordered, first)
+    ]
     if not any(file.size for file in files):
         raise UserError(f"input: found only empty files at {', '.join(entries)}, expected text")
     for file in files:
@@ -53,6 +67,48 @@ def find_files(
     return files
 
 
+def _shared_folder(paths: list[str]) -> str:
+    """The folder or URL below which all lie; empty if there is none."""
+    folders = {os.path.dirname(path) for path in paths}
+    if not any(map(is_url, folders)):
+        return os.path.commonpath(folders)
+    first, last = (folder.split("/") for folder in (min(folders), max(folders)))
+    count = next((n for n, (one, other) in enumerate(zip(first, last, strict=False)) if one != other),
+                 min(len(first), len(last)))
+    return "/".join(first[:count]) if count > 2 else ""  # scheme, nothing, bucket
+
+
+def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, ObjectInfo]:
+    """The objects that a URL names: itself, those below, or those that match; by their URLs. What is hidden is left
+    out, and what lies in a written folder, unless the entry names a place in that."""
+    parts = entry.key.split("/")
+    fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    if fixed == len(parts) and (info := entry.info()) is not None:
+        return {str(entry): info}
+    folder = entry.at("/".join(parts[:fixed]))
+    pattern = parts[fixed:]
+    hidden = any(part.startswith(".") for part in pattern)
+    aside = [f"{each}/" for each in written if not f"{entry}/".startswith(f"{each}/")]
+    found = {}
+    for each in folder.objects():
+        below = each.key[len(folder.key) :].strip("/").split("/")
+        url = str(entry.at(each.key))
+        if (hidden or not any(part.startswith(".") for part in below)) and not url.startswith(tuple(aside)) and (
+            not pattern or _names(pattern, below)
+        ):
+            found[url] = each
+    return found
+
+
+def _names(pattern: list[str], below: list[str]) -> bool:
+    """Whether a glob, part by part, names an object, or a folder above it; ** is any number of folders."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        return any(_names(pattern[1:], below[count:]) for count in range(len(below)))
+    return bool(below) and fnmatch.fnmatchcase(below[0], pattern[0]) and _names(pattern[1:], below[1:])
+
+
 def _real_path(path: str, real_folder: Callable[[str], str]) -> str:
     if os.path.islink(path):
         return os.path.realpath(path)
@@ -60,7 +116,9 @@ def _real_path(path: str, real_folder: Callable[[str], str]) -> str:
     return os.path.join(real_folder(folder), name)
 
 
-def _input_file(path: str, shared: str, number: int, source: int, config: SourceConfig) -> InputFile:
+def _input_file(
+    path: str, shared: str, number: int, source: int, config: SourceConfig, stored: ObjectInfo | None
+) -> InputFile:
     suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().lstrip(".").split(".")[1:]]
     packed = compression.SUFFIXES.get(suffixes[-1]) if suffixes else None
     kind = suffixes[-2:-1] if packed else suffixes[-1:]
@@ -72,6 +130,9 @@ def _input_file(path: str, shared: str, number: int, source: int, config: Source
     form = config.format
     if form == "auto":
         form = _FORMATS.get(kind[0], "text") if kind else "text"
+    if stored is not None:
+        name = path.removeprefix(f"{shared}/")
+        return InputFile(number, source, path, name, form, packed, stored.size, stored.changed, config)
     with readable_errors(path):
         status = _status(path)
         if not stat.S_ISREG(status.st_mode):

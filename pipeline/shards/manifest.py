@@ -12,6 +12,7 @@ import numpy as np
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.stores.places import Place, to_place
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 2
@@ -92,7 +93,7 @@ class Manifest:
     more_lengths: list[int] | None = None
     tokenizer_files: dict[str, str] | None = None
     sha256: str | None = None
-    folder: Path = field(default=Path("."), compare=False)
+    folder: Place = field(default=Path("."), compare=False)
 
     def to_json(self) -> str:
         content = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
@@ -104,11 +105,11 @@ class Manifest:
         # `vars` and not `asdict`, which would copy what may be a million files and shards first.
         return json.dumps(content, indent=1, ensure_ascii=False, default=vars) + "\n"
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Place) -> None:
         """Publish into `folder`, atomically, with the hash of itself."""
         before, key, after = replace(self, sha256="").to_json().rpartition('"sha256": "')
         digest = hashlib.sha256(f"{before}{key}{after}".encode()).hexdigest()
-        publish_text(Path(folder) / FILE_NAME, f"{before}{key}{digest}{after}")
+        publish_text(to_place(folder) / FILE_NAME, f"{before}{key}{digest}{after}")
 
     @cached_property
     def own_hash(self) -> str:
@@ -153,7 +154,7 @@ class Manifest:
         return counts["masked"] / counts["tokens"] if self.mask_sets else self.masking["rate"]
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Manifest":
+    def load(cls, folder: str | Place) -> "Manifest":
         """Read a prepared folder's manifest. Raises UserError if there is none, or it isn't as it was written."""
         manifest = cls.read(folder)
         if manifest.damage:
@@ -161,9 +162,9 @@ class Manifest:
         return manifest
 
     @classmethod
-    def read(cls, folder: str | Path) -> "Manifest":
+    def read(cls, folder: str | Place) -> "Manifest":
         """The same of a manifest that may have been changed: `damage` says so. For those who look for damage."""
-        folder = Path(folder)
+        folder = to_place(folder)
         path = folder / FILE_NAME
         if not path.is_file():
             raise UserError(

@@ -1,12 +1,14 @@
 """Shards: Arrow IPC files of samples, written whole, read by blocks, and of these only the columns in use."""
 
 import base64
+import mmap
 import os
 import struct
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,9 @@ from cloze.pipeline.records import (
 )
 from cloze.pipeline.shards.manifest import FORMAT_VERSION, Manifest, ShardInfo
 from cloze.pipeline.storage import publishing, readable_errors, sha256_of
+from cloze.pipeline.stores.cache import Cache, CachedFile
+from cloze.pipeline.stores.places import Place, StorePath, to_place
+from cloze.pipeline.stores.reading import scratch_cache
 
 # Of a block, about: some 200 KB to read with one mask set, and 1,024 of them, one for each stream of a large run, fit
 # into 350 MB of memory.
@@ -42,6 +47,9 @@ _UNWRITTEN = b"~"  # no character of base64
 _BUFFERS_OF_LIST, _BUFFERS_OF_NUMBER = 4, 2  # of a column in Arrow's layout: list<number>, number
 _DECODERS = 2  # threads that decompress blocks: more would take cores from the training process
 _ASKING = 16  # threads that ask for sizes
+_FOOTER_GUESS = 1 << 14  # bytes at the end of a stored shard, in which its footer lies as a rule
+_AROUND_FOOTER = 32  # more than Arrow's magic at both ends, which it wants to find room for, and the footer's length
+_FETCHES = 2  # times that what is damaged in the cache is fetched again
 _OPEN_SHARDS = 64  # at once: a process may open 1,024 files by default, on macOS 256, and training opens others
 
 
@@ -57,7 +65,7 @@ def samples_per_block(samples: np.ndarray, tokens: np.ndarray, version: int = FO
 
 
 def write_shard(
-    path: Path, samples: Samples, masks: list[Masks], vocab_size: int, pair_set: int, compression: str
+    path: Place, samples: Samples, masks: list[Masks], vocab_size: int, pair_set: int, compression: str
 ) -> ShardInfo:
     """Write one shard: aside, fsync, rename. Returns what the manifest says about it.
 
@@ -209,31 +217,56 @@ class Window:
         return samples, masks
 
 
+# What reading a damaged shard raises.
+_BAD = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError, struct.error, MemoryError)
+
+
 class _Shard:
     """An open shard of format 2. Of a block two ranges are read: its base columns with the metadata before them, and
-    those of the mask set.
+    those of the mask set; of a shard in a store only these are fetched.
 
     head: the schema as the message that comes first in a stream of record batches.
     """
 
-    def __init__(self, file: pa.OSFile, head: np.ndarray, mask_sets: int):
+    def __init__(self, file: pa.OSFile | CachedFile, head: np.ndarray, mask_sets: int):
         self._file, self._head = file, head
-        encoded = pa.ipc.open_file(file).metadata[_INDEX.encode()]
+        self._stored = isinstance(file, CachedFile)
+        encoded = pa.ipc.open_file(_footer(file) if self._stored else file).metadata[_INDEX.encode()]
         self._bounds = np.frombuffer(base64.b64decode(encoded, validate=True), "<i8").reshape(-1, mask_sets + 2)
-        steps = np.diff(self._bounds.ravel(), prepend=0, append=file.size())
+        steps = np.diff(self._bounds.ravel(), prepend=0, append=file.size if self._stored else file.size())
         if (steps < 0).any():
             raise ValueError("its index of byte ranges isn't ascending")
 
+    @property
+    def removed(self) -> bool:
+        """Whether the cache has given the copy up, whose space is free once it is closed."""
+        return self._stored and self._file.removed
+
+    def _ranges(self, number: int, mask_set: int | None) -> list[tuple[int, int]]:
+        """The byte ranges [start, stop) of a block that are read."""
+        bounds = self._bounds[number].tolist()
+        return [(bounds[each], bounds[each + 1]) for each in ([0] if mask_set is None else [0, mask_set + 1])]
+
+    def fetch(self, numbers: list[int], mask_set: int | None) -> None:
+        """Have the store's bytes of blocks here."""
+        self._file.need([each for number in numbers for each in self._ranges(number, mask_set)])
+
+    def forget(self, number: int, mask_set: int | None) -> None:
+        """Take a block, and the footer that says where it lies, for not here."""
+        self._file.forget([(max(0, self._file.size - _FOOTER_GUESS), self._file.size),
+                           *self._ranges(number, mask_set)])
+
     def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
         """A block with the columns of those numbers, and its metadata."""
-        bounds = self._bounds[number].tolist()
+        first, end = self._bounds[number][[0, -1]].tolist()
         head = len(self._head)
         # Columns that aren't in use are never touched, so their memory is never given.
-        content = np.empty(head + bounds[-1] - bounds[0], np.uint8)
+        content = np.empty(head + end - first, np.uint8)
         content[:head] = self._head
-        for column in [0] if mask_set is None else [0, mask_set + 1]:
-            low, high = bounds[column : column + 2]
-            view = memoryview(content)[head + low - bounds[0] : head + high - bounds[0]]
+        if self._stored:
+            self.fetch([number], mask_set)
+        for low, high in self._ranges(number, mask_set):
+            view = memoryview(content)[head + low - first : head + high - first]
             while view:
                 count = os.preadv(self._file.fileno(), [view], high - len(view))
                 if not count:
@@ -246,8 +279,23 @@ class _Shard:
 class _Shard1:
     """An open shard of format 1, which has no index: Arrow finds the columns by itself, in more and smaller reads."""
 
-    def __init__(self, file: pa.OSFile):
-        self._file = file
+    def __init__(self, file: pa.OSFile | CachedFile):
+        self._file = self._copy = file
+        if isinstance(file, CachedFile):
+            file.need([(0, file.size)])
+            self._file = pa.py_buffer(mmap.mmap(file.fileno(), file.size, access=mmap.ACCESS_READ))
+
+    @property
+    def removed(self) -> bool:
+        """As that of `_Shard`."""
+        return isinstance(self._copy, CachedFile) and self._copy.removed
+
+    def fetch(self, numbers: list[int], mask_set: int | None) -> None:
+        """Nothing: all of it is here."""
+
+    def forget(self, number: int, mask_set: int | None) -> None:
+        """As that of `_Shard`, of the whole shard."""
+        self._copy.forget([(0, self._copy.size)])
 
     def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
         """A block with the columns of those numbers, and its metadata."""
@@ -255,10 +303,20 @@ class _Shard1:
         return pa.ipc.open_file(self._file, options=options).get_batch_with_custom_metadata(number)
 
 
+def _footer(file: CachedFile) -> pa.Buffer:
+    """The end of a shard, from which Arrow reads the footer: its length and Arrow's magic are the last ten bytes."""
+    data = file.read(max(0, file.size - _FOOTER_GUESS), file.size)
+    if (length := struct.unpack("<i", data[-10:-6])[0]) + _AROUND_FOOTER > len(data):
+        data = file.read(max(0, file.size - length - _AROUND_FOOTER), file.size)
+    return pa.py_buffer(data)
+
+
 class ShardReader:
     """Reads one split of a prepared folder by blocks (record batches of about 131,072 tokens; format 1: 4,096 samples).
 
-    check_sizes: whether to ask the file system for each shard's size at once. One process of a run is enough.
+    check_sizes: whether to ask for each shard's size at once. One process of a run is enough.
+    cache: where what is read of a store is kept; None: in a folder that goes with this process. What is damaged there
+    is fetched again.
     Raises UserError if the folder holds no manifest, a shard is missing or has another size (if asked for), or a
     block is damaged (when it is read: each carries a checksum).
 
@@ -266,8 +324,12 @@ class ShardReader:
     epochs cycle. block_sizes (num_blocks,): samples of each block. mean_length: tokens a sample.
     """
 
-    def __init__(self, folder: str | Path, split: str = "train", check_sizes: bool = True):
-        self.folder = Path(folder)
+    def __init__(
+        self, folder: str | Place, split: str = "train", check_sizes: bool = True, cache: Cache | None = None
+    ):
+        self.folder = to_place(folder)
+        self._cache = (cache or scratch_cache()) if isinstance(self.folder, StorePath) else None
+        self._ahead: dict[tuple[int, int | None], Future] = {}  # what is being fetched: blocks with a mask set
         self.split = split
         self.manifest = Manifest.load(folder)
         if split not in self.manifest.splits:
@@ -324,14 +386,18 @@ class ShardReader:
         """Decode blocks into one window; its rows are theirs, one block after another."""
         if mask_set is not None and not 0 <= mask_set < self.manifest.mask_sets:
             raise UserError(f"{self.folder}: found {self.manifest.mask_sets} mask sets, asked for set {mask_set}")
+        if self._cache:
+            self.fetch(blocks, mask_set)
+            for block in blocks.tolist():
+                self._ahead.pop((block, mask_set)).result()
         by_shard: dict[int, list[int]] = {}
-        for place, shard in enumerate(self._shard_of[blocks].tolist()):
-            by_shard.setdefault(shard, []).append(place)
+        for row, shard in enumerate(self._shard_of[blocks].tolist()):
+            by_shard.setdefault(shard, []).append(row)
         batches: list[pa.RecordBatch | None] = [None] * len(blocks)
 
         def decode(shard: int, opened: _Shard | _Shard1) -> None:
-            for place in by_shard[shard]:
-                batches[place] = self._decode(int(blocks[place]), opened, mask_set)
+            for row in by_shard[shard]:
+                batches[row] = self._decode(int(blocks[row]), opened, mask_set)
 
         shards = list(by_shard)
         if len(shards) == 1:
@@ -344,7 +410,42 @@ class ShardReader:
                     list(pool.map(decode, some, [self._opened(shard) for shard in some]))
         return _to_window(batches, mask_set, self.manifest)
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether blocks come from a store, so that it is worth to fetch them before they are wanted."""
+        return self._cache is not None
+
+    def fetch(self, blocks: np.ndarray, mask_set: int | None) -> None:
+        """Begin to fetch blocks, each once, that will be wanted soon. What goes wrong is raised when they are read."""
+        by_shard: dict[int, list[int]] = {}
+        for block in blocks.tolist():
+            if (block, mask_set) not in self._ahead:
+                by_shard.setdefault(int(self._shard_of[block]), []).append(block)
+        for shard, some in by_shard.items():
+            future = self._cache.requests.submit(self._fetch_blocks, shard, some, mask_set)
+            self._ahead |= {(block, mask_set): future for block in some}
+
+    def _fetch_blocks(self, shard: int, blocks: list[int], mask_set: int | None) -> None:
+        with suppress(_Damaged):  # whoever reads it looks again
+            self._open_shard(shard).fetch([int(self._number_of[block]) for block in blocks], mask_set)
+
+    def cancel(self) -> None:
+        """Give up what is being fetched for later."""
+        for future in self._ahead.values():
+            future.cancel()
+        self._ahead.clear()
+
     def _decode(self, block: int, opened: "_Shard | _Shard1", mask_set: int | None) -> pa.RecordBatch:
+        """A block. What is damaged in the cache is fetched again; raises UserError if that doesn't help."""
+        for _ in range(_FETCHES if self._cache else 0):
+            try:
+                return self._decode_once(block, opened, mask_set)
+            except _Damaged:
+                opened.forget(int(self._number_of[block]), mask_set)
+                opened = self._open_shard(int(self._shard_of[block]))
+        return self._decode_once(block, opened, mask_set)
+
+    def _decode_once(self, block: int, opened: "_Shard | _Shard1", mask_set: int | None) -> pa.RecordBatch:
         shard, number = int(self._shard_of[block]), int(self._number_of[block])
         fields = list(range(len(self._columns)))
         groups = [("base", self._columns)]
@@ -358,54 +459,85 @@ class ShardReader:
                 and not any(batch.column(each).null_count for each in columns if each != NEXT_SENTENCE_LABEL)
                 for name, columns in groups
             )
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError) as error:
-            what = f"block {number} can't be read: {error}"
-            raise UserError(_damaged(self._path(shard), what)) from error
+        except UserError:
+            raise
+        except _BAD as error:
+            raise _damaged(self._path(shard), f"block {number} can't be read: {error}") from error
         if not intact:
-            what = f"block {number} has another checksum than when it was written"
-            raise UserError(_damaged(self._path(shard), what))
+            raise _damaged(self._path(shard), f"block {number} has another checksum than when it was written")
         return batch
 
     def _opened(self, shard: int) -> _Shard | _Shard1:
+        if shard in self._open and self._open[shard].removed:
+            del self._open[shard]
         if shard not in self._open:
-            path = self._path(shard)
-            try:
-                with readable_errors(path):
-                    file = pa.OSFile(str(path))
-                    if hasattr(os, "posix_fadvise"):  # what the system would read ahead are columns that aren't in use
-                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                    if self.manifest.format_version == 1:
-                        self._open[shard] = _Shard1(file)
-                    else:
-                        self._open[shard] = _Shard(file, self._head, self.manifest.mask_sets)
-            except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-                raise UserError(_damaged(path, str(error))) from error
+            self._open[shard] = self._open_shard(shard)
             if len(self._open) > _OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)
         return self._open[shard]
 
-    def _path(self, shard: int) -> Path:
+    def _open_shard(self, shard: int) -> _Shard | _Shard1:
+        """A shard; where a damaged copy of it is in the cache, a new one. Raises UserError."""
+        path = self._path(shard)
+        for number in range(1 + (_FETCHES if self._cache else 0)):
+            with readable_errors(path):
+                file = self._copy(shard) if self._cache else pa.OSFile(str(path))
+            try:
+                if not self._cache and hasattr(os, "posix_fadvise"):
+                    # What the system would read ahead are columns that aren't in use.
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                if self.manifest.format_version == 1:
+                    return _Shard1(file)
+                return _Shard(file, self._head, self.manifest.mask_sets)
+            except UserError:
+                raise
+            except _BAD as error:
+                if not self._cache or number == _FETCHES:
+                    raise _damaged(path, str(error)) from error
+                file.forget([(0, file.size)])
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _copy(self, shard: int) -> CachedFile:
+        """The copy of a stored shard. It is known by the manifest, under whichever URL that lies."""
+        file, size = self.shards.file[shard], self.shards.bytes[shard]
+        return self._cache.open(self.folder / file, size, f"{self.manifest.hash} {file}")
+
+    def _path(self, shard: int) -> Place:
         return self.folder / self.shards.file[shard]
 
     def _check_sizes(self) -> None:
         def check(first: int) -> None:
             for file, expected in zip(self.shards.file[first::_ASKING], self.shards.bytes[first::_ASKING], strict=True):
                 try:
-                    size = os.stat(f"{self.folder}/{file}").st_size
-                except (FileNotFoundError, NotADirectoryError) as error:
-                    raise UserError(f"{self.folder / file}: found no such shard, though the manifest names it; "
-                                    "prepare the data again") from error
-                if size != expected:
-                    raise UserError(_damaged(self.folder / file, f"found {size} bytes, expected {expected}"))
+                    self._check_size(file, os.stat(f"{self.folder}/{file}").st_size, expected)
+                except (FileNotFoundError, NotADirectoryError):
+                    self._check_size(file, None, expected)
 
+        if isinstance(self.folder, StorePath):  # one request tells of a thousand objects
+            start = len(f"{self.folder.key}/") if self.folder.key else 0
+            found = {each.key[start:]: each.size for each in (self.folder / self.split).objects()}
+            for file, expected in zip(self.shards.file, self.shards.bytes, strict=True):
+                self._check_size(file, found.get(file), expected)
+            return
         with readable_errors(self.folder), ThreadPoolExecutor(_ASKING) as pool:  # a file system may be far away
             list(pool.map(check, range(_ASKING)))
 
+    def _check_size(self, file: str, size: int | None, expected: int) -> None:
+        if size is None:
+            raise UserError(f"{self.folder / file}: found no such shard, though the manifest names it; prepare the "
+                            "data again")
+        if size != expected:
+            raise _damaged(self.folder / file, f"found {size} bytes, expected {expected}")
 
-def _damaged(path: Path, what: str) -> str:
+
+class _Damaged(UserError):
+    """A shard that isn't what was written."""
+
+
+def _damaged(path: Place, what: str) -> _Damaged:
     what = " ".join(what.split())
-    return f"{path}: damaged shard: {what}; restore the file or prepare the data into another folder"
+    return _Damaged(f"{path}: damaged shard: {what}; restore the file or prepare the data into another folder")
 
 
 def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Manifest) -> Window:

@@ -24,6 +24,8 @@ from cloze.pipeline.config import is_word
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens, token_type
 from cloze.pipeline.storage import publish_text, publishing
+from cloze.pipeline.stores.places import Place, to_place
+from cloze.pipeline.stores.reading import fetched
 from cloze.pipeline.tokenization.backends import (
     HUGGING_FACE_NAMES,
     from_tokenizer_json,
@@ -41,6 +43,7 @@ _TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB 
 _TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
 _WORD_MODELS = {"WordPiece", "WordLevel"}
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # of a folder
+FETCHED = (*FILES, "special_tokens_map.json")  # of a folder in a store
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers: that which takes tokenizer.json as it is
 # BERT tells segments apart: without this transformers leaves token_type_ids out.
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
@@ -122,9 +125,9 @@ class Tokenizer:
     # ---- reading and writing ----
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> "Tokenizer":
-        """Read a tokenizer's folder, a tokenizer.json, or a vocab.txt (WordPiece). Raises UserError."""
-        path = Path(path)
+    def from_folder(cls, path: str | Place) -> "Tokenizer":
+        """Read a tokenizer's folder, a tokenizer.json, or a vocab.txt (WordPiece); also a store's. Raises UserError."""
+        path = _here(to_place(path))
         folder = path if path.is_dir() else path.parent
         if path.is_dir():
             found = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
@@ -147,9 +150,9 @@ class Tokenizer:
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
         return cls(backend, special_names(backend.get_vocab(), config), folder)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Place) -> None:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
-        folder = Path(folder)
+        folder = to_place(folder)
         config = {
             "tokenizer_class": _TOKENIZER_CLASS,
             "do_lower_case": self.lowercase,
@@ -356,7 +359,21 @@ def _sentences(data: bytes, bounds: list[int]) -> list[str]:
     return texts
 
 
-def copy_tokenizer(source: Tokenizer, folder: Path) -> None:
+def _here(path: Place) -> Path:
+    """The same on this machine: what a store has is fetched. Raises UserError if it has nothing there."""
+    if isinstance(path, Path):
+        return path
+    alone = path.name.endswith((".json", ".txt"))
+    folder = fetched(path.parent if alone else path, (*FETCHED, path.name) if alone else FETCHED)
+    if alone and (folder / path.name).is_file():
+        return folder / path.name
+    if alone or not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+        raise UserError(f"tokenizer: found no {path}, expected a folder with tokenizer.json or vocab.txt, or such a "
+                        "file; `cloze vocab` makes one")
+    return folder
+
+
+def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
     """Put a tokenizer into a prepared folder, with the configuration that describes it as it is; but for the class if
     texts come in another form there than samples do: it would make that form again."""
     changed = {} if stand_around_texts(source.backend, source.names) else {

@@ -139,10 +139,12 @@ def environment_in_one_file(sources: Sources) -> list[str]:
 
 
 def network_for_launch_only(sources: Sources) -> list[str]:
-    modules = ("socket", "urllib.request", "http", "requests", "httpx", "ftplib", "huggingface_hub")
-    # A hub data set is streamed by `datasets`, in one reader, because the user named it as an input.
-    return offenders(sources, "model/", modules) + offenders(sources, "pipeline/", modules,
-                                                             ("pipeline/readers/hub.py",))
+    modules = ("socket", "urllib.request", "http", "requests", "httpx", "ftplib", "huggingface_hub", "obstore",
+               "botocore", "boto3", "fsspec")
+    # A hub data set is streamed by `datasets`, in one reader, and stores are reached by one file's clients, because the
+    # user named them.
+    return offenders(sources, "model/", modules) + offenders(
+        sources, "pipeline/", modules, ("pipeline/readers/hub.py", "pipeline/stores/clients.py"))
 
 
 def pickles_as_weights_only(sources: Sources) -> list[str]:
@@ -273,7 +275,8 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("launch/system/planted.py", "from os import environ"),
     ),
     network_for_launch_only: (
-        ("pipeline/readers/planted.py", "import socket"), ("model/planted.py", "from http import client")),
+        ("pipeline/readers/planted.py", "import socket"), ("model/planted.py", "from http import client"),
+        ("pipeline/stores/planted.py", "def f():\n    import obstore")),
     pickles_as_weights_only: (
         ("launch/run/planted.py", "import pickle"),
         ("launch/run/planted.py", "import torch\ntorch.load('a', weights_only=True)"),

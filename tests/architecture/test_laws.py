@@ -113,9 +113,9 @@ def modules() -> list[str]:
 
 def test_every_module_imports_without_the_extras():
     """In one fresh process in which the extras cannot be found."""
-    extras = ("datasets", "distributed", "dask", "transformers", "polars", "matplotlib", "sklearn",
-              "scipy", "seqeval", "fastapi", "fastapi_offline", "uvicorn", "prometheus_client", "onnx", "onnxscript",
-              "onnxruntime")
+    extras = ("datasets", "obstore", "botocore", "distributed", "dask", "transformers", "polars", "matplotlib",
+              "sklearn", "scipy", "seqeval", "fastapi", "fastapi_offline", "uvicorn", "prometheus_client", "onnx",
+              "onnxscript", "onnxruntime")
     importable = [name for name in modules() if not name.endswith("__main__")]
     code = (
         "import sys, importlib\n"

@@ -53,11 +53,14 @@ class Handler(BaseHTTPRequestHandler):
         elif re.fullmatch(rf"/api/datasets/{name}(/revision/.+)?", path):
             self._json({"id": self.repository, "sha": COMMIT, "private": False, "siblings": [], "tags": []})
         elif found := re.fullmatch(rf"/api/datasets/{name}/tree/[^/]+/?(.*)", path):
+            if not (self.folder / found.group(1)).is_dir():
+                self._missing("EntryNotFound")
+                return
             self._json([self._entry(entry) for entry in sorted((self.folder / found.group(1)).iterdir())])
         elif re.fullmatch(rf"/api/datasets/{name}/paths-info/.+", path):
             text = content.decode()
             wanted = json.loads(text)["paths"] if text.startswith("{") else parse_qs(text)["paths"]
-            self._json([self._entry(self.folder / entry) for entry in wanted])
+            self._json([self._entry(self.folder / entry) for entry in wanted if (self.folder / entry).exists()])
         else:
             self._missing("RepoNotFound")
 

@@ -1,0 +1,180 @@
+"""Local copies of those parts of a store's objects that were read: sparse files of a bounded size in all.
+
+A copy has the object's bytes where the object has them, and behind them one byte for each page of 4 KiB, which says
+whether the page is there. Several processes use a folder of copies at once without asking each other: what two of them
+write at one place is the same, a page is marked after it was written, and a copy that is removed lives on for those who
+have it open. A page that a power failure has taken though it is marked is found by who reads it (`CachedFile.forget`).
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import StorePath
+
+PAGE = 1 << 12
+_REQUEST_PAGES = 2048  # 8 MiB: what is asked for at once
+_REQUESTS = 16  # at a time
+_NAME_DIGITS = 40  # of a copy's name, hexadecimal
+# Copies are removed when they have more than 7/8 of the limit, until they have 3/4. A process looks whenever it has
+# written 1/128: 16 of them can't exceed the limit together.
+_FULL, _KEPT, _BETWEEN = 7 / 8, 3 / 4, 1 / 128
+
+
+class Cache:
+    """A folder of copies. limit_bytes: that they take on disk, about; `name`: the option that errors name.
+
+    Raises UserError if the folder can't be made or written.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, name: str):
+        self.folder, self.limit_bytes, self.name = folder, limit_bytes, name
+        self._written, self._lock = limit_bytes, threading.Lock()  # so that the first write looks
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "permission denied", str(folder))
+        except OSError as error:
+            raise self.trouble(error) from error
+
+    @cached_property
+    def requests(self) -> ThreadPoolExecutor:
+        """Threads that fetch. They release the interpreter's lock while they wait."""
+        return ThreadPoolExecutor(_REQUESTS, thread_name_prefix="cloze-fetch")
+
+    def open(self, source: StorePath, size: int, identity: str) -> "CachedFile":
+        """The copy of an object of `size` bytes. identity: what its content is known by."""
+        name = hashlib.sha256(f"{identity}\n{size}".encode()).hexdigest()[:_NAME_DIGITS]
+        try:
+            return CachedFile(self, source, self.folder / name, size)
+        except OSError as error:
+            raise self.trouble(error) from error
+
+    def trouble(self, error: OSError) -> UserError:
+        """What to say of a failure of the disk."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return UserError(f"{self.name}: no space is left in {self.folder}; free some, give a smaller limit than "
+                             f"{self.limit_bytes / 1e9:,.1f} GB, or choose another folder")
+        return UserError(f"{self.name}: {self.folder} can't be used ({error.strerror or error}); choose another folder")
+
+    def wrote(self, count: int) -> None:
+        """Count what was written, and remove the copies that were used longest ago where they have become too many."""
+        with self._lock:
+            self._written += count
+            if self._written < self.limit_bytes * _BETWEEN:
+                return
+            self._written = 0
+        self._trim()
+
+    def _trim(self) -> None:
+        lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            copies = []
+            for entry in os.scandir(self.folder):
+                if len(entry.name) == _NAME_DIGITS:
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:
+                        continue
+                    copies.append((status.st_mtime_ns, status.st_blocks * 512, entry.path))
+            total = sum(size for _, size, _ in copies)
+            if total <= self.limit_bytes * _FULL:
+                return
+            for _, size, path in sorted(copies):
+                os.unlink(path)
+                total -= size
+                if total <= self.limit_bytes * _KEPT:
+                    return
+        finally:
+            os.close(lock)
+
+
+class CachedFile:
+    """The copy of one object, open. Bytes are read from `fileno()` once `need` has fetched them."""
+
+    def __init__(self, cache: Cache, source: StorePath, path: Path, size: int):
+        self.size, self.source = size, source
+        self._cache, self._pages = cache, -(-size // PAGE)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if os.fstat(self._descriptor).st_size != size + self._pages:
+            os.ftruncate(self._descriptor, size + self._pages)  # several may do so: to the same length
+        os.utime(self._descriptor)  # of copies those go first that nobody has opened for long
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if (descriptor := self.__dict__.pop("_descriptor", None)) is not None:
+            os.close(descriptor)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    @property
+    def removed(self) -> bool:
+        """Whether it isn't in the folder any more: its space is given back when all have closed it."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), fetched if they aren't here."""
+        self.need([(start, stop)])
+        return os.pread(self._descriptor, stop - start, start)
+
+    def need(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Fetch those pages of byte ranges [start, stop) that aren't here.
+
+        Raises UserError if the store doesn't give them, or the disk doesn't take them.
+        """
+        for low, high in self._missing(ranges):
+            self._fetch(low, high)
+
+    def _missing(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Ranges of pages [low, high)."""
+        found = []
+        for start, stop in ranges:
+            low, high = start // PAGE, min(-(-stop // PAGE), self._pages)
+            marks = np.frombuffer(os.pread(self._descriptor, high - low, self.size + low), np.uint8)
+            edges = np.flatnonzero(np.diff(marks == 0, prepend=False, append=False)) + low
+            for first, last in edges.reshape(-1, 2).tolist():
+                found += [(each, min(each + _REQUEST_PAGES, last)) for each in range(first, last, _REQUEST_PAGES)]
+        return found
+
+    def _fetch(self, low: int, high: int) -> None:
+        start, stop = low * PAGE, min(high * PAGE, self.size)
+        try:
+            data = self.source.read_range(start, stop)
+        except FileNotFoundError as error:
+            raise UserError(f"{self.source}: not found (any more); restore it, then run the same command again"
+                            ) from error
+        if len(data) != stop - start:
+            raise UserError(f"{self.source}: found fewer than {self.size} bytes, expected so many: it has changed; "
+                            "restore it, then run the same command again")
+        try:
+            _write(self._descriptor, data, start)
+            _write(self._descriptor, b"\1" * (high - low), self.size + low)
+            self._cache.wrote(len(data))
+        except OSError as error:
+            raise self._cache.trouble(error) from error
+
+    def forget(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Take byte ranges for not here: what was read of them is damaged."""
+        for start, stop in ranges:
+            low, high = start // PAGE, min(-(-stop // PAGE), self._pages)
+            _write(self._descriptor, bytes(high - low), self.size + low)
+
+
+def _write(descriptor: int, data: bytes, place: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, place)
+        view, place = view[count:], place + count

@@ -1,0 +1,326 @@
+"""Clients of object stores: obstore for s3, gs and az, fsspec for hf, which is read only.
+
+Credentials come from where a store's own tools take them (environment, ~/.aws, roles, gcloud's and Azure's login) and
+are asked for again before they expire. They are never a part of a URL or of an error. Requests are retried with
+back-off up to a limit; what then fails is one line.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from pathlib import Path
+
+from cloze.pipeline.errors import UserError
+
+RETRIES = 10
+RETRY_SECONDS = 60.0  # of one request and its repetitions
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between two tries: doubled, with jitter
+_CONNECT_SECONDS, _SILENT_SECONDS = 5, 30  # of a connection that is made, and of one that says nothing
+_REQUEST_SECONDS = 300  # 128 MiB at 4 Mbit/s
+_BODY_TRIES = 5  # of answers that end too soon
+_CREDENTIAL_SECONDS = 600  # botocore renews those that expire, 15 minutes before, when it is asked
+_CODE = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"?(\w+)")
+_NOT_RENEWED = "the credentials can't be renewed, expected those of a session that lasts"
+_CUT = "response body error"  # in what the library says
+_STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """An object: its key, bytes, time of last change (nanoseconds since 1970, by the store's clock), and what names
+    its state: the store gives another one to each content that is written."""
+
+    key: str
+    size: int
+    changed: int
+    version: dict[str, str | None]
+
+
+class ObjectClient:
+    """One bucket (in Azure: container). `url` is what errors call it.
+
+    Every method raises UserError if the store can't be reached within the limit, or refuses.
+    """
+
+    def __init__(self, url: str, store):
+        import obstore
+
+        self.url = url
+        self._library, self._store, self._exists = obstore, store, False
+
+    def info(self, key: str) -> ObjectInfo | None:
+        """What is said of an object; None if there is none."""
+        try:
+            return _info(self._asked(key, lambda: self._library.head(self._store, key)))
+        except FileNotFoundError:
+            if not self._exists:  # the answer doesn't say whether it is the bucket that is missing; a listing does
+                self.is_folder("")
+                self._exists = True
+            return None
+
+    def objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All objects below a folder (the whole bucket: an empty name), in the order of their keys."""
+        found = self._asked(prefix, lambda: [
+            _info(each) for chunk in self._library.list(self._store, prefix or None) for each in chunk
+        ])
+        yield from sorted(found, key=lambda each: each.key)
+
+    def is_folder(self, prefix: str) -> bool:
+        """Whether any object lies below."""
+        chunks = self._asked(prefix, lambda: next(iter(self._library.list(self._store, prefix or None, chunk_size=1)),
+                                                  ()))
+        return len(chunks) > 0
+
+    def names(self, prefix: str) -> list[str]:
+        """Names of the objects and of the folders right below a folder."""
+        found = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
+        keys = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        return sorted(key.rpartition("/")[2] for key in keys)
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes [start, stop) of an object, or all from `start` on. Raises FileNotFoundError if there is none."""
+        options = {} if not start and stop is None else {
+            "range": {"offset": start} if stop is None else (start, stop)
+        }
+
+        def ask() -> bytes:
+            answer = self._library.get(self._store, key, options=options)
+            data = bytes(answer.bytes())
+            expected = (answer.meta["size"] if stop is None else min(stop, answer.meta["size"])) - start
+            if len(data) != expected:
+                raise EOFError(f"the answer ended after {len(data)} of {expected} bytes")
+            return data
+
+        return self._asked(key, ask)
+
+    def write(self, key: str, content: bytes | Path) -> None:
+        """Write an object: it is there as a whole or not at all. In one request, also a large one: of uploads in parts
+        that are cut short something stays that no listing shows."""
+        self._asked(key, lambda: self._put(key, content, "overwrite"))
+
+    def write_if(self, key: str, content: bytes, version: dict | None) -> dict | None:
+        """Write an object if it is as it was at `version` (None: if there is none). Its new version; None if it was
+        otherwise. Raises NotImplementedError where the store has no conditional writes."""
+        exceptions = self._library.exceptions
+        mode = "create" if version is None else {name: value for name, value in version.items() if value}
+        try:
+            return self._asked(key, lambda: self._put(key, content, mode))
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileNotFoundError):
+            return None
+        except exceptions.NotSupportedError as error:
+            raise NotImplementedError from error
+
+    def _put(self, key: str, content: bytes | Path, mode) -> dict:
+        made = self._library.put(self._store, key, content, mode=mode, use_multipart=False)
+        return {name: made[name] for name in ("e_tag", "version")}
+
+    def delete(self, keys: list[str]) -> None:
+        """Remove objects; those that aren't there are no error."""
+        if keys:
+            self._asked(keys[0], lambda: self._library.delete(self._store, keys))
+
+    def _asked(self, key: str, ask: Callable):
+        """What `ask` gives. The library repeats requests; here are repeated those whose answer was cut off."""
+        exceptions = self._library.exceptions
+        kept = (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotSupportedError)
+        for number in range(_BODY_TRIES):
+            try:
+                return ask()
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+                    raise UserError(f"{self.url}: found no such bucket, expected an existing one; make it, or look at "
+                                    "its name, region and endpoint") from error
+                raise FileNotFoundError(f"{self.url}/{key}") from error
+            except kept:
+                raise
+            except (exceptions.BaseError, EOFError, OSError) as error:
+                cut = isinstance(error, EOFError) or _CUT in str(error)
+                if not cut or number == _BODY_TRIES - 1:
+                    raise UserError(self._told(key, error)) from error
+            time.sleep(_FIRST_WAIT * 2**number)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _told(self, key: str, error: Exception) -> str:
+        """One line of what failed, without what the library shows of requests."""
+        text, where = str(error), f"{self.url}/{key}"
+        code = next((found[1] or found[2] for found in [_CODE.search(text)] if found), None)
+        status = _STATUS.search(text)
+        said = ", ".join(filter(None, [status and status[1].strip(), code]))
+        if "NoSuchBucket" in text:
+            return f"{self.url}: found no such bucket, expected an existing one; make it, or look at its name"
+        if _NOT_RENEWED in text:
+            return f"{self.url}: {_NOT_RENEWED}; log in again, then run the same command again"
+        if "169.254.169.254" in text or "token request" in text or "MissingAccount" in text:
+            return f"{self.url}: {_NO_CREDENTIALS[self.url.partition(':')[0]]}"
+        if status and status[1][0] in "34" and status[1][:3] not in ("408", "429"):
+            return (f"{where}: the store refused the request ({said}), expected it to be allowed; look at the "
+                    "credentials and what they may do, and at the bucket's region")
+        said = said or _reason(text)
+        return (f"{where}: the store didn't answer as expected ({said}), also not after {RETRIES} repetitions or "
+                f"{RETRY_SECONDS:.0f} s; look at the endpoint and the network, then run the same command again")
+
+
+_NO_CREDENTIALS = {
+    "s3": "found no credentials, expected some in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in ~/.aws, or as a role "
+          "of this machine (of a public bucket none are needed with AWS_SKIP_SIGNATURE=true)",
+    "gs": "found no credentials, expected some in GOOGLE_APPLICATION_CREDENTIALS, by `gcloud auth application-default "
+          "login`, or as a role of this machine",
+    "az": "found no account or credentials, expected AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or "
+          "another kind of them in the environment), or a role of this machine",
+}
+
+
+def _reason(text: str) -> str:
+    """What went wrong with the connection, in a word or two of the library's."""
+    for part, said in (("kind: Connect", "no connection"), ("kind: Timeout", "no answer in time"),
+                       (_CUT, "the connection was cut")):
+        if part in text:
+            return said
+    return " ".join(text.partition("Debug source")[0].rpartition(" - ")[2].split())[:120]
+
+
+def _info(meta: dict) -> ObjectInfo:
+    changed = int(meta["last_modified"].timestamp() * 1e6) * 1000
+    return ObjectInfo(meta["path"], meta["size"], changed, {name: meta[name] for name in ("e_tag", "version")})
+
+
+class HubClient:
+    """The files of a repository of the Hugging Face hub, to read: what reading needs of `ObjectClient`."""
+
+    def __init__(self, url: str):
+        try:
+            from huggingface_hub import HfFileSystem
+        except ImportError as error:
+            raise UserError(f"{url}: the library is missing; pip install 'cloze[stores]'") from error
+        self.url, self._root = url, url.removeprefix("hf://")
+        self._files = HfFileSystem()
+
+    def info(self, key: str) -> ObjectInfo | None:
+        """What is said of a file; None if there is none."""
+        try:
+            found = self._asked(key, lambda: self._files.info(f"{self._root}/{key}", expand_info=True))
+        except FileNotFoundError:
+            return None
+        return self._info(found) if found["type"] == "file" else None
+
+    def objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All files below a folder, in the order of their names."""
+        try:
+            found = self._asked(prefix, lambda: self._files.find(f"{self._root}/{prefix}".rstrip("/"), detail=True,
+                                                                 expand_info=True))
+        except FileNotFoundError:
+            return
+        yield from (self._info(found[name]) for name in sorted(found))
+
+    def is_folder(self, prefix: str) -> bool:
+        """Whether any file lies below."""
+        return any(each.key != prefix for each in self.objects(prefix))
+
+    def names(self, prefix: str) -> list[str]:
+        """Names of the files and of the folders right below a folder."""
+        start = f"{prefix}/" if prefix else ""
+        return sorted({each.key[len(start) :].partition("/")[0] for each in self.objects(prefix)})
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes [start, stop) of a file, or all from `start` on. Raises FileNotFoundError if there is none."""
+        return self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}", start=start, end=stop))
+
+    def _info(self, found: dict) -> ObjectInfo:
+        commit = found.get("last_commit")
+        changed = 0 if commit is None else int(commit.date.timestamp() * 1e9)
+        return ObjectInfo(found["name"][len(self._root) + 1 :], found["size"], changed, {})
+
+    def _asked(self, key: str, ask: Callable):
+        for number in range(_BODY_TRIES):
+            try:
+                return ask()
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # of the network and of the hub: the library raises many kinds
+                refused = getattr(getattr(error, "response", None), "status_code", 500) < 500
+                if refused or number == _BODY_TRIES - 1:
+                    raise UserError(f"{self.url}/{key}: can't be read ({type(error).__name__}); look at the name, at "
+                                    "`hf auth login` and the network, then run the same command again") from error
+            time.sleep(_FIRST_WAIT * 4**number)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+
+@lru_cache(maxsize=64)
+def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
+    """The client of a bucket, one a process. Raises UserError if the extra or the credentials are missing."""
+    url = f"{scheme}://{bucket}"
+    if scheme == "hf":
+        return HubClient(url)
+    try:
+        import botocore.session
+        from obstore import exceptions, store
+    except ImportError as error:
+        raise UserError(f"{url}: the library for object stores is missing; pip install 'cloze[stores]'") from error
+    common = {
+        "client_options": {
+            "connect_timeout": timedelta(seconds=_CONNECT_SECONDS), "read_timeout": timedelta(seconds=_SILENT_SECONDS),
+            "timeout": timedelta(seconds=_REQUEST_SECONDS),
+        },
+        "retry_config": {
+            "max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+            "backoff": {"init_backoff": timedelta(seconds=_FIRST_WAIT), "max_backoff": timedelta(seconds=_LONGEST_WAIT),
+                        "base": 2},
+        },
+    }
+    try:
+        if scheme == "s3":
+            made = _s3(store.S3Store, bucket, botocore.session.get_session(), common)
+        else:
+            made = {"gs": store.GCSStore, "az": store.AzureStore}[scheme](bucket, **common)
+    except exceptions.BaseError as error:
+        raise UserError(f"{url}: {_NO_CREDENTIALS[scheme]}") from error
+    return ObjectClient(url, made)
+
+
+def _s3(store: Callable, bucket: str, session, common: dict):
+    """A store with what botocore finds, as every tool of AWS does: in the environment, then in ~/.aws, then as a role.
+    obstore by itself would not look into ~/.aws."""
+    from botocore.configprovider import ConfigChainFactory
+    from botocore.exceptions import BotoCoreError
+
+    def setting(variables: list[str], name: str | None = None) -> str | None:
+        return ConfigChainFactory(session=session).create_config_chain(
+            env_var_names=variables, config_property_names=name).provide()
+
+    try:
+        endpoint = setting(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url")
+        region = setting(["AWS_REGION", "AWS_DEFAULT_REGION"], "region")
+        public = str(setting(["AWS_SKIP_SIGNATURE"])).lower() in ("true", "1")
+        credentials = None if public else session.get_credentials()
+    except BotoCoreError as error:  # a profile that isn't there, a file that can't be read
+        raise UserError(f"s3://{bucket}: {error}; look at AWS_PROFILE and ~/.aws") from error
+    if credentials is None and not public:
+        raise UserError(f"s3://{bucket}: {_NO_CREDENTIALS['s3']}")
+    options = dict(common["client_options"])
+    if endpoint is not None:
+        options["allow_http"] = endpoint.startswith("http://")
+    given = {"region": region or "us-east-1"} | ({} if endpoint is None else {"endpoint": endpoint})
+    given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials)}
+    return store(bucket, client_options=options, retry_config=common["retry_config"], **given)
+
+
+class _Credentials:
+    """botocore's credentials as obstore asks for them; botocore renews what expires."""
+
+    def __init__(self, credentials):
+        self._credentials = credentials
+
+    def __call__(self) -> dict:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            found = self._credentials.get_frozen_credentials()
+        except (BotoCoreError, ClientError) as error:
+            raise RuntimeError(_NOT_RENEWED) from error  # it comes back as a part of the library's error
+        return {
+            "access_key_id": found.access_key, "secret_access_key": found.secret_key, "token": found.token,
+            "expires_at": datetime.now(timezone.utc) + timedelta(seconds=_CREDENTIAL_SECONDS),
+        }

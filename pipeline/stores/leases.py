@@ -1,0 +1,141 @@
+"""Leases: at most one holder of an object, over any number of machines, by conditional writes.
+
+The holder writes the object anew every few seconds. Whoever wants it watches: if it hasn't changed for as long as the
+holder has promised to renew it, by the watcher's own clock, its holder is gone, and it is taken over, on the condition
+that it still is as it was seen. No two clocks are compared. A holder that couldn't renew in time says so when it is
+asked (`Lease.check`), before it does what only one may do.
+"""
+
+import json
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import StorePath
+
+SECONDS = 30.0  # after which a lease that wasn't renewed is taken for abandoned
+_RENEWALS = 6  # in that time
+_LOOKS = 10
+
+
+class Lease:
+    """A lease that is held; see `leased`."""
+
+    def __init__(self, path: StorePath, version: dict, token: str, seconds: float):
+        self._path, self._version, self._token, self._seconds = path, version, token, seconds
+        self._renewed = time.monotonic()
+        self._lost: str | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise UserError if another may hold it by now."""
+        if self._lost is None and time.monotonic() - self._renewed > self._seconds:
+            self._lost = "it could not be renewed in time"
+        if self._lost:
+            raise UserError(f"{self._path}: the lease was lost ({self._lost}), expected to hold it to the end: another "
+                            "command may be at work there; run the same command again when that has ended")
+
+    def release(self) -> None:
+        """Remove it, unless another may have taken it over."""
+        self._ended.set()
+        self._thread.join()
+        if self._lost is None and time.monotonic() - self._renewed < self._seconds / 2:
+            self._path.unlink()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._seconds / _RENEWALS):
+            began = time.monotonic()
+            try:
+                content = _content(self._token, self._seconds)
+                version = self._path.client.write_if(self._path.key, content, self._version)
+                if version is None and _token_of(self._path) != self._token:
+                    self._lost = "another has taken it over, or removed it"
+                    return
+                # Otherwise an answer was lost, and the repetition met its own write.
+                self._version = version or self._path.info().version
+                self._renewed = began
+            except (UserError, OSError, AttributeError):
+                continue  # until the time is over: the store may come back
+
+
+def _content(token: str, seconds: float) -> bytes:
+    told = {"token": token, "seconds": seconds, "renewed": uuid.uuid4().hex, "host": platform.node(),
+            "pid": os.getpid()}
+    return json.dumps(told).encode()
+
+
+def _token_of(path: StorePath) -> str | None:
+    return _read(path).get("token")
+
+
+def _read(path: StorePath) -> dict:
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+@contextmanager
+def leased(path: StorePath, note: Callable[[str], None]) -> Iterator["Lease | _Unchecked | None"]:
+    """Hold the lease of an object while the context lasts; None if another holds it.
+
+    An abandoned one takes its time (30 s) to be known for that. note: is told what a person should know. Where the
+    store has no conditional writes, the lease keeps nobody out, and that is said.
+    """
+    token, seconds = uuid.uuid4().hex, SECONDS
+    client = path.client
+    try:
+        version = _take(path, token, seconds, note)
+        if version is not None and client.write_if(path.key, _content(token, seconds), None) is not None:
+            raise NotImplementedError  # an object that is there was made as if it weren't
+    except NotImplementedError:
+        note(f"{path}: the store has no conditional writes, so nothing keeps a second command from working there at "
+             "the same time; see to it that there is but one")
+        yield _Unchecked()
+        return
+    if version is None:
+        yield None
+        return
+    lease = Lease(path, version, token, seconds)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+class _Unchecked:
+    """In the place of a lease where there can be none."""
+
+    def check(self) -> None:
+        """Nothing can be known."""
+
+
+def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None]) -> dict | None:
+    """The version of the lease that was taken; None if another holds it."""
+
+    def won(before: dict | None) -> dict | None:
+        version = path.client.write_if(path.key, _content(token, seconds), before)
+        if version is None and _token_of(path) == token:  # an answer was lost, and the repetition met its own write
+            version = path.info().version
+        return version
+
+    if (version := won(None)) is not None:
+        return version
+    seen, held = path.info(), _read(path)
+    wait = float(held.get("seconds", seconds))
+    note(f"{path}: held by process {held.get('pid')} on {held.get('host')}; watching for {wait:.0f} s whether it lives")
+    began = time.monotonic()
+    while seen is not None and time.monotonic() - began < wait:
+        time.sleep(wait / _LOOKS)
+        now = path.info()
+        if now is not None and now.version != seen.version:
+            return None
+        seen = now
+    return won(seen and seen.version)

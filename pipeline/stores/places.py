@@ -1,0 +1,145 @@
+"""Places: paths of this machine, and URLs of object stores that can be used like them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.clients import HubClient, ObjectClient, ObjectInfo, open_client
+
+SCHEMES = ("s3", "gs", "az", "hf")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_SLIP = re.compile(rf"({'|'.join(SCHEMES)}):/?[^/]", re.IGNORECASE)
+_REPOSITORY_PARTS = {"datasets": 3, "spaces": 3}  # of hf://: datasets/OWNER/NAME, else OWNER/NAME
+
+
+@dataclass(frozen=True)
+class StorePath:
+    """A place in an object store, with those methods of pathlib.Path that are used of places here.
+
+    A store knows objects, not folders: a folder is there if an object lies below it.
+    """
+
+    scheme: str
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.key}" if self.key else "")
+
+    def __truediv__(self, name: str) -> "StorePath":
+        return StorePath(self.scheme, self.bucket, str(PurePosixPath(self.key, name)) if self.key else name)
+
+    @cached_property
+    def client(self) -> ObjectClient | HubClient:
+        return open_client(self.scheme, self.bucket)
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "StorePath":
+        return StorePath(self.scheme, self.bucket, self.key.rpartition("/")[0])
+
+    def resolve(self) -> "StorePath":
+        """Itself: it means the same on every machine."""
+        return self
+
+    def info(self) -> ObjectInfo | None:
+        """What the store says of the object; None if there is none."""
+        return self.client.info(self.key) if self.key else None
+
+    def is_file(self) -> bool:
+        return self.info() is not None
+
+    def is_dir(self) -> bool:
+        return self.client.is_folder(self.key)
+
+    def stat(self) -> SimpleNamespace:
+        """st_size and st_mtime_ns. Raises FileNotFoundError."""
+        found = self.info()
+        if found is None:
+            raise FileNotFoundError(2, "not found", str(self))
+        return SimpleNamespace(st_size=found.size, st_mtime_ns=found.changed)
+
+    def iterdir(self) -> Iterator["StorePath"]:
+        return (self / name for name in self.client.names(self.key))
+
+    def objects(self) -> Iterator[ObjectInfo]:
+        """All objects below, in the order of their keys."""
+        return self.client.objects(self.key)
+
+    def at(self, key: str) -> "StorePath":
+        """Another object of the same bucket."""
+        return StorePath(self.scheme, self.bucket, key)
+
+    def read_bytes(self) -> bytes:
+        """The whole object. Raises FileNotFoundError."""
+        try:
+            return self.client.read(self.key)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(2, "not found", str(self)) from error
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop). Raises FileNotFoundError."""
+        return self.client.read(self.key, start, stop)
+
+    def write(self, content: bytes | Path) -> None:
+        """Write the object: bytes, or what a file of this machine holds."""
+        self.client.write(self.key, content)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        self.client.delete([self.key])
+
+
+Place = Path | StorePath
+
+
+def is_url(text: object) -> bool:
+    """Whether this names a place by a URL, a good one or not."""
+    return isinstance(text, StorePath) or isinstance(text, str) and _URL.match(text) is not None
+
+
+def to_place(text: str | Place) -> Place:
+    """The place that a text names. Raises UserError for a URL that isn't one of a store.
+
+    What is wrong with it is said without showing what may be a secret in it.
+    """
+    if not isinstance(text, str):
+        return text
+    found = _URL.match(text)
+    if found is None:
+        if _SLIP.match(text) and not Path(text).exists():
+            raise UserError(f"{text}: expected a URL such as s3://bucket/folder; write two slashes, or ./ before the "
+                            "name of a local folder")
+        return Path(text)
+    scheme, rest = found[1].lower(), found[2]
+    if scheme not in SCHEMES:
+        raise UserError(f"{scheme}://…: found a URL of scheme {scheme!r}, expected a path or one of "
+                        f"{', '.join(f'{each}://' for each in SCHEMES)}")
+    if "@" in rest.partition("/")[0] or "?" in rest:
+        raise UserError(f"{scheme}://…: found credentials or a query in a URL, expected {scheme}://bucket/name; "
+                        "credentials come from the store's own environment and files")
+    parts = [part for part in rest.split("/") if part]
+    count = _REPOSITORY_PARTS.get(parts[0] if parts else "", 2) if scheme == "hf" else 1
+    bucket = "/".join(parts[:count])
+    if len(parts) < count or scheme != "hf" and not _BUCKET.fullmatch(bucket) or {".", ".."} & set(parts):
+        example = "hf://datasets/OWNER/NAME/FILE" if scheme == "hf" else f"{scheme}://bucket/folder"
+        raise UserError(f"{text}: expected a URL such as {example}")
+    return StorePath(scheme, bucket, "/".join(parts[count:]))
+
+
+def to_output(text: str) -> Place:
+    """A place to write to. Raises UserError for one that is only read."""
+    found = to_place(text)
+    if isinstance(found, StorePath) and found.scheme == "hf":
+        raise UserError(f"output: {found} is only read, expected a folder or a URL of s3, gs or az; choose another")
+    return found

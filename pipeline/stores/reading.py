@@ -1,0 +1,83 @@
+"""Objects of a store as files that are read from their beginning, or anywhere, through a local copy."""
+
+import io
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from cloze.pipeline.stores.cache import Cache, CachedFile
+from cloze.pipeline.stores.places import StorePath, to_place
+from cloze.pipeline.stores.scratch import scratch_folder
+
+_AHEAD = 4 << 20  # bytes that are fetched at once
+_SCRATCH_BYTES = 1 << 30  # of a process: what it reads now, and a little before
+
+
+@cache
+def scratch_cache() -> Cache:
+    """A cache that lives as long as this process."""
+    return Cache(scratch_folder(), _SCRATCH_BYTES, "TMPDIR")
+
+
+class StoredFile(io.RawIOBase):
+    """An object as a file to read."""
+
+    def __init__(self, copy: CachedFile):
+        self._copy, self._place = copy, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._copy.size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def size(self) -> int:
+        return self._copy.size
+
+    def readinto(self, buffer) -> int:
+        start = self._place
+        stop = min(start + len(buffer), self._copy.size)
+        if stop <= start:
+            return 0
+        first = start // _AHEAD * _AHEAD
+        self._copy.need([(first, min(max(stop, first + _AHEAD), self._copy.size))])
+        data = self._copy.read(start, stop)
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._copy.close()
+        super().close()
+
+
+def open_stored(url: str | StorePath) -> StoredFile:
+    """Open an object for reading. Raises FileNotFoundError if there is none."""
+    source = to_place(url)
+    status = source.stat()
+    return StoredFile(scratch_cache().open(source, status.st_size, f"{source} {status.st_mtime_ns}"))
+
+
+def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
+    """A local folder with copies of those of a store's folder's objects of these names that are there."""
+    local = scratch_folder()
+    for name in names:
+        try:
+            (local / name).write_bytes((folder / name).read_bytes())
+        except FileNotFoundError:
+            continue
+    return local
+
+
+def open_raw(path: str) -> IO[bytes]:
+    """Open a local file, or a store's object by its URL, without a buffer. Raises OSError."""
+    found = to_place(path)
+    return open_stored(found) if isinstance(found, StorePath) else open(found, "rb", buffering=0)

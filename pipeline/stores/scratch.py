@@ -1,0 +1,58 @@
+"""Folders of this machine for what is on its way from or to a store; they go with the process, also a killed one."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+_PREFIX = "cloze-scratch-"
+_LOCK = "lock"
+_NEW_SECONDS = 60  # a folder so new may be one whose lock isn't taken yet
+_alone = threading.Lock()
+
+
+def scratch_folder() -> Path:
+    """A new empty folder in the system's temporary one (TMPDIR)."""
+    with _alone:
+        return Path(tempfile.mkdtemp(dir=_own().name))
+
+
+@cache
+def _own() -> tempfile.TemporaryDirectory:
+    """This process's folder, removed when it ends; first those are removed whose processes were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_abandoned(folder)
+    made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    _locked(Path(made.name))  # nobody closes it: it is held as long as the process lives
+    return made
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor that holds the lock of a folder; None if another process holds it, or may."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:  # another user's, or removed a moment ago
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove another process's folder if that has ended."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return
+    if status.st_uid != os.getuid() or status.st_mtime > time.time() - _NEW_SECONDS:
+        return
+    if (descriptor := _locked(folder)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)

@@ -1,0 +1,166 @@
+"""Places in a store: what is written, read, listed; repetitions and their limit; what is said of mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores import clients
+from cloze.pipeline.stores.places import StorePath, is_url, to_place
+from tests.stores.server import BUSY, first, slow
+
+
+def test_objects_are_written_listed_read_and_removed(bucket, tmp_path):
+    folder = to_place(bucket) / "a folder/ünter"
+    (tmp_path / "file").write_bytes(bytes(range(256)) * 100)
+    (folder / "one").write(b"first")
+    (folder / "deep/two").write(tmp_path / "file")
+    (to_place(bucket) / "a folder/ünterwegs").write(b"")
+    assert sorted(path.name for path in folder.iterdir()) == ["deep", "one"]
+    assert [(each.key, each.size) for each in folder.objects()] == [
+        ("a folder/ünter/deep/two", 25600), ("a folder/ünter/one", 5)]
+    assert (folder / "one").read_text() == "first" and (folder / "one").stat().st_size == 5
+    assert (folder / "deep/two").read_range(254, 260) == bytes([254, 255, 0, 1, 2, 3])
+    assert folder.is_dir() and not folder.is_file() and (folder / "one").is_file() and not (folder / "one").is_dir()
+    (folder / "one").unlink()
+    (folder / "one").unlink()
+    assert not (folder / "one").is_file() and (folder / "deep").is_dir()
+    with pytest.raises(FileNotFoundError, match="one"):
+        (folder / "one").read_bytes()
+
+
+def test_a_write_may_depend_on_what_is_there(bucket):
+    path = to_place(bucket) / "lock"
+    version = path.client.write_if("lock", b"1", None)
+    assert version and path.client.write_if("lock", b"2", None) is None and path.read_bytes() == b"1"
+    after = path.client.write_if("lock", b"3", version)
+    assert after and path.client.write_if("lock", b"4", version) is None and path.read_bytes() == b"3"
+    path.unlink()
+    assert path.client.write_if("lock", b"5", after) is None and not path.is_file()
+
+
+def halved(answer):
+    return answer[2][: len(answer[2]) // 2] or None
+
+
+late = slow(0.3)
+
+
+@pytest.mark.parametrize("change", [lambda _: BUSY, lambda _: None, halved, late],
+                         ids=["busy", "cut", "cut in the body", "slow"])
+def test_faults_that_pass_are_not_seen(proxy, bucket, change, monkeypatch):
+    monkeypatch.setattr(clients, "_FIRST_WAIT", 0.01)
+    clients.open_client.cache_clear()
+    content = bytes(range(256)) * 1000
+    proxy.fault = first(2, change)
+    path = to_place(bucket) / "x"
+    path.write(content)
+    assert path.read_bytes() == content and path.read_range(10, 70000) == content[10:70000]
+    assert [each.size for each in to_place(bucket).objects()] == [len(content)]
+    repeated = sum(request.number > 0 for request in proxy.requests)
+    assert repeated >= 2 or change is late  # it had to be asked again
+
+
+def test_the_limit_is_one_line(proxy, bucket, impatient):
+    path = to_place(bucket) / "x"
+    path.write(b"some content")
+    proxy.requests.clear()
+    proxy.fault = lambda request: lambda _: BUSY
+    with pytest.raises(UserError, match=r"^s3://bucket-\d+/x: the store didn't answer as expected \(503 Service "
+                                        r"Unavailable\), also not after 2 repetitions .*run the same command again$"):
+        path.read_bytes()
+    assert len(proxy.requests) == 3
+    proxy.fault = lambda request: halved
+    with pytest.raises(UserError, match="the connection was cut|the answer ended after"):
+        path.read_bytes()
+
+
+def test_no_server_no_bucket_no_credentials(bucket, impatient, monkeypatch):
+    for ask in (lambda path: path.read_bytes(), lambda path: path.write(b""), lambda path: list(path.iterdir())):
+        with pytest.raises(UserError, match="^s3://nowhere: found no such bucket, expected an existing one") as told:
+            ask(to_place("s3://nowhere/x"))
+        assert "\n" not in str(told.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    clients.open_client.cache_clear()
+    with pytest.raises(UserError, match=r"/x: the store didn't answer as expected \(no connection\)"):
+        (to_place(bucket) / "x").read_bytes()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    clients.open_client.cache_clear()
+    with pytest.raises(UserError, match=r"^s3://bucket-\d+: found no credentials, expected some in AWS_ACCESS_KEY_ID"):
+        (to_place(bucket) / "x").read_bytes()
+
+
+def test_credentials_and_endpoint_of_a_profile(bucket, server_port, monkeypatch, tmp_path):
+    (to_place(bucket) / "x").write(b"1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    (tmp_path / "credentials").write_text("[mine]\naws_access_key_id = A\naws_secret_access_key = B\n")
+    (tmp_path / "config").write_text(f"[profile mine]\nregion = us-east-1\nendpoint_url = http://127.0.0.1:{server_port}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    clients.open_client.cache_clear()
+    assert (to_place(bucket) / "x").read_bytes() == b"1"
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    clients.open_client.cache_clear()
+    with pytest.raises(UserError, match="nobody"):
+        (to_place(bucket) / "x").read_bytes()
+
+
+def test_credentials_that_expire_are_asked_for_again(proxy, bucket, monkeypatch, tmp_path):
+    """The process of a profile gives new ones each time, valid for a second; each request is signed with the newest."""
+    script = tmp_path / "credentials.py"
+    script.write_text(
+        "import datetime, json, os\n"
+        f"path = {str(tmp_path / 'count')!r}\n"
+        "count = 1 + (int(open(path).read()) if os.path.exists(path) else 0)\n"
+        "open(path, 'w').write(str(count))\n"
+        "end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1)\n"
+        "print(json.dumps({'Version': 1, 'AccessKeyId': f'KEY{count}', 'SecretAccessKey': 's', 'SessionToken': 't',\n"
+        "                  'Expiration': end.isoformat()}))\n")
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {sys.executable} {script}\n")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setattr(clients, "_CREDENTIAL_SECONDS", 0)
+    clients.open_client.cache_clear()
+    path = to_place(bucket) / "x"
+    path.write(b"1")
+    assert path.read_bytes() == b"1"
+    keys = [request.headers["authorization"].partition("Credential=")[2].partition("/")[0]
+            for request in proxy.requests]
+    assert len(set(keys)) == 2
+    script.write_text("raise SystemExit(1)\n")
+    with pytest.raises(UserError, match=r"^s3://bucket-\d+: the credentials can't be renewed"):
+        path.read_bytes()
+
+
+@pytest.mark.parametrize(("url", "told"), [
+    ("s3:/bucket/x", "two slashes"), ("ftp://host/x", "scheme 'ftp'"), ("s3://", "s3://bucket/folder"),
+    ("s3://a/../b", "s3://bucket/folder"), ("hf://datasets/x", "hf://datasets/OWNER/NAME"),
+    ("s3://key:topsecret@bucket/x", "credentials"), ("https://bucket/x?X-Amz-Signature=topsecret", "scheme 'https'"),
+    ("gs://bucket/x?key=topsecret", "credentials"),
+])
+def test_bad_urls(url, told):
+    with pytest.raises(UserError, match=told) as error:
+        to_place(url)
+    assert "topsecret" not in str(error.value)
+
+
+def test_local_paths_stay_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s3:").mkdir()
+    (tmp_path / "s3:/x").touch()
+    assert to_place("s3:/x") == Path("s3:/x") and to_place("a/b") == Path("a/b") and not is_url("C:/x")
+    assert to_place("S3://b//x/") == StorePath("s3", "b", "x") and str(to_place("gs://b/x") / "y") == "gs://b/x/y"
+
+
+def test_a_missing_extra_is_said(tmp_path):
+    command = ("import sys; sys.modules['obstore'] = None\n"
+               "from cloze.launch.cli import main; sys.exit(main(['inspect', 's3://b/x']))")
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "pip install 'cloze[stores]'" in done.stderr and done.stderr.count("\n") == 1

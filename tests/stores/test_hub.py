@@ -1,0 +1,31 @@
+"""Files of the Hugging Face hub as input, by URL, from a server on this machine that speaks for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from cloze.launch.system.environment import child_variables
+from cloze.pipeline.jobs.prepare import prepare
+from tests.pipeline import corpus, hub
+
+
+def test_the_same_bytes_as_of_files_on_disk(tmp_path):
+    files = [corpus.write_jsonl(tmp_path / "hub/in" / name, corpus.documents(40, seed=number))
+             for number, name in enumerate(("a.jsonl.gz", "b.jsonl"))]
+    local = corpus.config(tmp_path, files)
+    prepare(local)
+    with hub.serve("some/texts", tmp_path / "hub") as address:
+        def run(url: str, output: str) -> subprocess.CompletedProcess:
+            command = [sys.executable, "-m", "cloze", "prepare", "--input", url, "--output", output, "--tokenizer",
+                       "tokenizer", "--max_length", "64", "--mask_sets", "3", "--shards.target_tokens", "8192",
+                       "--split.validation", "0.1", "--split.test", "0.05"]
+            return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                                  env=child_variables(HF_ENDPOINT=address, HF_HOME=str(tmp_path / "cache")))
+
+        done = run("hf://datasets/some/texts/in/*.jsonl*", "made")
+        assert done.returncode == 0, done.stderr
+        assert corpus.contents(tmp_path / "made") == corpus.contents(tmp_path / "data")
+        missing = run("hf://datasets/some/texts/nothing", "more")
+        assert missing.returncode == 2 and "found nothing at" in missing.stderr
+        assert missing.stderr.count("\n") == 1

@@ -1,0 +1,224 @@
+"""`cloze vocab` and `cloze prepare` from a store into a store: the same bytes as on disk; killed, locked, refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloze.launch.cli import main
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.stores import clients, leases
+from cloze.pipeline.stores.leases import leased
+from cloze.pipeline.stores.places import to_place
+from tests.pipeline import corpus
+from tests.stores.server import BUSY, first
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A corpus in several forms, and what is made of it on disk."""
+    folder = tmp_path_factory.mktemp("prepare")
+    corpus.write_jsonl(folder / "in/a.jsonl.gz", corpus.documents(120, seed=1))
+    corpus.write_jsonl(folder / "in/deep/b.jsonl", corpus.documents(60, seed=2))
+    corpus.write_jsonl(folder / "in/.hidden.jsonl", ["not this"])
+    prepare(corpus.config(folder, [folder / "in"]))
+    return folder
+
+
+@pytest.fixture
+def inputs(folder, bucket):
+    for path in (folder / "in").rglob("*.*"):
+        (to_place(bucket) / "in" / str(path.relative_to(folder / "in"))).write(path)
+    for path in (folder / "tokenizer").iterdir():
+        (to_place(bucket) / "tokenizer" / path.name).write(path)
+    return bucket
+
+
+def contents(url: str) -> dict[str, bytes]:
+    place = to_place(url)
+    return {each.key[len(place.key) + 1 :]: place.at(each.key).read_bytes() for each in place.objects()}
+
+
+def config(folder, bucket, **changes):
+    changes = {"output": f"{bucket}/data", "tokenizer": f"{bucket}/tokenizer"} | changes
+    return replace(corpus.config(folder, []), input=[f"{bucket}/in"], **changes)
+
+
+def test_the_same_bytes_as_on_disk(folder, inputs):
+    """The manifest too; and nothing else is left. Done again, it is done already, until an input has changed."""
+    prepare(config(folder, inputs, workers=2))
+    expected = corpus.contents(folder / "data")
+    assert contents(f"{inputs}/data") == expected
+    prepare(config(folder, inputs))
+    assert contents(f"{inputs}/data") == expected
+    content = bytearray((folder / "in/deep/b.jsonl").read_bytes())
+    content[-10] ^= 1
+    (to_place(inputs) / "in/deep/b.jsonl").write(bytes(content))
+    with pytest.raises(UserError, match=r"prepared from other content of s3://.*/in/deep/b.jsonl"):
+        prepare(config(folder, inputs))
+    with pytest.raises(UserError, match="prepared with another preparation.seed"):
+        prepare(config(folder, inputs, seed=1))
+
+
+def test_vocab_prepare_verify_by_command(folder, inputs, tmp_path, capsys):
+    """Globs; and the vocabulary is that of the same files on disk."""
+    assert main(["vocab", "--input", f"{inputs}/in/**/*.jsonl*", "--output", f"{inputs}/vocab", "--vocab_size",
+                 "300"]) == 0
+    assert main(["vocab", "--input", str(folder / "in"), "--output", str(tmp_path / "vocab"), "--vocab_size",
+                 "300"]) == 0
+    assert contents(f"{inputs}/vocab") == corpus.contents(tmp_path / "vocab")
+    assert main(["prepare", "--input", f"{inputs}/in/*.gz", "--output", f"{inputs}/made", "--tokenizer",
+                 f"{inputs}/vocab/vocab.txt", "--max_length", "32", "--more_lengths", "[64]"]) == 0
+    assert main(["verify", f"{inputs}/made"]) == 0
+    told = capsys.readouterr()
+    assert "all as they were written" in told.out and "a-very-secret-key" not in told.out + told.err
+    assert main(["prepare", "--input", f"{inputs}/nothing", "--output", f"{inputs}/more", "--tokenizer",
+                 f"{inputs}/vocab"]) == 2
+    assert "found nothing at" in capsys.readouterr().err
+    assert main(["prepare", "--input", f"{inputs}/in", "--output", "hf://datasets/a/b/c", "--tokenizer",
+                 f"{inputs}/vocab"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_parquet_and_plain_text(folder, inputs, tmp_path):
+    from pyarrow import parquet, table
+
+    texts = corpus.documents(80, seed=5)
+    parquet.write_table(table({"text": texts}), tmp_path / "x.parquet", row_group_size=20)
+    (tmp_path / "y.txt").write_text("\n\n".join(texts[:20]))
+    for name in ("x.parquet", "y.txt"):
+        (to_place(inputs) / "mixed" / name).write(tmp_path / name)
+    local = replace(corpus.config(folder, []), input=[str(tmp_path / "x.parquet"), str(tmp_path / "y.txt")],
+                    output=str(tmp_path / "data"))
+    prepare(local)
+    prepare(replace(local, input=[f"{inputs}/mixed/*"], output=f"{inputs}/data"))
+    assert contents(f"{inputs}/data") == corpus.contents(tmp_path / "data")
+
+
+_KILLED = """
+import sys
+from cloze.pipeline.stores import leases
+leases.SECONDS = 1
+from cloze.launch.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_run_killed_in_an_upload_is_finished(folder, inputs, proxy, monkeypatch):
+    """At three places: in a part, in a shard, in the manifest. Nothing but what belongs there is left."""
+    arguments = ["--input", f"{inputs}/in", "--output", f"{inputs}/data", "--tokenizer", f"{inputs}/tokenizer",
+                 "--max_length", "64", "--mask_sets", "3", "--shards.target_tokens", "8192", "--split.validation",
+                 "0.1", "--split.test", "0.05"]
+    monkeypatch.setattr(leases, "SECONDS", 1)
+    for wanted in (".part", "shard-00001.arrow", "manifest.json"):
+        reached = threading.Event()
+
+        def hold(request, wanted=wanted, reached=reached):
+            if request.method == "PUT" and request.path.endswith(wanted) and not reached.is_set():
+                reached.set()
+                time.sleep(5)  # in which it is killed; the proxy has its bytes, the server hasn't
+                return lambda _: None
+            return None
+
+        proxy.fault = hold
+        process = subprocess.Popen([sys.executable, "-c", _KILLED, "prepare", *arguments],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert reached.wait(120)
+        assert f"{wanted}" and not (to_place(inputs) / "data/manifest.json").is_file()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    proxy.fault = lambda request: None
+    notes = []
+    clients.open_client.cache_clear()
+    prepare(config(folder, inputs), Notes(notes))
+    assert any("watching for 1 s whether it lives" in note for note in notes)
+    assert contents(f"{inputs}/data") == corpus.contents(folder / "data")
+
+
+class Notes:
+    def __init__(self, notes: list[str]):
+        self.notes = notes
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def stage(self, *_) -> None:
+        pass
+
+    advance = stage
+
+
+def test_faults_are_not_seen_in_what_is_written(folder, inputs, proxy, monkeypatch):
+    monkeypatch.setattr(clients, "_FIRST_WAIT", 0.01)
+    clients.open_client.cache_clear()
+    faults = iter(range(10**9))
+    proxy.fault = first(1, lambda answer: BUSY if next(faults) % 2 else None)
+    prepare(config(folder, inputs))
+    proxy.fault = lambda request: None
+    assert contents(f"{inputs}/data") == corpus.contents(folder / "data")
+
+
+def test_one_command_at_a_time(folder, inputs, monkeypatch):
+    """A holder that lives keeps others out; one that has gone is taken over; one that was taken over stops."""
+    monkeypatch.setattr(leases, "SECONDS", 1.5)
+    path = to_place(inputs) / "lock"
+    with leased(path, lambda _: None) as lease:
+        with leased(path, lambda _: None) as other:
+            assert other is None
+        lease.check()
+        held = json.loads(path.read_bytes())
+        assert held["pid"] and held["seconds"] == 1.5
+        path.write(json.dumps(held | {"token": "another"}).encode())
+        time.sleep(1)
+        with pytest.raises(UserError, match="the lease was lost .another has taken it over"):
+            lease.check()
+    assert json.loads(path.read_bytes())["token"] == "another"  # it isn't ours to remove
+    began = time.monotonic()
+    with leased(path, lambda _: None) as lease:
+        assert time.monotonic() - began >= 1.5
+        lease.check()
+    assert not path.is_file()
+
+
+def test_a_lost_answer_and_a_store_that_does_not_answer(inputs, proxy, monkeypatch):
+    monkeypatch.setattr(leases, "SECONDS", 2)
+    monkeypatch.setattr(clients, "RETRIES", 1)
+    monkeypatch.setattr(clients, "_FIRST_WAIT", 0.01)
+    clients.open_client.cache_clear()
+    path = to_place(inputs) / "lock"
+    # Each write reaches the store, and its first answer is lost: its repetition meets its own write.
+    proxy.fault = lambda request: (lambda _: None) if request.method == "PUT" and request.number % 2 == 0 else None
+    with leased(path, lambda _: None) as lease:
+        time.sleep(1.5)
+        lease.check()
+        proxy.fault = lambda request: lambda _: BUSY
+        time.sleep(2.2)
+        with pytest.raises(UserError, match="it could not be renewed in time"):
+            lease.check()
+
+
+def test_a_store_without_conditions_is_found_out(inputs, proxy):
+    """One that takes no notice of If-None-Match."""
+    proxy.ignored_headers = ("if-none-match", "if-match")
+    notes = []
+    with leased(to_place(inputs) / "lock", notes.append) as lease:
+        lease.check()
+    assert len(notes) == 1 and "has no conditional writes" in notes[0]
+
+
+def test_scratch_of_killed_processes_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = ("from cloze.pipeline.stores import scratch\nimport os, signal, sys\nscratch._NEW_SECONDS = -1\n"
+               "scratch.scratch_folder()\n")
+    for kill in ("os.kill(os.getpid(), signal.SIGKILL)\n", ""):
+        subprocess.run([sys.executable, "-c", command + kill], check=False, timeout=60)
+        assert len(list(Path(tmp_path).iterdir())) == bool(kill)

@@ -1,0 +1,263 @@
+"""Shards in a store: the same batches as from disk, what is fetched, what is damaged, what the cache keeps."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cloze.launch.cli import main
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.shards import shards
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.stores import cache as cache_module
+from cloze.pipeline.stores.cache import PAGE, Cache
+from cloze.pipeline.stores.places import to_place
+from tests.stores.server import first
+from tests.synthetic import make_shards
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """Shards of several blocks each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "BLOCK_TOKENS", 1 << 10)
+        yield make_shards(tmp_path_factory.mktemp("data"), train=800, mask_sets=10)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK_TOKENS", 1 << 10)
+
+
+@pytest.fixture
+def stored(local, bucket):
+    return uploaded(local, bucket)
+
+
+def uploaded(folder: Path, bucket: str) -> str:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            (to_place(bucket) / "data" / str(path.relative_to(folder))).write(path)
+    return f"{bucket}/data"
+
+
+def stream(folder, cache=None, consumed=0, rank=0, world_size=1, batches=60):
+    made = BatchStream(ShardReader(folder, cache=cache), global_batch_size=32, micro_batch_size=8, rank=rank,
+                       world_size=world_size, streams=4, seed=1, samples_consumed=consumed)
+    try:
+        return [next(made) for _ in range(batches)]
+    finally:
+        made.close()
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one.indices, other.indices) and one.num_masked == other.num_masked
+        for mine, theirs in zip(one.micro_batches, other.micro_batches, strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_the_same_batches_as_from_disk(local, stored, tmp_path):
+    """Over more than two epochs; and from any position on, by another process of the run, with another cache's help."""
+    cache = Cache(tmp_path / "cache", 1 << 30, "data_cache.folder")
+    expected = stream(local)
+    assert_same(stream(stored, cache), expected)
+    assert_same(stream(stored, Cache(tmp_path / "cache", 1 << 30, "x"), consumed=32 * 40, batches=20), expected[40:])
+    half = {"rank": 1, "world_size": 2, "batches": 20}
+    assert_same(stream(stored, cache, **half), stream(local, **half))
+
+
+def test_only_what_is_in_use_is_fetched_and_once(local, proxy, bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "PAGE", 64)
+    monkeypatch.setattr(shards, "_FOOTER_GUESS", 256)
+    stored = uploaded(local, bucket)
+    proxy.requests.clear()
+    cache = Cache(tmp_path / "cache", 1 << 30, "data_cache.folder")
+    stream(stored, cache, batches=24)  # within the first epoch
+    files = sum(path.stat().st_size for path in (local / "train").iterdir())
+    # Of ten mask sets one is in use, and in the next epoch another; what stands before these small blocks is much.
+    assert bytes_asked_for(proxy) < 0.7 * files
+    stream(stored, Cache(tmp_path / "cache", 1 << 30, "x"), batches=24)  # another process of the machine
+    assert bytes_asked_for(proxy) < 0.7 * files
+
+
+def bytes_asked_for(proxy) -> int:
+    """Of shards. None is asked for twice, but for pages that blocks share which are fetched at once."""
+    asked, distinct = 0, set()
+    for request in proxy.requests:
+        if request.path.endswith(".arrow"):
+            low, high = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
+            asked += 1 + high - low
+            distinct |= {(request.path, place) for place in range(low, high + 1)}
+    assert asked < 1.1 * len(distinct)
+    return asked
+
+
+def test_what_follows_is_fetched_before_it_is_wanted(local, stored, tmp_path):
+    """Nothing is asked of the store for the second window of a stream when that is read."""
+    reader = ShardReader(stored, cache=Cache(tmp_path / "cache", 1 << 30, "x"))
+    blocks = np.array([3, 4])
+    reader.fetch(blocks, 1)
+    for future in list(reader._ahead.values()):
+        future.result()
+    (to_place(stored) / "train").client.delete([each.key for each in (to_place(stored) / "train").objects()])
+    window = reader.window(blocks, 1)
+    expected = ShardReader(local).window(blocks, 1)
+    assert np.array_equal(window.samples.input_ids, expected.samples.input_ids)
+    with pytest.raises(UserError, match="not found"):
+        reader.window(np.array([9]), 1)
+
+
+def test_damage_in_the_cache_is_mended(local, stored, tmp_path):
+    """Any byte of any copy, also of footers; and pages that a power failure took though they are marked."""
+    folder = tmp_path / "cache"
+    expected = stream(local, batches=24)
+    assert_same(stream(stored, Cache(folder, 1 << 30, "x"), batches=24), expected)
+    rng = np.random.default_rng(0)
+    for change in ("flip", "zero", "footer"):
+        for copy in folder.glob("?" * 40):
+            content = bytearray(copy.read_bytes())
+            size = len(content) * PAGE // (PAGE + 1)
+            if change == "flip":
+                for spot in rng.integers(0, size, 200):
+                    content[spot] ^= 1 << int(rng.integers(8))
+            else:
+                low = 0 if change == "zero" else size - 600
+                content[low:size] = bytes(size - low)
+            copy.write_bytes(content)
+        assert_same(stream(stored, Cache(folder, 1 << 30, "x"), batches=24), expected)
+
+
+def test_wrong_bytes_on_the_way_are_fetched_again(local, proxy, bucket, tmp_path):
+    stored = uploaded(local, bucket)
+
+    def wrong(answer):
+        status, headers, content = answer
+        return status, headers, bytes(byte ^ 0x10 for byte in content)
+
+    proxy.fault = first(1, wrong, lambda request: request.path.endswith(".arrow") and request.method == "GET")
+    assert_same(stream(stored, Cache(tmp_path / "cache", 1 << 30, "x"), batches=24), stream(local, batches=24))
+
+
+def test_damage_in_the_store_is_an_error(local, bucket, tmp_path):
+    folder = tmp_path / "data"
+    shutil.copytree(local, folder)
+    content = bytearray((folder / "train/shard-00001.arrow").read_bytes())
+    end = int(ShardReader(local)._opened(1)._bounds[0][1])  # of the columns that all mask sets share
+    content[end - 300 : end - 100] = bytes(byte ^ 0xFF for byte in content[end - 300 : end - 100])
+    (folder / "train/shard-00001.arrow").write_bytes(content)
+    stored = uploaded(folder, bucket)
+    with pytest.raises(UserError, match=r"^s3://.*/train/shard-00001.arrow: damaged shard: block 0 "):
+        stream(stored, Cache(tmp_path / "cache", 1 << 30, "x"), batches=30)
+    (folder / "train/shard-00001.arrow").write_bytes(content[:-1])
+    with pytest.raises(UserError, match=r"shard-00001.arrow: damaged shard: found \d+ bytes, expected"):
+        ShardReader(uploaded(folder, bucket))
+    (to_place(stored) / "train/shard-00002.arrow").unlink()
+    (to_place(stored) / "train/shard-00001.arrow").write(local / "train/shard-00001.arrow")
+    with pytest.raises(UserError, match="shard-00002.arrow: found no such shard"):
+        ShardReader(stored)
+
+
+def taken(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.glob("?" * 40))
+
+
+def test_the_cache_keeps_its_size(local, stored, tmp_path):
+    """Though several use it, and copies go that others have open."""
+    limit = 96 << 10
+    assert sum(path.stat().st_size for path in (local / "train").iterdir()) > limit
+    expected = stream(local)
+    failures = []
+
+    def read(rank: int) -> None:
+        try:
+            cache = Cache(tmp_path / "cache", limit, "x")
+            assert_same(stream(stored, cache, rank=rank, world_size=2, batches=40),
+                        stream(local, rank=rank, world_size=2, batches=40))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert 0 < taken(tmp_path / "cache") <= limit
+    assert_same(stream(stored, Cache(tmp_path / "cache", limit, "x")), expected)
+
+
+_READ = """
+import sys
+from cloze.pipeline.shards import shards
+shards.BLOCK_TOKENS = 1 << 10
+from pathlib import Path
+from cloze.pipeline.stores.cache import Cache
+from tests.stores.test_reading import stream
+stream(sys.argv[1], Cache(Path(sys.argv[2]), 1 << 30, "x"))
+print("complete")
+"""
+
+
+def test_processes_share_a_cache_and_may_be_killed(local, stored, tmp_path):
+    """Two read the same at once, one of which is killed; a third finds what is whole."""
+    command = [sys.executable, "-c", _READ, stored, str(tmp_path / "cache")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    while not list((tmp_path / "cache").glob("?" * 40)) and both[0].poll() is None:
+        pass
+    both[0].kill()
+    assert both[1].communicate(timeout=120)[0] == "complete\n"
+    both[0].communicate()
+    assert_same(stream(stored, Cache(tmp_path / "cache", 1 << 30, "x")), stream(local))
+
+
+def test_a_full_disk_is_one_line(stored, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = Cache(tmp_path / "cache", 5 << 30, "data_cache.folder")
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(UserError, match=r"^data_cache.folder: no space is left in .*/cache; free some, give a smaller "
+                                        r"limit than 5.4 GB, or choose another folder$"):
+        stream(stored, cache)
+
+
+def test_inspect_shows_the_same(small_corpus, bucket, capsys):
+    stored = uploaded(small_corpus, bucket)
+    shown = []
+    for data in (stored, str(small_corpus)):
+        assert main(["inspect", data, "--samples", "2"]) == 0
+        shown.append(capsys.readouterr().out.partition("objective")[2])
+    assert shown[0] == shown[1] != ""
+    found = Manifest.load(stored)
+    assert found == Manifest.load(small_corpus) and str(found.folder) == stored
+
+
+def test_verify_names_what_is_damaged(small_corpus, bucket, capsys):
+    stored = uploaded(small_corpus, bucket)
+    assert main(["verify", stored]) == 0
+    assert "all as they were written" in capsys.readouterr().out
+    content = bytearray((small_corpus / "train/shard-00000.arrow").read_bytes())
+    content[300] ^= 1
+    (to_place(stored) / "train/shard-00000.arrow").write(bytes(content))
+    (to_place(stored) / "tokenizer/vocab.txt").write(b"[PAD]\n")
+    (to_place(stored) / "validation/shard-00000.arrow").unlink()
+    assert main(["verify", stored]) == 2
+    told = capsys.readouterr()
+    assert "train/shard-00000.arrow: found SHA-256" in told.out and "validation/shard-00000.arrow: missing" in told.out
+    assert "vocab.txt: found SHA-256" in told.out and "found 3 of" in told.err
+    assert main(["verify", f"{bucket}/nothing"]) == 2
+    assert "found no manifest.json" in capsys.readouterr().err
+    assert main(["verify", "s3://not-there/data"]) == 2
+    assert "found no such bucket" in capsys.readouterr().err
