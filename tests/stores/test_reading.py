@@ -22,6 +22,7 @@ from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.stores import cache as cache_module
 from cloze.pipeline.stores.cache import PAGE, Cache
 from cloze.pipeline.stores.places import to_place
+from tests.pipeline import corpus
 from tests.stores.server import first
 from tests.synthetic import make_shards
 
@@ -167,6 +168,23 @@ def test_damage_in_the_store_is_an_error(local, bucket, tmp_path):
     (to_place(stored) / "train/shard-00001.arrow").write(local / "train/shard-00001.arrow")
     with pytest.raises(UserError, match="shard-00002.arrow: found no such shard"):
         ShardReader(stored)
+
+
+def test_shards_of_format_1(local, bucket, tmp_path):
+    """Which have no index: they are fetched as a whole."""
+    folder = tmp_path / "data"
+    shutil.copytree(local, folder)
+    content = corpus.as_format_1(folder)
+    del content["sha256"]
+    content.pop("tokenizer_files", None)
+    (folder / "manifest.json").write_text(corpus.manifest_text(content))
+    cache = Cache(tmp_path / "cache", 1 << 30, "x")
+    expected = stream(folder, batches=30)
+    assert_same(stream(uploaded(folder, bucket), cache, batches=30), expected)
+    for copy in cache.folder.glob("?" * 40):
+        damaged = copy.read_bytes()
+        copy.write_bytes(damaged[:3000] + bytes(byte ^ 1 for byte in damaged[3000:3100]) + damaged[3100:])
+    assert_same(stream(f"{bucket}/data", cache, batches=30), expected)
 
 
 def taken(folder: Path) -> int:
