@@ -120,6 +120,17 @@ def test_what_follows_is_fetched_before_it_is_wanted(local, stored, tmp_path):
         reader.window(np.array([9]), 1)
 
 
+def test_a_stream_of_batches_fetches_ahead(stored, tmp_path, monkeypatch):
+    """When it gives its first batch, the window that follows in each stream is on its way."""
+    monkeypatch.setattr("cloze.pipeline.loading.order.WINDOW_TOKENS", 1 << 10)
+    reader = ShardReader(stored, cache=Cache(tmp_path / "cache", 1 << 30, "x"))
+    made = BatchStream(reader, global_batch_size=32, micro_batch_size=8, rank=0, world_size=1, streams=4, seed=1)
+    next(made)
+    assert reader._ahead
+    made.close()
+    assert not reader._ahead
+
+
 def test_damage_in_the_cache_is_mended(local, stored, tmp_path):
     """Any byte of any copy, also of footers; and pages that a power failure took though they are marked."""
     folder = tmp_path / "cache"
