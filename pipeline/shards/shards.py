@@ -253,8 +253,8 @@ class _Shard:
 
     def forget(self, number: int, mask_set: int | None) -> None:
         """Take a block, and the footer that says where it lies, for not here."""
-        self._file.forget([(max(0, self._file.size - _FOOTER_GUESS), self._file.size),
-                           *self._ranges(number, mask_set)])
+        known = self._ranges(number, mask_set) if number < len(self._bounds) else []  # a damaged index may have fewer
+        self._file.forget([(max(0, self._file.size - _FOOTER_GUESS), self._file.size), *known])
 
     def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
         """A block with the columns of those numbers, and its metadata."""

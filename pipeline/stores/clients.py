@@ -30,8 +30,8 @@ _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """An object: its key, bytes, time of last change (nanoseconds since 1970, by the store's clock), and what names
-    its state: the store gives another one to each content that is written."""
+    """An object: its key, bytes, time of last change (nanoseconds since 1970, whole seconds, by the store's clock), and
+    what names its state: the store gives another one to each content that is written."""
 
     key: str
     size: int
@@ -183,7 +183,7 @@ def _reason(text: str) -> str:
 
 
 def _info(meta: dict) -> ObjectInfo:
-    changed = int(meta["last_modified"].timestamp() * 1e6) * 1000
+    changed = int(meta["last_modified"].timestamp()) * 10**9  # listings know parts of seconds that headers don't
     return ObjectInfo(meta["path"], meta["size"], changed, {name: meta[name] for name in ("e_tag", "version")})
 
 

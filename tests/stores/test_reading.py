@@ -22,6 +22,7 @@ from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.stores import cache as cache_module
 from cloze.pipeline.stores.cache import PAGE, Cache
 from cloze.pipeline.stores.places import to_place
+from tests.pipeline import corpus
 from tests.stores.server import first
 from tests.synthetic import make_shards
 
@@ -119,6 +120,17 @@ def test_what_follows_is_fetched_before_it_is_wanted(local, stored, tmp_path):
         reader.window(np.array([9]), 1)
 
 
+def test_a_stream_of_batches_fetches_ahead(stored, tmp_path, monkeypatch):
+    """When it gives its first batch, the window that follows in each stream is on its way."""
+    monkeypatch.setattr("cloze.pipeline.loading.order.WINDOW_TOKENS", 1 << 10)
+    reader = ShardReader(stored, cache=Cache(tmp_path / "cache", 1 << 30, "x"))
+    made = BatchStream(reader, global_batch_size=32, micro_batch_size=8, rank=0, world_size=1, streams=4, seed=1)
+    next(made)
+    assert reader._ahead
+    made.close()
+    assert not reader._ahead
+
+
 def test_damage_in_the_cache_is_mended(local, stored, tmp_path):
     """Any byte of any copy, also of footers; and pages that a power failure took though they are marked."""
     folder = tmp_path / "cache"
@@ -167,6 +179,23 @@ def test_damage_in_the_store_is_an_error(local, bucket, tmp_path):
     (to_place(stored) / "train/shard-00001.arrow").write(local / "train/shard-00001.arrow")
     with pytest.raises(UserError, match="shard-00002.arrow: found no such shard"):
         ShardReader(stored)
+
+
+def test_shards_of_format_1(local, bucket, tmp_path):
+    """Which have no index: they are fetched as a whole."""
+    folder = tmp_path / "data"
+    shutil.copytree(local, folder)
+    content = corpus.as_format_1(folder)
+    del content["sha256"]
+    content.pop("tokenizer_files", None)
+    (folder / "manifest.json").write_text(corpus.manifest_text(content))
+    cache = Cache(tmp_path / "cache", 1 << 30, "x")
+    expected = stream(folder, batches=30)
+    assert_same(stream(uploaded(folder, bucket), cache, batches=30), expected)
+    for copy in cache.folder.glob("?" * 40):
+        damaged = copy.read_bytes()
+        copy.write_bytes(damaged[:3000] + bytes(byte ^ 1 for byte in damaged[3000:3100]) + damaged[3100:])
+    assert_same(stream(f"{bucket}/data", cache, batches=30), expected)
 
 
 def taken(folder: Path) -> int:
