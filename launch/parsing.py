@@ -165,6 +165,8 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 def _one_line(message: str, parser: jsonargparse.ArgumentParser) -> str:
     """What jsonargparse found wrong, in our words, with the nearest field if one is unknown."""
     message = " ".join(message.split())
+    if denied := re.search(r"\[Errno \d+\] ([^:]+): '(.*?)'", message):  # data may be a file, and is looked at
+        return f"{denied[2]}: {denied[1].lower()}"
     key = re.search(r'Parser key "([\w.]+)"', message)
     field = f"--{key[1]}" if key else "--config"
     value = re.search(r"(?:Got|Given) value: (.*)$", message)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
@@ -113,7 +113,7 @@ class PretrainConfig(RunConfig):
         if isinstance(self.data, MixtureConfig):
             self.data.check()
             own = {source.label for source in self.sources}
-        elif self.data.startswith(("{", "[")) or Path(self.data).is_file():  # the parser takes what it can't read so
+        elif self.data.startswith(("{", "[")) or os.path.isfile(self.data):  # the parser takes what it can't read so
             raise UserError(f"data: found {self.data}, expected a folder, or a section (or a YAML file of one) with "
                             "sources, a list of {path, name, weight}, and proportions, temperature or phases, a list "
                             "of {weights, until_tokens}; --data.help explains them")
