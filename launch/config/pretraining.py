@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import os.path
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -12,7 +12,7 @@ from cloze.pipeline.records import NO_LABEL
 
 # Sums of each source, in this order; what a mean is called, and which sums make it.
 _SUMS = ("mlm_loss", "masked", "mlm_correct", "next_sentence_loss", "pairs", "next_sentence_correct")
-_MEANS = {"mlm_loss": (0, 1), "mlm_accuracy": (2, 1), "next_sentence_loss": (3, 4), "next_sentence_accuracy": (5, 4)}
+MEANS = {"mlm_loss": (0, 1), "mlm_accuracy": (2, 1), "next_sentence_loss": (3, 4), "next_sentence_accuracy": (5, 4)}
 
 
 class Sources:
@@ -54,7 +54,7 @@ class Sources:
     def scalars(self, sums: list[float]) -> dict[str, float]:
         """Means over whatever was summed, by `MEAN/SOURCE`; of what was not seen there is none."""
         rows = np.array(sums).reshape(len(self.names), len(_SUMS))
-        return {f"{mean}/{name}": float(row[total] / row[count]) for mean, (total, count) in _MEANS.items()
+        return {f"{mean}/{name}": float(row[total] / row[count]) for mean, (total, count) in MEANS.items()
                 for name, row in zip(self.names, rows, strict=True) if row[count]}
 
     def progress(self, position: int) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Runs on several prepared folders: exact losses of each, exact resumes, validation by set, refusals in one line."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from tests.forked import ForkedRun
 from tests.launching import (
+    ROOT,
     TINY,
     assert_same_weights,
     curve,
@@ -110,6 +112,9 @@ def test_losses_of_sources_make_the_loss_of_all(two):
         assert "train/next_sentence_loss/crawl" not in line
         assert line["data/samples/wiki"] + line["data/samples/crawl"] == line["data/samples"]
     assert both >= 2
+    names = {name.replace("/wiki", "/NAME").replace("/crawl", "/NAME") for line in lines for name in line}
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    assert {name for name in names if name.endswith("/NAME")} <= set(re.findall(r"`([\w/]+/NAME)`", page))
     assert "train/mlm_loss/crawl" not in lines[0] and "train/mlm_loss/wiki" not in lines[-1]  # by the phases
     assert "mlm" in two[1] and "  wiki " in two[1] and "  crawl " in two[1]
 

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.plugins.projector import ProjectorConfig
 
 from cloze.launch.finetune.scoring import METRICS
+from cloze.launch.pretrain.sources import MEANS
 from cloze.launch.run.metrics import MetricsWriter, read_metrics, tensorboard_command
 from tests.launching import ROOT, curve, finish, pretrain_command, start, train
 from tests.synthetic import make_shards
@@ -85,7 +86,8 @@ def test_the_page_explains_every_curve_and_no_other(run):
     assert len(found) == len(sources)
     named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', path.read_text(encoding="utf-8")) for path in found))
     tasks = {f"validation/{name}" for name in (*METRICS, "accuracy_mean", "precision", "recall")}
-    assert explained == written | named | tasks
+    mixed = {"validation/loss/NAME", "data/samples/NAME", "data/epoch/NAME", *(f"train/{mean}/NAME" for mean in MEANS)}
+    assert explained == written | {name for name in named if not name.endswith("/")} | tasks | mixed
 
 
 def test_each_evaluation_shows_blanks_and_guesses(run):

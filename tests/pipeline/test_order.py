@@ -65,6 +65,7 @@ def test_epochs_cycle_through_pair_sets(first, second, streams):
     for position in {0, a - 1, a, a + b - 1, a + b, 2 * a + b}:
         epoch = made.epoch_of(position)
         assert made.epoch_start(epoch) <= position < made.epoch_start(epoch + 1)
+        assert made.epochs_of(np.array([position])).tolist() == [epoch]
         place = made.window(position % streams, position // streams)
         assert place.epoch == epoch and place.blocks.max() < len((first, second)[epoch % 2])
 
@@ -106,3 +107,6 @@ def test_streams_divide_every_batch_and_processes_divide_them_if_they_can(sizes,
     assert common % streams == 0 and streams % world_size == 0 and streams <= max(order.MOST_STREAMS, world_size)
     if common <= order.MOST_STREAMS:  # then they don't depend on the processes
         assert streams == common
+    of_many = choose_streams(sizes, world_size, sources=8)  # each stream holds a window of every source
+    assert common % of_many == 0 and of_many % world_size == 0
+    assert of_many <= max(order.MOST_STREAMS // 8, world_size)
