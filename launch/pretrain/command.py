@@ -14,6 +14,7 @@ from cloze.launch.config import DeepSpeedConfig, PretrainConfig
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import full_parameter
+from cloze.launch.pretrain.choices import differences, facts_of, resolve_compile
 from cloze.launch.pretrain.guesses import Guesses
 from cloze.launch.pretrain.objectives import PretrainingObjective
 from cloze.launch.pretrain.phases import Start
@@ -54,7 +55,8 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
         console.warn(manifest.remark)
 
     def work(process: Process, stop: StopRequest) -> bool:
-        resolved = resolve(config, manifest, build_model, environment, process.device, process.console)
+        resolved = resolve_compile(config, process.device, process.console)
+        resolved = resolve(resolved, manifest, build_model, environment, process.device, process.console)
         return train(resolved, prepare_trainer(resolved, manifest, process), stop)
 
     return running.carry_out(config, runs.data_facts(manifest), environment, console, work)
@@ -165,7 +167,11 @@ def prepare_trainer(config: PretrainConfig, manifest: Manifest, process: Process
     if start:
         start.finish(trainer, console)
     running.resume(trainer, step)
+    decided, output = facts_of(config, process.device), Path(config.output)
+    if step is not None and (told := differences(config, runs.device_facts(output), decided)):
+        console.warn(told)
     if environment.is_main:
+        runs.keep_device_facts(output, decided)
         save_tokenizer = partial(shutil.copytree, manifest.folder / runs.TOKENIZER)
         runs.describe(config, runs.data_facts(manifest), save_tokenizer, made)
     return trainer

@@ -179,8 +179,8 @@ def test_attention_dropout_stays_in_flash_attention_and_pads_nothing(step):
     assert with_it == without and with_it["_flash_attention_forward"] == 2 * MICRO_STEPS
 
 
-# Kernels a layer and micro-step, and a step of two layers, not compiled: a change may only lower them. (Masks drawn from
-# a generator took 7 fewer a layer, which compiled code fuses: docs/performance.md.)
+# Kernels a layer and micro-step, and a step of two layers, not compiled: a change may only lower them. (Masks from a
+# generator took 7 fewer a layer, which compiled code fuses: docs/performance.md.)
 BUDGET = {
     Case(): (53, 617),
     Case(1): (82, 805),  # bf16 weights, but DeepSpeed adds up and copies back each gradient alone
