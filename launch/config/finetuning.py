@@ -180,7 +180,7 @@ class FinetuneConfig(RunConfig):
             raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
         for section, name, usual in (
             ("train", "initial_global_batch_size", None), ("train", "loss_reduction", "tokens"),
-            ("train", "compile", False), ("train", "memory_limit_gib", None), ("train", "sequence_length", None),
+            ("train", "compile", None), ("train", "memory_limit_gib", None), ("train", "sequence_length", None),
             ("monitor", "embeddings", False),
         ):
             found = getattr(getattr(self, section), name)

@@ -61,8 +61,9 @@ class TrainConfig:
     """Layers whose activations are computed again in backward to save memory: none, all, or every_N."""
     attention_kernel: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
     """Attention kernel; auto: the fastest that the device and the dropout allow."""
-    compile: bool = False
-    """Whether torch.compile makes kernels of the encoder's layers, for GPUs; not with zero.stage 3."""
+    compile: bool | None = None
+    """Whether torch.compile makes kernels of the encoder's layers, for GPUs; not with zero.stage 3; null: with flash
+    attention at zero.stage 0, as was found at the first start."""
     loss_reduction: Literal["tokens", "samples"] = "tokens"
     """tokens: mean over all masked tokens of the global batch; samples: mean over each sample's mean."""
     log_every_steps: int = 10
@@ -127,6 +128,10 @@ class TrainConfig:
         if self.micro_batch_size in ("auto", None):
             return self
         return replace(self, micro_batch_size=BatchArithmetic.of(self, world_size).micro_batch_size)
+
+    def compiles(self, kernel: str, stage: int) -> bool:
+        """Whether layers with this attention kernel are compiled at this ZeRO stage: as given, or where proven."""
+        return kernel == "varlen" and stage == 0 if self.compile is None else self.compile
 
     @property
     def budget_seconds(self) -> float | None:

@@ -17,6 +17,7 @@ from cloze.launch.config.training import AUTO
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import full_parameter
+from cloze.launch.pretrain.choices import differences, facts_of, resolve_compile
 from cloze.launch.pretrain.data import (
     TrainingData,
     batch_warmup,
@@ -76,7 +77,8 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
             console.warn(manifest.remark)
 
     def work(process: Process, stop: StopRequest) -> bool:
-        resolved = resolve(config, data, objective, partial(build_model, config, objective), environment,
+        resolved = resolve_compile(config, process.device, process.console)
+        resolved = resolve(resolved, data, objective, partial(build_model, resolved, objective), environment,
                            process.device, process.console)
         return train(resolved, data, prepare_trainer(resolved, data, process, objective, callbacks, facts), stop)
 
@@ -163,7 +165,11 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     if start:
         start.finish(trainer, console)
     running.resume(trainer, step)
+    decided, output = facts_of(config, process.device), Path(config.output)
+    if step is not None and (told := differences(config, runs.device_facts(output), decided)):
+        console.warn(told)
     if environment.is_main:
+        runs.keep_device_facts(output, decided)
         # Fetched or not, its folder is on this machine.
         save_tokenizer = partial(shutil.copytree, Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER).folder)
         runs.describe(config, facts, save_tokenizer, made)

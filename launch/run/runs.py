@@ -21,6 +21,7 @@ from cloze.pipeline.yaml_text import load_yaml
 
 CONFIG = "config.yaml"
 DATA = "data.json"
+DEVICE = "device.json"  # what was decided by the device at the first start
 DEEPSPEED = "deepspeed.json"
 SOFTWARE = "software.json"  # what the newest start ran, and how many there were
 STATUS = "status.json"
@@ -154,6 +155,17 @@ def tokenizer_folder(folder: Path) -> Path:
     return folder / TOKENIZER if is_pretraining(folder) else model_folder(folder)
 
 
+def device_facts(folder: Path) -> dict[str, object]:
+    """What the device has decided at the first start of the run; empty for one that has not begun, or is older."""
+    return _read(folder / DEVICE) if (folder / DEVICE).is_file() else {}
+
+
+def keep_device_facts(folder: Path, facts: dict[str, object]) -> None:
+    """Keep what the device has decided, unless the run has begun."""
+    if not (folder / DEVICE).is_file():
+        publish_text(folder / DEVICE, json.dumps(facts, indent=1) + "\n")
+
+
 def saved_micro_batch_size(folder: Path) -> int | None:
     """What an earlier part of this run trained with; None if there is none."""
     return _read(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
@@ -187,7 +199,7 @@ def check_folder(config, facts: dict[str, str]) -> None:
         UserError: names the first field that differs, with both values.
     """
     folder = Path(config.output)
-    if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS, DATA, STATUS}):
+    if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS, DATA, DEVICE, STATUS}):
         return  # a start that was cut short leaves no more
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import signal
 import sys
 import zlib
@@ -240,6 +241,11 @@ def prepare_process() -> Environment:
         keep_freed_pages()
         bound_primitive_caches()
     return environment
+
+
+def c_compiler() -> str | None:
+    """The C compiler that Triton would take (its runtime/build.py), or None."""
+    return os.environ.get("CC") or next(filter(None, map(shutil.which, ("clang", "gcc", "cc"))), None)
 
 
 def job_end_time() -> float:

@@ -174,7 +174,8 @@ def training_facts(config: RunConfig, process: Process, engine, epochs: str) -> 
         ("precision", live_precision(engine)),
         ("optimizer", f"{type(base_optimizer(engine)).__name__}, ZeRO stage {engine.zero_optimization_stage()}"),
         ("learning rate", f"{train.learning_rate:g} peak, {describe(config.schedule, train)}"),
-        ("attention kernel", _live_kernel(engine, process.device)),
+        ("attention kernel", _live_kernel(engine, process.device)
+         + (", compiled layers" if engine.module.bert.encoder.compiled else "")),
         ("device", f"{world_size} x {device_name(process.device)}"
                    + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else "")),
         ("curves", tensorboard_command(Path(config.output))),

@@ -320,3 +320,15 @@ def test_zero_0_goes_on_with_another_number_of_processes(data, undisturbed, tmp_
             if name != "data/padding_share":
                 assert left[name] == pytest.approx(right[name], abs=2e-5), (left["step"], name)
     assert_same_weights(weights(run), weights(tmp_path / "whole"), 1e-4)
+
+
+def test_a_run_that_goes_on_elsewhere_says_what_differs_and_keeps_where_it_began(tmp_path):
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    said = train(data, run, "--train.max_steps", "2")
+    began = json.loads((run / "device.json").read_text())
+    assert began["attention kernel"] == "eager" and began["compile"] is False and "began otherwise" not in said
+    elsewhere = began | {"attention kernel": "varlen", "compile": True}
+    (run / "device.json").write_text(json.dumps(elsewhere))
+    said = " ".join(train(data, run, "--train.max_steps", "2").split())
+    assert "attention kernel varlen then, eager now, compile True then, False now" in said
+    assert json.loads((run / "device.json").read_text()) == elsewhere

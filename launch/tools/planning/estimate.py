@@ -15,7 +15,7 @@ from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_SECON
 from cloze.launch.tools.planning.machines import Machine
 from cloze.launch.tools.planning.memory import Memory, memory, traffic, weights_are_16_bit
 from cloze.launch.tools.planning.roofline import Cost, cost
-from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, trace_micro_step, trace_optimizer
+from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, kernel_of, trace_micro_step, trace_optimizer
 from cloze.model.config import BertConfig
 from cloze.model.flops import training_flops
 from cloze.pipeline.errors import UserError
@@ -190,7 +190,8 @@ class Estimator:
         train, machine = replace(self.config.train, micro_batch_size=micro_batch_size), self.cluster.machine
         batch = BatchArithmetic.of(train, self.cluster.processes)
         sequences = self.lengths.typical(batch.micro_batch_size)
-        micro = cost(machine, _micro_trace(self.run(stage), sequences), compiled=train.compile)
+        run = self.run(stage)
+        micro = cost(machine, _micro_trace(run, sequences), compiled=train.compiles(kernel_of(run), stage))
         optimizer = cost(machine, self._optimizer[0])
         if stage:  # its own share of the weights, in few flat tensors
             seconds = optimizer.device_seconds / self.cluster.processes

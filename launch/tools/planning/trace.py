@@ -276,6 +276,13 @@ class ModelRun:
             torch.set_default_dtype(before)
 
 
+def kernel_of(run: ModelRun) -> str:
+    """The attention kernel of training."""
+    tokens = torch.empty(0, run.config.hidden_size, dtype=run.autocast or run.weights)
+    with _as_on_gpu(run.has_flash) if run.on_gpu else contextlib.nullcontext():
+        return bert.select_kernel(run.attention_kernel, run.config, tokens, False)
+
+
 @contextlib.contextmanager
 def record(config: BertConfig, lengths: Sequence[int]) -> Iterator[Trace]:
     """Write down what runs within, under FakeTensorMode: of a model of such a shape on such sequences."""
