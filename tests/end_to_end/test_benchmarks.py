@@ -176,6 +176,7 @@ def test_all_benchmarks_make_one_report_that_names_what_failed(benchmark, monkey
     report = (tmp_path / "report.md").read_text()
     for line in ("| [fine](#fine) | Is it fine? | done |", "| Is it broken? | FAILED: status 7 |", "it broke",
                  "| Is it slow? | FAILED: out of time |", "| gpu | A GPU? | left out: no GPU |", "![fine](fine.svg)",
+                 "| ratio_to_x | 2.5 |", "| parts: ratio_y | 0.5 |",
                  "- commit: ", "- hardware: ", "- versions: Python 3."):
         assert line in report, line
     found = json.loads((tmp_path / "report.json").read_text())
