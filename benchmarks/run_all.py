@@ -117,6 +117,8 @@ class Outcome:
     output: str
     figures: dict = field(default_factory=dict)
     pictures: list[str] = field(default_factory=list)
+    shown: dict[str, float] = field(default_factory=dict)
+    """The figures that are drawn."""
 
     @property
     def end(self) -> str:
@@ -165,21 +167,20 @@ def run(name: str, entry: Entry, output: Path, data: Path | None, seconds: float
     (output / f"{name}.txt").write_text(done["output"])
     found = Outcome(done["status"], done["seconds"], done["command"], done["output"], figures)
     found.pictures = [f"{name}/{each}" for each in entry.pictures if (folder / each).exists()]
-    if bars := numbers(figures, entry.bars):
-        draw(bars, entry.question, output / f"{name}.svg")
+    found.shown = numbers(figures, entry.bars)
+    if found.shown:
+        draw(found.shown, entry.question, output / f"{name}.svg")
         found.pictures.append(f"{name}.svg")
     return found
 
 
 def numbers(figures: dict, patterns: tuple[str, ...]) -> dict[str, float]:
-    """Figures with such names, those in others by both names."""
-    flat: dict[str, float] = {}
-    for name, value in figures.items():
-        inner = value.items() if isinstance(value, dict) else ()
-        for key, each in ((name, value), *((f"{name}: {key}", each) for key, each in inner)):
-            if isinstance(each, (int, float)) and any(fnmatch.fnmatch(key, pattern) for pattern in patterns):
-                flat[key] = each
-    return flat
+    """Figures with such names; one that stands in another has both names."""
+    named = [(name, name, value) for name, value in figures.items()]
+    named += [(f"{name}: {key}", key, each) for name, value in figures.items() if isinstance(value, dict)
+              for key, each in value.items()]
+    return {name: value for name, key, value in named if isinstance(value, (int, float))
+            and any(fnmatch.fnmatch(key, pattern) for pattern in patterns)}
 
 
 def draw(bars: dict[str, float], title: str, path: Path) -> None:
@@ -208,7 +209,7 @@ def about(data: Path | None) -> dict:
         "commit": (git[0] or "unknown") + (" with changes" if git[1] else ""),
         "data": str(data or "made of the standard library's docstrings"),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "load before": os.getloadavg()[0],
+        "load before": round(os.getloadavg()[0], 1),
     }
 
 
@@ -222,6 +223,9 @@ def write(output: Path, facts: dict, outcomes: dict[str, Outcome], left_out: dic
     for name, each in outcomes.items():
         lines += ["", f"## {name}", "", f"    python {each.command}", ""]
         lines += [f"![{name}]({picture})" for picture in each.pictures]
+        if each.shown:
+            lines += ["", "| figure | |", "|---|---|"]
+            lines += [f"| {key} | {value:,.4g} |" for key, value in each.shown.items()]
         lines += ["", f"<details><summary>{each.end}; what it printed</summary>", "", "```",
                   each.output[-8000:].replace("```", "'''").rstrip(), "```", "", "</details>"]
     (output / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from cloze.pipeline.shards.manifest import Manifest
 from tests.hostile_files import judge
 from tests.launching import ROOT
+from tests.pipeline import corpus
 
 
 @pytest.fixture
@@ -101,6 +103,29 @@ def test_curves_are_compared_at_equal_tokens_and_at_equal_loss(monkeypatch):
                      "time_ratio_to_their_last_loss": pytest.approx(120 / 25)}
 
 
+def test_curves_of_other_batches_are_refused(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from pretraining_curves import check_batches
+
+    ours = [{"step": 2, "tokens": 70, "loss": 5.0}, {"step": 4, "tokens": 150, "loss": 4.0}]
+    check_batches({"cloze pretrain": ours, "other": [{**point, "loss": 6.0} for point in ours]})
+    for theirs in (ours[:1], [ours[0], {**ours[1], "tokens": 151}]):
+        with pytest.raises(SystemExit, match="other: found other steps and tokens .*expected the same batches"):
+            check_batches({"cloze pretrain": ours, "other": theirs})
+
+
+def test_text_for_the_curves_is_prepared_once(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import pretraining_curves
+
+    monkeypatch.setattr(pretraining_curves, "found_text", lambda: corpus.documents(300))
+    data = pretraining_curves.prepare_text(None, tmp_path)
+    manifest = Manifest.load(data)
+    assert manifest.mask_sets == 0 and manifest.splits["validation"].counts["samples"]
+    monkeypatch.setattr(pretraining_curves.subprocess, "run", None)
+    assert pretraining_curves.prepare_text(None, tmp_path) == data
+
+
 @pytest.mark.parametrize(("status", "output", "same", "lost"), [
     (2, "reading\nerror: a.gz: broken\n", None, None), (0, "done\n", True, None), (None, "", None, "still there"),
     (0, "done\n", False, "another result"), (1, "Traceback (most recent call last):\n", None, "traceback"),
@@ -151,6 +176,7 @@ def test_all_benchmarks_make_one_report_that_names_what_failed(benchmark, monkey
     report = (tmp_path / "report.md").read_text()
     for line in ("| [fine](#fine) | Is it fine? | done |", "| Is it broken? | FAILED: status 7 |", "it broke",
                  "| Is it slow? | FAILED: out of time |", "| gpu | A GPU? | left out: no GPU |", "![fine](fine.svg)",
+                 "| ratio_to_x | 2.5 |", "| parts: ratio_y | 0.5 |",
                  "- commit: ", "- hardware: ", "- versions: Python 3."):
         assert line in report, line
     found = json.loads((tmp_path / "report.json").read_text())

@@ -15,7 +15,7 @@ def a_task_for_each_file(monkeypatch):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepare")
     for number in range(5):
-        corpus.write_jsonl(folder / "in" / f"part-{number}.jsonl.gz", corpus.documents(200, seed=number))
+        corpus.write_jsonl(folder / "in" / f"part-{number}.jsonl.gz", corpus.documents(100, seed=number))
     corpus.config(folder, [folder / "in"])  # writes the tokenizer
     return folder
 

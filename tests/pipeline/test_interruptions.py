@@ -372,7 +372,7 @@ def test_a_failing_write_ends_in_one_line_and_a_rerun_finishes(folder, undisturb
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
-@pytest.mark.parametrize("size", ["600k", "1800k"])
+@pytest.mark.parametrize("size", ["300k", "900k"])
 def test_a_full_disk_ends_in_one_line_and_a_rerun_finishes(folder, undisturbed, tmp_path, monkeypatch, size):
     """Full in stage 1 or 2, by what others write: an estimate has found room enough."""
     disk = tmp_path / "disk"
@@ -385,7 +385,7 @@ def test_a_full_disk_ends_in_one_line_and_a_rerun_finishes(folder, undisturbed, 
     try:
         with pytest.raises(UserError, match=f"{disk}/data/.*: the disk is full; free space or choose another --output"):
             prepare(config)
-        assert (corpus.count(disk / "data/.work", "task-*.json") == 5) == (size == "1800k")
+        assert (corpus.count(disk / "data/.work", "task-*.json") == 5) == (size == "900k")
         assert not (disk / "data/manifest.json").exists() and not list(disk.rglob(".tmp-*"))
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         prepare(config)
