@@ -49,7 +49,7 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
     expected = "expected a YAML file of NAME: VALUE lines"
     if is_file and not path.is_dir():
         name, text = value, path.read_bytes()
-    elif not is_file and value.lstrip().startswith("{"):
+    elif not is_file and ("\n" in value or value.lstrip().startswith("{")):  # YAML itself, as a sweep gives it
         name, text = quoted(value), value.encode()
     else:
         raise UserError(f"--{flag}: found {'a folder' if is_file else 'no file'} {quoted(value)}, {expected}")

@@ -129,6 +129,13 @@ def test_wrong_words_are_named_in_plain_words(name, tmp_path, monkeypatch, capsy
     assert len(said) > 30
 
 
+def test_fields_may_be_given_as_yaml_itself():
+    for text in ("seed: 7\ntrain:\n  max_steps: 3\n", "{seed: 7, train: {max_steps: 3}}"):
+        config = parse("pretrain", [*GIVEN["pretrain"], "--config", text, "--train.log_every_steps", "2"])
+        assert (config.seed, config.train.max_steps, config.train.log_every_steps) == (7, 3, 2)
+    assert parse("pretrain", [*GIVEN["pretrain"], "--train", "{max_steps: 3}"]).train.max_steps == 3
+
+
 @pytest.mark.parametrize(("words", "expected"), [
     ("prepare --mixture [3]", "--mixture: found 3, expected a list of {input, weight, source}"),
     ("prepare --mixture [{input:\u00a03}]", "--mixture: found 3 for input, expected one or more texts"),
