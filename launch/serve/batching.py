@@ -151,17 +151,18 @@ class Batcher:
         """The job that is due first and, up to the limit, others of the same operation and options; none while the
         results of all that wait have no room. A job whose client has gone is dropped.
         """
-        batch, rest, tokens = [], [], 0
+        batch, rest, tokens, kept = [], [], 0, False
         for job in sorted(self._waiting(), key=lambda job: job.due):
             fits = tokens + job.tokens <= self._limits.max_batch_tokens
             has_room = not self._numbers_made or self._numbers_made + job.numbers <= self._limits.max_numbers
-            if has_room and (not batch or (fits and job.operation == batch[0].operation)):
+            if has_room and not kept and (not batch or (fits and job.operation == batch[0].operation)):
                 batch.append(job)
                 job.taken = True
                 self._numbers_made += job.numbers
                 tokens += job.tokens
             else:
                 rest.append(job)
+                kept |= not has_room and job.due <= self._tokens_run  # nobody overtakes it any more: room comes
         self._jobs = rest
         self._tokens_run += tokens
         return batch

@@ -294,6 +294,42 @@ def test_results_wait_in_the_queue_while_others_become_json(offline, monkeypatch
     assert len(asyncio.run(ask())) == 4 and sizes == [1, 1, 1, 1]
 
 
+def test_small_requests_do_not_overtake_one_for_ever(offline):
+    """It has room for its results when nobody else's become JSON: those that come after its turn wait for that."""
+
+    async def ask() -> list[int]:
+        batcher, taken = Batcher(offline, ServeConfig("model", max_numbers=2 * 32)), []
+
+        async def come(texts: int) -> None:
+            before = len(batcher._jobs)
+            asked.append(asyncio.create_task(batcher.submit(Embed(), [Row("cat")] * texts)))
+            while len(batcher._jobs) == before:
+                await asyncio.sleep(0.01)
+
+        def take() -> int:
+            taken.append(batcher._next_batch())
+            return sum(len(job.prepared) for job in taken[-1])
+
+        asked: list[asyncio.Task] = []
+        await come(1)
+        found = [take()]
+        await come(2)  # 64 numbers: there is room for 32; its turn is after 9 tokens
+        for _ in range(2):
+            await come(1)
+            found.append(take())
+            batcher._release(taken[-2][0])
+        await come(1)
+        found.append(take())  # 9 tokens were run: it could be, but waits
+        batcher._release(taken[-2][0])
+        found.append(take())
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        return found
+
+    assert asyncio.run(ask()) == [1, 1, 1, 0, 2]
+
+
 def test_texts_become_tokens_and_results_json_in_other_threads_than_the_event_loop_s(offline, monkeypatch):
     seen = []
 
