@@ -7,7 +7,7 @@ FROM ${BASE}
 # Where pip looks for torch beside PyPI, whose build is for CUDA: https://download.pytorch.org/whl/cpu for CPUs.
 ARG TORCH_INDEX=
 # Of setup.cfg: what is installed beside the core.
-ARG EXTRAS=hub,finetune
+ARG EXTRAS=hub,finetune,stores
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_EXTRA_INDEX_URL=${TORCH_INDEX}
 
 # A CUDA base such as nvidia/cuda brings no Python.

@@ -12,7 +12,7 @@ import torch
 from cloze.launch.config import MixtureConfig, PretrainConfig
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment import Environment, cache_folder
 from cloze.model.config import BertConfig
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.errors import UserError
@@ -25,8 +25,6 @@ from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.stores.cache import Cache
 from cloze.pipeline.stores.places import Place, StorePath
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
-
-_CACHE = "~/.cache/cloze/data"
 
 
 @dataclass(frozen=True)
@@ -293,7 +291,8 @@ def open_cache(config: PretrainConfig, folder: Place) -> Cache | None:
     """
     if not isinstance(folder, StorePath):
         return None
-    place = Path(config.data_cache.folder or _CACHE).expanduser()
+    given = config.data_cache.folder
+    place = cache_folder() / "data" if given is None else Path(given).expanduser()
     return Cache(place, int(config.data_cache.gigabytes * 1e9), "data_cache.folder")
 
 
