@@ -283,6 +283,10 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
             return name, arguments[length:]
     word = arguments[0]
     two = " ".join(arguments[:2])
+    if operations := [name.removeprefix(f"{word} ") for name in COMMANDS if name.startswith(f"{word} ")]:
+        close = difflib.get_close_matches(" ".join(arguments[1:2]), operations, 1)
+        raise UserError(f"cloze {word}: found operation {' '.join(arguments[1:2])!r}, expected one of "
+                        f"{', '.join(operations)}" + (f"; did you mean {word} {close[0]}?" if close else ""))
     near = [*difflib.get_close_matches(two, COMMANDS, 1), *difflib.get_close_matches(word, COMMANDS, 1)]
     raise UserError(f"cloze: found command {word!r}, expected one of {', '.join(COMMANDS)}"
                     + (f"; did you mean {near[0]}?" if near else ""))

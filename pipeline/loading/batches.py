@@ -108,6 +108,8 @@ class BatchStream:
         segments: tuple[int, int] = (0, 1),
         masking: RunMasking | None = None,
     ):
+        if not 0 <= rank < world_size:
+            raise UserError(f"rank: found {rank} of {world_size} processes, expected 0 to {world_size - 1}")
         at_once = micro_batch_size * world_size
         for size in [global_batch_size, *([warmup.initial, warmup.increment] if warmup else [])]:
             if size % at_once:

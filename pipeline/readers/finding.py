@@ -17,6 +17,7 @@ from cloze.pipeline.stores.clients import ObjectInfo
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+_TABLES = (".csv", ".tsv", ".xlsx")  # would be read as lines of text, with their quotes, headers and other columns
 _MAGIC = re.compile(r"[*?[]")
 
 
@@ -128,6 +129,11 @@ def _input_file(
             "unpack it, or leave it out by naming the others with a glob"
         )
     form = config.format
+    if form == "auto" and kind and kind[0] in _TABLES:
+        raise UserError(
+            f"{path}: found a table ({kind[0]}), expected text, JSON lines or Parquet; write its column of texts as "
+            "one of these, or give --source.format lines to read each line as it is"
+        )
     if form == "auto":
         form = _FORMATS.get(kind[0], "text") if kind else "text"
     if stored is not None:

@@ -153,6 +153,10 @@ class Strict(Objective):
     def divisors(self, micro_batch): return {}
     def terms(self, output, micro_batch): return {}
 
+class Bare(Strict):
+    def terms(self, output, micro_batch): return {"mlm": output.mlm_losses}
+    def divisors(self, micro_batch): return {"mlm": len(micro_batch["labels"])}
+
 class Says(Callback):
     def on_log(self, run, scalars): return "text"
 
@@ -190,6 +194,7 @@ def test_what_is_wrong_with_a_class_is_one_line(data, tmp_path, capsys, monkeypa
 @pytest.mark.parametrize(("words", "expected"), [
     (("--objective", "faulty_mine.Foreign"), "found a Linear made by Foreign.build_model, expected a cloze.model."),
     (("--objective", "faulty_mine.Strict"), "found nothing in what Strict.terms has returned, expected its TERMS"),
+    (("--objective", "faulty_mine.Bare"), "found Tensor for mlm in what Bare.terms has returned, expected a Term"),
     (("--callbacks", "faulty_mine.Says"), "callbacks: found 'text' returned by Says.on_log, expected None or a dict"),
 ])
 def test_what_a_class_does_wrong_in_the_run_is_one_line(data, tmp_path, monkeypatch, words, expected):

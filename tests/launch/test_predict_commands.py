@@ -288,7 +288,9 @@ def test_a_model_without_an_operation_is_asked_what_its_head_is_for(folders, cap
         assert key in line
     (line,) = lines(capsys, "predict", "--top_k", 1, folders / "classifier", "the cat")
     assert len(line["labels"]) == 1
-    assert "did you mean predict classify?" in error_of(capsys, "predict", "clasify", folders / "classifier", "a")
+    error = error_of(capsys, "predict", "clasify", folders / "classifier", "a")
+    assert "cloze predict: found operation 'clasify', expected one of fill-mask" in error
+    assert "did you mean predict classify?" in error
     assert "found no folder" in error_of(capsys, "predict", "./nowhere", "a")
 
 

@@ -345,6 +345,8 @@ def test_refusals(data):
         take(data, 1, micro=5)
     with pytest.raises(UserError, match="data_streams: found 16, expected a divisor of the global batch size 24"):
         take(data, 1, streams=16)
+    with pytest.raises(UserError, match="rank: found 5 of 2 processes, expected 0 to 1"):
+        take(data, 1, rank=5, world_size=2)
 
 
 def test_padding_and_fields(data):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloze.pipeline import readers
-from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.config import PrepareConfig, SourceConfig
 from cloze.pipeline.errors import UserError
 
 
@@ -137,3 +137,10 @@ def test_a_socket_is_no_file(tree, monkeypatch):
         made.bind("s")
         with pytest.raises(UserError, match="in/s: is no file"):
             found(tree / "in")
+
+
+def test_a_table_is_not_read_as_lines_of_text_unasked(tmp_path):
+    (tmp_path / "texts.csv").write_text('title,text\nA,"said ""no"", twice"\n')
+    with pytest.raises(UserError, match=r"texts.csv: found a table \(.csv\), expected text, JSON lines or Parquet"):
+        found(tmp_path)
+    assert found(tmp_path, source=SourceConfig(format="lines")) == ["texts.csv"]

@@ -105,6 +105,10 @@ class Objective(ABC):
             totals: float64, `counts` summed over ranks, in the order of TERMS.
         """
         terms = self._named("terms", self.terms(output, micro_batch))
+        for name, term in terms.items():
+            if not isinstance(term, Term):
+                raise UserError(f"objective: found {type(term).__name__} for {name} in what {type(self).__name__}"
+                                ".terms has returned, expected a Term (launch/pretrain/objectives/objective.py)")
         divisors = totals.clamp(min=1).float()
         parts = []
         for number, name in enumerate(self.TERMS):
