@@ -147,7 +147,7 @@ def run(tokens: int, target_tokens: int, folder: Path, address: str | None) -> d
     work.mkdir(parents=True)
     files, tasks = corpus(tokens)
     began, at_first, told = time.monotonic(), peak_bytes(), Told()
-    preparing._run(config, tokenizer, files, tasks, work, told)
+    preparing._run(config, tokenizer, files, tasks, work, told, lambda: None)
     shards = len(json.loads((folder / "data/manifest.json").read_text())["splits"]["train"]["shards"]["file"])
     return {"tokens": tokens, "files": len(files), "tasks": len(tasks), "shards": shards,
             "rounds": told.rounds, "seconds": time.monotonic() - began, "parent_bytes_at_first": at_first}

@@ -15,6 +15,7 @@ from torch import nn
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.optimizers import build_optimizer
 from cloze.launch.engine.repairs import (
+    forget_left_world,
     grow_scale_after_step,
     import_muon_without_compiler,
     skip_infinite_steps,
@@ -46,6 +47,7 @@ def build_engine(
     import_muon_without_compiler()
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    forget_left_world()
     deepspeed.comm.comm.cdb.new_group = distributed.new_group  # gradients are reduced in a group that it makes
     optimizer = build_optimizer(model, config.optimizer, config.train.learning_rate,
                                 states_on_cpu="offload_optimizer" in made["zero_optimization"])

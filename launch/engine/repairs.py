@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from cloze.launch.engine.state import base_optimizer
+from cloze.launch.system import distributed
 
 
 def import_muon_without_compiler() -> None:
@@ -27,6 +28,13 @@ def import_muon_without_compiler() -> None:
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:
         torch.compile = compiles
+
+
+def forget_left_world() -> None:
+    """Let DeepSpeed make its group of all ranks anew where the one that it keeps is of a world that has been left
+    (utils/groups.py, _WORLD_GROUP): of an earlier run in the same process."""
+    if (group := deepspeed.utils.groups._WORLD_GROUP) is not None and not distributed.is_joined(group):
+        deepspeed.utils.groups._WORLD_GROUP = None
 
 
 def grow_scale_after_step(optimizer) -> None:

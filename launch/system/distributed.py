@@ -49,6 +49,14 @@ def new_group(ranks: Iterable[int]) -> dist.ProcessGroup:
     return dist.new_group(ranks, timeout=TIMEOUT)
 
 
+def is_joined(group: dist.ProcessGroup) -> bool:
+    """Whether a group is of the world that this process is in, and not of one that it has left."""
+    try:
+        return have_met() and bool(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError):
+        return False
+
+
 def have_met() -> bool:
     """Whether the ranks are in a process group."""
     return dist.is_initialized()

@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
-from tests.launching import finish, pretrain_arguments, start
+from cloze.launch.cli import main
+from tests.forked import ForkedRun
+from tests.launching import assert_same_weights, finish, pretrain_arguments, start, weights
 from tests.synthetic import make_shards
 
 MAIN = """
@@ -21,3 +23,19 @@ def test_a_start_does_not_import_the_compiler(tmp_path, stage):
     data = make_shards(tmp_path / "data")
     arguments = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "1", "--zero.stage", stage)
     assert "Inductor: False" in finish(start([sys.executable, "-c", MAIN, *arguments]))
+
+
+def twice(command: list[str]) -> int:
+    """The command, and once more into another folder in the same process."""
+    place = command.index("--output") + 1
+    return main(command) or main([*command[:place], f"{command[place]}-again", *command[place + 1 :]])
+
+
+@pytest.mark.parametrize("stage", ["0", "2"])
+def test_a_process_may_run_one_after_another(tmp_path, stage):
+    """As a notebook does: DeepSpeed keeps a group of the world that the first run has left."""
+    data = make_shards(tmp_path / "data")
+    command = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "2", "--schedule.warmup_steps", "0",
+                                 "--zero.stage", stage)
+    finish(ForkedRun(command, main=twice))
+    assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "run-again"))

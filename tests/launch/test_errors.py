@@ -363,7 +363,7 @@ def test_settings_that_deepspeed_reads_are_let_through(data, tmp_path):
 
 def rank_1_ends(command: list[str]) -> int:
     """The command, which one process leaves in the middle of training with a message of its own."""
-    advance, cli.SAID_SECONDS = trainer.Trainer._advance, 0.5
+    advance, cli.SAID_SECONDS = trainer.Trainer._advance, 2.0
 
     def leaves(self, *arguments):
         if self.environment.rank == 1 and self.state.step == 2:

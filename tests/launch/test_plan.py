@@ -86,7 +86,7 @@ def test_fused_kernels_read_what_comes_from_outside_and_write_what_is_used_outsi
     kernels = [kernel("first", [1], [2]), kernel("second", [2, 3], [4]), kernel("mm", [4, 5], [6], "product"),
                kernel("third", [6, 4], [7]), kernel("late", [4], [8])]
     before, product, after = fuse(Trace(kernels))
-    assert dict(before.reads) == {1: 100, 3: 100} and dict(before.writes) == {4: 100, 8: 100} and product is kernels[2]
+    assert dict(before.reads) == {1: 100, 3: 100} and dict(before.writes) == {4: 100, 8: 100} and product == kernels[2]
     assert dict(after.reads) == {6: 100, 4: 100} and dict(after.writes) == {7: 100}
 
 

@@ -202,7 +202,7 @@ def test_a_file_system_without_locks_is_named(folder, tmp_path, monkeypatch):
 def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturbed, tmp_path, monkeypatch):
     config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
     with monkeypatch.context() as patch:
-        patch.setattr("cloze.pipeline.jobs.prepare.shutil.rmtree",
+        patch.setattr("cloze.pipeline.jobs.prepare.remove_tree",
                       lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             prepare(config)
