@@ -104,6 +104,9 @@ def choose_data_streams(config: PretrainConfig, world_size: int) -> int:
 
 def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) -> None:
     """Print, as JSON, what a run of so many processes would give to DeepSpeed; nothing is started."""
+    if config.train.micro_batch_size in (AUTO, None):
+        Console().warn(f"train.micro_batch_size: found {config.train.micro_batch_size or 'null'}, which a run finds "
+                       "out on its device; the numbers of sequences and of accumulation steps below stand in for it")
     print(json.dumps(deepspeed_config(config, config.processes), indent=1))
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 # TERM: torchrun, Kubernetes, scancel. USR1: `sbatch --signal=USR1@120`. INT: Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -24,11 +25,12 @@ class StopRequest:
 
     Args:
         deadline: time.time() from which on a stop is wanted as well; None: never.
+        say: takes the line that acknowledges the first signal at once, however long the step takes; a thread calls it.
     """
 
-    def __init__(self, deadline: float | None = None) -> None:
+    def __init__(self, deadline: float | None = None, say: Callable[[str], None] = lambda line: None) -> None:
         self.received: signal.Signals | None = None
-        self._deadline = deadline
+        self._deadline, self._say = deadline, say
         self._previous: dict[int, object] = {}
         self._pipe = self._previous_pipe = -1
         self._deaf_until: float | None = None  # set by the first signal
@@ -71,5 +73,9 @@ class StopRequest:
                 now = time.monotonic()
                 if self._deaf_until is None:
                     self._deaf_until = now + ONE_REQUEST_SECONDS
+                    line = (f"{signal.Signals(number[0]).name}: stopping after this step, with a checkpoint; a second "
+                            "signal ends the run at once, without")
+                    # Aside: an output that nobody reads must not keep the second signal from being heard.
+                    threading.Thread(target=self._say, args=(line,), daemon=True).start()
                 elif now > self._deaf_until:
                     os._exit(128 + number[0])  # the shell's convention for death by signal

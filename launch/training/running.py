@@ -73,7 +73,7 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
             device = distributed.initialize(environment)
             choose_kernels(device, tf32=config.train.tf32, deterministic=config.train.deterministic)
             heartbeat.beat(0, "start")
-            complete = work(Process(environment, device, console, heartbeat), StopRequest(deadline))
+            complete = work(Process(environment, device, console, heartbeat), StopRequest(deadline, console.say))
         distributed.shutdown()
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 

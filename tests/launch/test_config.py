@@ -97,6 +97,9 @@ def test_deepspeeds_configuration_is_printed_without_a_run(tmp_path, capsys):
     assert printed["gradient_accumulation_steps"] == 2 and printed["fp16"]["initial_scale_power"] == 12
     assert printed["zero_optimization"] == {
         "stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    assert main(["deepspeed-config", "--config", "bert-large-phase1", "--processes", "8"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) and "train.micro_batch_size: found auto, which a run finds out" in printed.err
     assert main(["deepspeed-config", *arguments, "--processes", "7"]) == 2
     assert "expected a multiple of" in capsys.readouterr().err
 
