@@ -80,6 +80,7 @@ def worker(name: str, data: Path, output: Path, threads: int) -> None:
     import torch
 
     from cloze.launch.cli import parse
+    from cloze.launch.pretrain.command import choose_data_streams
     from cloze.launch.pretrain.data import open_data
     from cloze.launch.system import distributed
     from cloze.pipeline.loading.batches import BatchStream
@@ -95,6 +96,7 @@ def worker(name: str, data: Path, output: Path, threads: int) -> None:
     ])
     opened, model = open_data(config)
     config = replace(config, model=model)
+    config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
     train = config.train
     stream = BatchStream(
         ShardReader(str(data), "train"), global_batch_size=train.global_batch_size, streams=config.data_streams,
@@ -128,6 +130,7 @@ def plain_loop(config, opened, environment, device, turns) -> None:
 def our_loop(config, opened, environment, device, turns) -> None:
     """What `cloze pretrain` does when all is prepared."""
     from cloze.launch.pretrain.command import prepare_trainer
+    from cloze.launch.pretrain.objectives.table import make_objective
     from cloze.launch.run.heartbeat import Heartbeat
     from cloze.launch.run.preemption import StopRequest
     from cloze.launch.system.console import Console
@@ -135,7 +138,7 @@ def our_loop(config, opened, environment, device, turns) -> None:
 
     with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
         process = Process(environment, device, Console(is_main=False), heartbeat)
-        trainer = prepare_trainer(config, opened, process)
+        trainer = prepare_trainer(config, opened, process, make_objective(config), (), opened.facts)
         trainer.evaluate = None  # the one before the first step
         run(config, trainer, turns, StopRequest())
 

@@ -66,7 +66,8 @@ def start_model(data: Path, folder: Path) -> None:
     from cloze.launch.system.environment import prepare_process
 
     prepare_process()
-    from cloze.launch.pretrain.command import build_model, check_data
+    from cloze.launch.pretrain.command import build_model
+    from cloze.launch.pretrain.data import check_data
 
     config = parse("pretrain", ["--config", "small-modern", "--data", str(data), "--output", str(folder)])
     _, shape = check_data(data, config.model)
