@@ -14,16 +14,16 @@ from cloze.launch import cli
 from cloze.launch.system.environment import prepare_deepspeed, read_environment
 
 # Share of the tokens that each recipe's data has masked (configs/prepare/).
-MASKED = {"mosaicbert-base": 0.30, "crammed-24h": 0.25, "modernbert-base": 0.30}
+MASKED = {"mosaicbert-base": 0.30, "crammed-24h": 0.25, "modernbert-base-phase1": 0.30}
 RECIPES = ("bert-base-phase1", "bert-base-phase2", "bert-large-phase1", "bert-large-phase2", "nvidia-lamb-large-phase1",
            "nvidia-lamb-large-phase2", "academic-24h", "mosaicbert-base", "crammed-24h", "roberta-base",
-           "modernbert-base")
+           "modernbert-base-phase1")
 CARDS = ("a10", "a100-40gb", "h100", "h200")
 # Recipe, and what changes where a batch does not divide.
 SCALING = (
     ("roberta-base", {8: (), 64: (), 1024: ()}),
     ("nvidia-lamb-large-phase1", {8: (), 64: (), 1024: ()}),
-    ("modernbert-base", {8: (), 64: ("--train.initial_global_batch_size", "2304"),
+    ("modernbert-base-phase1", {8: (), 64: ("--train.initial_global_batch_size", "2304"),
                          1024: ("--train.global_batch_size", "4096", "--train.initial_global_batch_size", "1024")}),
 )
 

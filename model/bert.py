@@ -95,7 +95,7 @@ class BertModel(InFolders, nn.Module):
             position_ids = _position_ids(tokens, sequence_offsets)
 
         seed = None
-        if self.training and (self.config.hidden_dropout_prob or self.config.attention_probs_dropout_prob):
+        if self.training and (self.config.drops_hidden or self.config.attention_probs_dropout_prob):
             seed = draw_seed() if dropout_seed is None else dropout_seed
         bits = self._dropout_bits(seed, tokens, encoder_hidden_states is not None)
         hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, bits[0])
@@ -143,7 +143,7 @@ class BertModel(InFolders, nn.Module):
         (sub-layers, tokens) for each layer.
         """
         layers = self.config.num_hidden_layers
-        if seed is None or not self.config.hidden_dropout_prob:
+        if seed is None or not self.config.drops_hidden:
             return [None] * (1 + layers)
         places = (0, 1, 2) if attends_across else (0, 2)
         keys = [DropoutKey(seed, layer + 1).at(place) for layer in range(layers) for place in places]

@@ -76,6 +76,8 @@ class BertConfig:
     """Dropout after the embeddings and after every sub-layer, 0 <= p < 1."""
     attention_probs_dropout_prob: float = 0.1
     """Dropout of the attention probabilities, 0 <= p < 1."""
+    attention_output_dropout_prob: float | None = None
+    """Dropout after attention's output map, 0 <= p < 1; null: hidden_dropout_prob."""
     classifier_dropout: float | None = None
     """Dropout before a fine-tuning classifier; null: hidden_dropout_prob."""
     classifier_transform: bool = False
@@ -84,6 +86,12 @@ class BertConfig:
     """Added to the variance in every normalisation."""
     initializer_range: float = 0.02
     """Standard deviation of the initial weights."""
+    initialization: Literal["bert", "megatron"] = "bert"
+    """bert: every map has that deviation; megatron: those into the residual stream, and the masked-LM transform, have
+    1/sqrt(2 x num_hidden_layers) of it.
+    """
+    initializer_cutoff: float | None = None
+    """Deviations beyond which no initial weight is drawn, above 0; null: none is cut off."""
     embedding_initializer_range: float | None = None
     """Standard deviation of initial word and segment embeddings; null: initializer_range."""
     pad_token_id: int = 0
@@ -179,7 +187,10 @@ class BertConfig:
             most = _MOST.get(name, _LARGEST)
             if getattr(self, name) is not None and getattr(self, name) > most:
                 raise ModelError(f"model.{name}: found {str(getattr(self, name))[:20]}, expected at most {most}")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+        if self.initializer_cutoff is not None and self.initializer_cutoff <= 0:
+            raise ModelError(f"model.initializer_cutoff: found {self.initializer_cutoff}, expected more than 0")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_output_dropout_prob",
+                     "classifier_dropout"):
             probability = getattr(self, name)
             if probability is not None and not 0 <= probability < 1:
                 raise ModelError(f"model.{name}: found {probability}, expected 0 <= p < 1")
@@ -223,6 +234,17 @@ class BertConfig:
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def attention_output_dropout(self) -> float:
+        """Dropout after attention's output map."""
+        given = self.attention_output_dropout_prob
+        return self.hidden_dropout_prob if given is None else given
+
+    @property
+    def drops_hidden(self) -> bool:
+        """Whether any elements of hidden vectors are dropped in training."""
+        return self.hidden_dropout_prob > 0 or self.attention_output_dropout > 0
 
     @property
     def segments(self) -> tuple[int, int]:

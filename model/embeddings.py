@@ -92,7 +92,7 @@ class Embeddings(nn.Module):
         if self.config.embedding_norm:
             hidden = self.norm(hidden)
         hidden = hidden.to(compute_dtype(hidden))
-        if bits is None or not self.config.embedding_dropout:
+        if bits is None or not self.config.embedding_dropout or not self.config.hidden_dropout_prob:
             return hidden
         return dropped(hidden, self.config.hidden_dropout_prob, bits)
 

@@ -153,7 +153,8 @@ class EncoderLayer(Copied):
     def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__()
         self.pre = config.norm_position == "pre"
-        self.probability, self.scale = config.hidden_dropout_prob, keep_scale(config.hidden_dropout_prob)
+        self.probability, self.attention_probability = config.hidden_dropout_prob, config.attention_output_dropout
+        self.scale, self.attention_scale = keep_scale(self.probability), keep_scale(self.attention_probability)
         self.attention = Attention(config, layer)
         if layer > 0 or config.first_attention_norm:
             self.attention_norm = encoder_norm(config)
@@ -176,24 +177,31 @@ class EncoderLayer(Copied):
         there is none. `seeds`: of dropout inside the two attentions. `read`: (R,) of the concatenated tokens: all are
         attended to, the rest is computed for these alone, (R, hidden).
         """
-        first, *between, last = (None, None, None) if bits is None else keep_masks(
-            bits, hidden.shape[-1], self.probability, hidden.dtype)
+        first, *between, last = (None, None, None) if bits is None else self._keep(bits, hidden)
         inputs = self.attention_norm(hidden) if self.pre else hidden
         change, probabilities = self.attention(inputs, context, seeds[0], head_mask, read)
-        hidden = self._add(_rows(hidden, read), change, first, self.attention_norm)
+        hidden = self._add(_rows(hidden, read), change, first, self.attention_norm, self.attention_scale)
         cross_probabilities = None
         if context.cross_states is not None:
             inputs = self.cross_attention_norm(hidden) if self.pre else hidden
             change, cross_probabilities = self.cross_attention(inputs, context, seeds[1], head_mask)
-            hidden = self._add(hidden, change, between[0], self.cross_attention_norm)
+            hidden = self._add(hidden, change, between[0], self.cross_attention_norm, self.attention_scale)
         inputs = self.feed_forward_norm(hidden) if self.pre else hidden
-        hidden = self._add(hidden, self.feed_forward(inputs), last, self.feed_forward_norm)
+        hidden = self._add(hidden, self.feed_forward(inputs), last, self.feed_forward_norm, self.scale)
         return hidden, probabilities, cross_probabilities
 
-    def _add(self, hidden: Tensor, change: Tensor, keep: Tensor | None, norm: nn.Module) -> Tensor:
+    def _keep(self, bits: Tensor, hidden: Tensor) -> Sequence[Tensor | None]:
+        """Of each sub-layer what is kept of its output, as 0 and 1; None: all."""
+        if self.attention_probability == self.probability:
+            return keep_masks(bits, hidden.shape[-1], self.probability, hidden.dtype)
+        return [keep if probability else None
+                for part, probability in ((bits[:-1], self.attention_probability), (bits[-1:], self.probability))
+                for keep in (keep_masks(part, hidden.shape[-1], probability, hidden.dtype) if probability
+                             else part.unbind())]
+
+    def _add(self, hidden: Tensor, change: Tensor, keep: Tensor | None, norm: nn.Module, scale: float) -> Tensor:
         # One pass for dropout and residual: hidden + scale * change * keep.
-        hidden = hidden + change if keep is None else torch.addcmul(hidden, change, keep.view_as(change),
-                                                                    value=self.scale)
+        hidden = hidden + change if keep is None else torch.addcmul(hidden, change, keep.view_as(change), value=scale)
         return hidden if self.pre else norm(hidden)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 
@@ -12,6 +13,10 @@ from cloze.model.config import BertConfig, ModelError
 from cloze.model.embeddings import Embeddings, Norm
 from cloze.model.heads import LayerMix, VocabularyProjection
 
+# Modules whose outputs are added to the residual stream (Megatron-LM, arXiv 1909.08053), and those of the masked-LM head,
+# which ModernBERT starts alike.
+_SCALED = ("attention.output", "feed_forward.down", "masked_lm.dense", "masked_lm.decoder")
+
 
 def init_weights(model: nn.Module, seed: int) -> None:
     """Draw all weights of `model` in place, from a generator of its own.
@@ -19,6 +24,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
     | parameter                                   | initial value                                     |
     |---------------------------------------------|---------------------------------------------------|
     | weights of linear maps, untied vocabulary projection | N(0, initializer_range²)                 |
+    | of `_SCALED`, if initialization is megatron | N(0, initializer_range² / (2 num_hidden_layers)) |
     | word and segment embeddings                 | N(0, embedding_initializer_range²), the same if unset |
     | learned positions                           | N(0, position_initializer_range²), the same if unset |
     | embedding rows of padding (token, segment) and of the vocabulary's padding | 0           |
@@ -26,6 +32,8 @@ def init_weights(model: nn.Module, seed: int) -> None:
     | normalisation                               | weight 1, bias 0                                  |
     | factor of scaled sinusoids                  | 1/sqrt(hidden_size)                               |
     | learned sum of layers                       | weights 0 (equal shares), scale 1                 |
+
+    With initializer_cutoff c, normals are cut off at c deviations: drawn again until they are nearer.
     """
     config: BertConfig = model.config
     generator = torch.Generator().manual_seed(seed)
@@ -41,7 +49,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
                 module.scale.fill_(1.0)
             elif getattr(module, "weight", None) is not None and id(module.weight) not in drawn:
                 drawn.add(id(module.weight))  # a tied weight is drawn once
-                values = torch.empty(module.weight.shape).normal_(0.0, _deviation(config, name), generator=generator)
+                values = _drawn(config, module.weight.shape, _deviation(config, name), generator)
                 if getattr(module, "padding_idx", None) is not None:
                     values[module.padding_idx] = 0
                 if name.endswith("embeddings.word") or isinstance(module, VocabularyProjection):
@@ -51,9 +59,19 @@ def init_weights(model: nn.Module, seed: int) -> None:
                 module.bias.zero_()
 
 
+def _drawn(config: BertConfig, shape: torch.Size, deviation: float, generator: torch.Generator) -> Tensor:
+    values = torch.empty(shape)
+    if config.initializer_cutoff is None:
+        return values.normal_(0.0, deviation, generator=generator)
+    bound = config.initializer_cutoff * deviation
+    return nn.init.trunc_normal_(values, 0.0, deviation, -bound, bound, generator=generator)
+
+
 def _deviation(config: BertConfig, name: str) -> float:
     """Of the initial weights of the module `name`."""
     given = None
+    if config.initialization == "megatron" and name.endswith(_SCALED):
+        return config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
     if name.endswith("embeddings.position"):
         given = config.position_initializer_range
     elif name.endswith(("embeddings.word", "embeddings.segment")):

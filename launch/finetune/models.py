@@ -26,7 +26,7 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
     shape = source.config
     if config.dropout is not None:
         shape = dataclasses.replace(shape, hidden_dropout_prob=config.dropout, classifier_dropout=None,
-                                    attention_probs_dropout_prob=config.dropout)
+                                    attention_probs_dropout_prob=config.dropout, attention_output_dropout_prob=None)
     options = {"attention_kernel": config.train.attention_kernel,
                "gradient_checkpointing": config.train.gradient_checkpointing}
     if head is not None:

@@ -71,7 +71,7 @@ def differences(config: PretrainConfig, before: dict[str, object], now: dict[str
     if not changed:
         return None
     consequence = ["sums are rounded in another way"]
-    if "micro-batch" in changed and config.model.hidden_dropout_prob:
+    if "micro-batch" in changed and config.model.drops_hidden:
         consequence.append("dropout drops other units")
     elif "attention kernel" in changed and config.model.attention_probs_dropout_prob:
         consequence.append("attention drops other probabilities")

@@ -22,10 +22,12 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-# Fields of a model that may differ between phases: no weight and no output in evaluation hangs on them.
+# Fields of a model that may differ between phases: no weight hangs on them. A rotary base does change the outputs; it is
+# raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663, section 2.2.2), and said.
 FREE_MODEL_FIELDS = {
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "initializer_range",
-    "embedding_initializer_range", "position_initializer_range", "max_position_embeddings",
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "attention_output_dropout_prob", "classifier_dropout",
+    "initialization", "initializer_range", "initializer_cutoff", "embedding_initializer_range",
+    "position_initializer_range", "max_position_embeddings", "rotary_theta", "local_rotary_theta",
 }
 POSITIONS = "bert.embeddings.position.weight"
 # What the optimizer's groups and states are shaped by.
@@ -117,6 +119,10 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
             parameter[: len(value)].copy_(value)  # fewer rows only where positions are extended
             taken += 1
     rows = [("weights", f"{taken} tensors of {source}"), ("drawn anew", ", ".join(drawn) or "nothing")]
+    changed = [f"{field.name} {before} -> {now}" for field in fields(BertConfig)
+               if (before := getattr(source.config, field.name)) != (now := getattr(model.config, field.name))]
+    if changed:
+        rows.append(("changed", ", ".join(changed)))
     left = sorted(source.weights.keys() - model.state_dict().keys())
     if left:
         rows.append(("left out", ", ".join(left)))

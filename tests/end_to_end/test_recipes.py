@@ -20,7 +20,10 @@ RECIPES = {
     "nvidia-lamb-large-phase1": (65536, [1, 64, 1024]), "nvidia-lamb-large-phase2": (32768, [1, 64, 4096]),
     "deepspeed-lamb-large-phase1": (65536, [1, 1024]), "deepspeed-lamb-large-phase2": (32768, [1, 1024]),
     "academic-24h": (4096, [1, 8, 128]), "mosaicbert-base": (4096, [1, 8, 32]), "crammed-24h": (8192, [1, 2, 4]),
-    "roberta-base": (8192, [1, 8, 512]), "modernbert-base": (4608, [1, 3, 8, 48]), "mlperf-large": (512, [1, 8, 64]),
+    "roberta-base": (8192, [1, 8, 512]), "modernbert-base-phase1": (4608, [1, 3, 8, 48]),
+    "modernbert-base-phase2": (72, [1, 3, 8, 72]), "modernbert-base-phase3": (72, [1, 3, 8, 72]),
+    "ettin-150m-phase1": (4608, [1, 3, 8, 288]), "ettin-150m-phase2": (4608, [1, 3, 8, 288]),
+    "ettin-150m-phase3": (4608, [1, 3, 8, 288]), "mlperf-large": (512, [1, 8, 64]),
 }
 EXPECTED = {  # class, clipping, constants, peak rate
     "bert-base-phase1": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-4),
@@ -35,7 +38,12 @@ EXPECTED = {  # class, clipping, constants, peak rate
     "mosaicbert-base": ("AdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 5e-4),
     "crammed-24h": ("AdamW", 0.5, {"betas": (0.9, 0.98), "eps": 1e-12}, 1e-3),
     "roberta-base": ("AdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 6e-4),
-    "modernbert-base": ("StableAdamW", 1.0, {"betas": (0.9, 0.98), "eps": 1e-6}, 8e-4),
+    "modernbert-base-phase1": ("StableAdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 8e-4),
+    "modernbert-base-phase2": ("StableAdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 3e-4),
+    "modernbert-base-phase3": ("StableAdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 3e-4),
+    "ettin-150m-phase1": ("StableAdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 8e-4),
+    "ettin-150m-phase2": ("StableAdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 8e-4),
+    "ettin-150m-phase3": ("StableAdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 4e-4),
     "mlperf-large": ("Lamb", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 4e-4),
 }
 NOT_PUBLISHED = {"tiny", "small", "small-modern", "strict-small"}  # our own: docs/results.md and the tests run them
@@ -102,5 +110,10 @@ def test_two_steps_in_a_real_engine(runs, name):
 
     lines = [line for line in read_metrics(folder / name) if "train/loss" in line]
     assert [line["step"] for line in lines] == [1, 2] and all(line["train/loss"] > 0 for line in lines)
-    if "phase2" in name:
-        assert "taken, of 2 steps" in printed and "phase1" in printed
+    if name[-1] in "23":
+        before = int(name[-1]) - 1
+        assert f"taken, of {2 * before} steps" in printed and f"phase{before}" in printed
+    if name == "modernbert-base-phase2":
+        assert "max_position_embeddings 1024 -> 8192, rotary_theta 10000.0 -> 160000.0" in printed
+    if name == "ettin-150m-phase3":
+        assert "changed local_rotary_theta 10000.0 -> 160000.0" in printed

@@ -97,7 +97,8 @@ def test_every_variant_and_preset_comes_back_from_its_folder(tmp_path, name):
         model.save(tmp_path / cls.__name__)
         again = cls.from_folder(tmp_path / cls.__name__)
         assert not again.new_parameters
-        unsaid = dict.fromkeys(("pooler", "classifier_dropout", "classifier_transform"))  # in formats of transformers
+        unsaid = dict.fromkeys(("pooler", "classifier_dropout", "classifier_transform", "initialization",
+                                "initializer_cutoff", "attention_output_dropout_prob"))  # in formats of transformers
         assert dataclasses.asdict(again.config) | unsaid == dataclasses.asdict(config) | unsaid
         inputs = {key: each for key, each in flat.items() if "label" not in key and "masked" not in key}
         ours, found = model(**inputs), again(**inputs)
@@ -248,6 +249,46 @@ def test_embedding_dropout_can_be_turned_off_alone():
         assert ((embeddings == 0).float().mean() > 0.4) == embedding_dropout
 
 
+def test_what_attention_gives_has_a_dropout_of_its_own():
+    """With a feed-forward network of zeros a layer is x + what is kept of attention, scaled: embeddings lose nothing."""
+    shape = dataclasses.replace(MODERN, num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+                                attention_output_dropout_prob=0.25)
+    model = BertModel(shape)
+    init_weights(model, 1)
+    layer = model.encoder.layers[0]
+    layer.feed_forward.down.weight.data.zero_()
+    seen = {}
+    layer.attention.register_forward_hook(lambda module, inputs, output: seen.update(
+        before=inputs[0], change=output[0]))
+    model.encoder.final_norm.register_forward_pre_hook(lambda module, inputs: seen.update(after=inputs[0]))
+    ids = torch.randint(5, shape.vocab_size, (8, 16))
+    model.train()(ids, attention_mask=torch.full((8,), 16), dropout_seed=3)
+    kept = (seen["after"] - seen["before"]).abs() > seen["change"].abs() / 2
+    torch.testing.assert_close(seen["after"], seen["before"] + seen["change"] * kept / 0.75, **TOLERANCE)
+    assert float(kept.double().mean()) == pytest.approx(0.75, abs=0.03)
+    model.eval()(ids, attention_mask=torch.full((8,), 16))
+    torch.testing.assert_close(seen["after"], seen["before"] + seen["change"])
+
+
+def test_megatrons_initial_weights_are_those_of_the_reference():
+    """ModernBERT's, drawn by transformers from another generator: equal deviations, cut off at the same bounds."""
+    shape = dataclasses.replace(MODERN, hidden_size=128, intermediate_size=192, num_attention_heads=4, vocab_size=1000,
+                                tie_word_embeddings=False, initialization="megatron", initializer_cutoff=2.0)
+    ours = BertForMaskedLM(shape)
+    init_weights(ours, 5)
+    theirs = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(
+        vocab_size=1000, hidden_size=128, intermediate_size=192, num_attention_heads=4, num_hidden_layers=5,
+        tie_word_embeddings=False, initializer_cutoff_factor=2.0, pad_token_id=0,
+    )).state_dict()
+    compared = 0
+    for name, tensor in to_huggingface(ours.state_dict(), shape).items():
+        if tensor.dim() == 2:
+            assert float(tensor.std()) == pytest.approx(float(theirs[name].std()), rel=0.05), name
+            assert float(tensor.abs().max()) == pytest.approx(float(theirs[name].abs().max()), rel=0.02), name
+            compared += 1
+    assert compared == 5 * 4 + 3
+
+
 def test_the_padding_segment_is_zero_and_stays_so():
     config = dataclasses.replace(TINY, type_vocab_size=3, segment_padding_index=0, embedding_norm=False)
     model = BertForPreTraining(config)
@@ -260,8 +301,11 @@ def test_the_padding_segment_is_zero_and_stays_so():
     assert (weight.grad[0] == 0).all() and (weight.grad[1] != 0).any()
 
 
-def test_modern_bert_matches_the_reference_and_goes_there_and_back(tmp_path):
-    model = scramble(BertForMaskedLM(MODERN)).train()
+@pytest.mark.parametrize("bases", [(160_000.0, 10_000.0), (10_000.0, 10_000.0), (160_000.0, 160_000.0)])
+def test_modern_bert_matches_the_reference_and_goes_there_and_back(tmp_path, bases):
+    """At the rotary bases of each phase of ModernBERT and Ettin."""
+    shape = dataclasses.replace(MODERN, rotary_theta=bases[0], local_rotary_theta=bases[1])
+    model = scramble(BertForMaskedLM(shape)).train()
     model.save(tmp_path / "ours")
     theirs, report = transformers.AutoModelForMaskedLM.from_pretrained(
         tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
