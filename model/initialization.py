@@ -13,7 +13,7 @@ from cloze.model.config import BertConfig, ModelError
 from cloze.model.embeddings import Embeddings, Norm
 from cloze.model.heads import LayerMix, VocabularyProjection
 
-# Modules whose outputs are added to the residual stream (Megatron-LM, arXiv 1909.08053), and those of the masked-LM head,
+# Modules whose outputs are added to the residual stream (Megatron-LM, arXiv 1909.08053), and the masked-LM head's,
 # which ModernBERT starts alike.
 _SCALED = ("attention.output", "feed_forward.down", "masked_lm.dense", "masked_lm.decoder")
 

@@ -22,8 +22,8 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-# Fields of a model that may differ between phases: no weight hangs on them. A rotary base does change the outputs; it is
-# raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663, section 2.2.2), and said.
+# Fields of a model that may differ between phases: no weight hangs on them. A rotary base does change the outputs: it
+# is raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663, section 2.2.2), and said.
 FREE_MODEL_FIELDS = {
     "hidden_dropout_prob", "attention_probs_dropout_prob", "attention_output_dropout_prob", "classifier_dropout",
     "initialization", "initializer_range", "initializer_cutoff", "embedding_initializer_range",

@@ -250,7 +250,7 @@ def test_embedding_dropout_can_be_turned_off_alone():
 
 
 def test_what_attention_gives_has_a_dropout_of_its_own():
-    """With a feed-forward network of zeros a layer is x + what is kept of attention, scaled: embeddings lose nothing."""
+    """With a feed-forward network of zeros a layer is x + what is kept of attention, scaled; nothing else is lost."""
     shape = dataclasses.replace(MODERN, num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
                                 attention_output_dropout_prob=0.25)
     model = BertModel(shape)
