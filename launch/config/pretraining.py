@@ -63,13 +63,17 @@ class PretrainConfig(RunConfig):
     """Whether the optimizer's moments are taken from that run too."""
     init_positions: Literal["same", "extend"] = "same"
     """What to do if the model has more learned positions than init_from. same: refuse; extend: draw the others."""
+    init_layers: list[int] | None = None
+    """Layers of init_from, from 0, that become this model's, one for each (a student's of 6: 0, 2, 4, 7, 9, 11); null:
+    as they are."""
     init_word_vectors: str | None = None
     """word2vec text file, of whose vectors word embeddings start, by token; null: drawn ones. Not with init_from."""
     model: BertConfig = field(default_factory=BertConfig)
     """Shape of the model; a file of configs/model/ or single fields."""
     objective: str = "masked"
-    """What is minimised. masked: masked tokens, and next sentences if the data has pairs; or a class of your own by its
-    dotted name, as my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""
+    """What is minimised. masked: masked tokens, and next sentences if the data has pairs; distillation: these, and what
+    a teacher says of them (objective_options.teacher, docs/recipes.md); or a class of your own by its dotted name, as
+    my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""
     objective_options: dict[str, Any] = field(default_factory=dict)
     """What the objective's class is made with beside the configuration, by name."""
     callbacks: list[str] = field(default_factory=list)
@@ -98,6 +102,12 @@ class PretrainConfig(RunConfig):
     def __post_init__(self) -> None:
         if self.init_optimizer and self.init_from is None:
             raise UserError("init_optimizer: found true without init_from, expected the run whose moments to take")
+        if self.init_layers is not None and (self.init_from is None or self.init_optimizer):
+            raise UserError("init_layers: found them " + ("with init_optimizer, expected weights alone"
+                            if self.init_from else "without init_from, expected the model whose layers to take"))
+        if self.init_layers is not None and len(self.init_layers) != self.model.num_hidden_layers:
+            raise UserError(f"init_layers: found {len(self.init_layers)}, expected one for each of "
+                            f"model.num_hidden_layers = {self.model.num_hidden_layers}")
         if self.init_word_vectors and self.init_from:
             raise UserError(f"init_word_vectors: found {self.init_word_vectors} with init_from = {self.init_from}, "
                             "which has word embeddings of its own, expected one of the two; leave the other out")

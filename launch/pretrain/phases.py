@@ -6,7 +6,7 @@ starts anew is said in a table. A resume of it goes on from its own checkpoints 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -75,8 +75,24 @@ def read_source(config: PretrainConfig, manifest: Manifest, checkpoints: Checkpo
         raise UserError(f"init_from: found a tokenizer with fingerprint {found[:12]} in {tokenizer}, expected "
                         f"{manifest.tokenizer_fingerprint[:12]}, that of the shards in {manifest.folder}; prepare them "
                         f"with --tokenizer {tokenizer}")
+    if config.init_layers is not None:
+        source = _of_layers(source, config.init_layers)
     _check_shape(config, source)
     return source
+
+
+def _of_layers(source: Source, layers: list[int]) -> Source:
+    """A source that has some of its layers, in this order."""
+    count = source.config.num_hidden_layers
+    if wrong := [layer for layer in layers if not 0 <= layer < count]:
+        raise UserError(f"init_layers: found {wrong[0]}, expected 0 to {count - 1}, the layers of {source}")
+    prefix = "bert.encoder.layers."
+    weights = {name: tensor for name, tensor in source.weights.items() if not name.startswith(prefix)}
+    for number, layer in enumerate(layers):
+        own = f"{prefix}{layer}."
+        weights |= {f"{prefix}{number}.{name.removeprefix(own)}": tensor for name, tensor in source.weights.items()
+                    if name.startswith(own)}
+    return replace(source, config=replace(source.config, num_hidden_layers=len(layers)), weights=weights)
 
 
 def _check_shape(config: PretrainConfig, source: Source) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cloze.launch.config import PretrainConfig
 from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
 from cloze.model.flops import training_flops
 from cloze.pipeline.errors import UserError
 
@@ -88,10 +89,11 @@ class Objective(ABC):
     def flops(self, micro_batch: dict) -> float:
         """FLOPs of the model, forward and backward, for a micro-batch, by which speed/mfu is measured: BERT's, from the
         real lengths."""
-        offsets = micro_batch["sequence_offsets"].long()
-        lengths = offsets[1:] - offsets[:-1]
-        sizes = int(offsets[-1]), int((lengths * lengths).sum())
-        return training_flops(self.config.model, sizes, len(micro_batch["labels"]), summed=True)
+        return flops_of(self.config.model, micro_batch)
+
+    def facts(self) -> dict[str, str]:
+        """What the objective has read beside the configuration, by name: a resume is refused if one has changed."""
+        return {}
 
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:
         """This rank's divisors, in the order of TERMS, to be summed over ranks before the first backward."""
@@ -145,6 +147,14 @@ class Objective(ABC):
             raise UserError(f"objective: found {', '.join(map(str, found)) or 'nothing'} in what "
                             f"{type(self).__name__}.{method} has returned, expected its TERMS {', '.join(self.TERMS)}")
         return found
+
+
+def flops_of(model: BertConfig, micro_batch: dict) -> float:
+    """FLOPs of a model, forward and backward, for a micro-batch, from the real lengths."""
+    offsets = micro_batch["sequence_offsets"].long()
+    lengths = offsets[1:] - offsets[:-1]
+    sizes = int(offsets[-1]), int((lengths * lengths).sum())
+    return training_flops(model, sizes, len(micro_batch["labels"]), summed=True)
 
 
 def _number(value: Tensor | float, like: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ import inspect
 from pathlib import Path
 
 from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.objectives.distillation import Distillation
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
 from cloze.launch.pretrain.objectives.objective import Objective
 from cloze.launch.system.own_classes import make, own_class
 from cloze.pipeline.errors import UserError
 
-OBJECTIVES: dict[str, type[Objective]] = {"masked": MaskedTokens}
+OBJECTIVES: dict[str, type[Objective]] = {"masked": MaskedTokens, "distillation": Distillation}
 
 
 def make_objective(config: PretrainConfig) -> Objective:
@@ -32,8 +33,8 @@ def make_objective(config: PretrainConfig) -> Objective:
 
 
 def objective_facts(objective: Objective) -> dict[str, str]:
-    """SHA-256 of the file of a user's own objective, which a run may not go on with another of; of ours nothing."""
-    kind = type(objective)
-    if kind in OBJECTIVES.values():
-        return {}
-    return {"objective_source": hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()}
+    """What a run may not go on with another of: what the objective says, and the SHA-256 of a user's own file."""
+    facts, kind = objective.facts(), type(objective)
+    if kind not in OBJECTIVES.values():
+        facts["objective_source"] = hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()
+    return facts

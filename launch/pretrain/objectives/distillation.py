@@ -1,0 +1,127 @@
+"""Masked tokens beside a teacher: its probabilities and its vectors, as DistilBERT was trained (arXiv 1910.01108)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.objectives.masked import MaskedTokens
+from cloze.launch.pretrain.objectives.objective import Term, flops_of
+from cloze.launch.pretrained.loading import load_model
+from cloze.launch.run import runs
+from cloze.model.bert import BertForPreTraining, PreTrainingOutput
+from cloze.model.config import BertConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+class StudentOutput(NamedTuple):
+    """What a student says of a micro-batch with labels: M masked positions, T tokens."""
+
+    student: PreTrainingOutput
+    soft_losses: Tensor
+    """(M,) fp32: temperature² times the divergence of the student's distribution from the teacher's; 0 without a
+    label."""
+    cosine_losses: Tensor
+    """(T,) fp32: 1 - cosine of the last hidden states; 0 where all labels of the micro-batch are missing, a filler."""
+
+
+class Student(BertForPreTraining):
+    """BERT that is shown its teacher in each forward with labels. The teacher is no part of it: neither trained nor
+    kept in checkpoints."""
+
+    def __init__(self, config: BertConfig, teacher: nn.Module, temperature: float, **options) -> None:
+        super().__init__(config, **options)
+        self._teacher, self._temperature = (teacher,), temperature  # in a tuple, where torch finds no module
+
+    def forward(self, *, masked_positions: Tensor | None = None, labels: Tensor | None = None,
+                dropout_seed: int | None = None, **inputs) -> PreTrainingOutput | StudentOutput:
+        """Concatenated inputs as BertForPreTraining takes them; without labels what that returns."""
+        if labels is None:
+            return super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, **inputs)
+        (teacher,) = self._teacher
+        with torch.no_grad():
+            theirs = teacher.to(labels.device)(
+                masked_positions=masked_positions, output_hidden_states=True,
+                **{name: value for name, value in inputs.items() if name != "next_sentence_label"})
+        ours = super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, output_hidden_states=True,
+                               **inputs)
+        counted = labels != NO_LABEL
+        logits, wanted = ours.prediction_logits.float(), theirs.prediction_logits.float()
+        soft = nn.functional.kl_div(*((each / self._temperature).log_softmax(-1) for each in (logits, wanted)),
+                                    log_target=True, reduction="none").sum(-1) * self._temperature**2
+        vectors, shown = ours.hidden_states[-1].float(), theirs.hidden_states[-1].float()
+        cosine = vectors.new_zeros(len(vectors)) if vectors.shape != shown.shape else (
+            (1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * counted.any())
+        output = ours._replace(
+            prediction_logits=None, hidden_states=None, num_masked=counted.sum(),
+            mlm_losses=nn.functional.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none"),
+            mlm_correct=(logits.argmax(-1) == labels) & counted,
+        )
+        return StudentOutput(output, soft * counted, cosine)
+
+
+class Distillation(MaskedTokens):
+    """Masked tokens, the teacher's probabilities at them, and the direction of its last hidden states at all tokens.
+
+    Options: `teacher`: a Hugging Face folder or a run, of the shards' tokenizer. `temperature`: what both logits are
+    divided by. `soft`, `masked`, `cosine`: weights in the loss; the defaults are DistilBERT's.
+    """
+
+    TERMS = ("mlm", "next_sentence", "soft", "cosine")
+
+    def __init__(self, config: PretrainConfig, teacher: str, temperature: float = 2.0, soft: float = 5.0,
+                 masked: float = 2.0, cosine: float = 1.0) -> None:
+        super().__init__(config)
+        for name, value in (("temperature", temperature), ("soft", soft), ("masked", masked), ("cosine", cosine)):
+            if value < 0 or (name == "temperature" and value == 0):
+                raise UserError(f"objective_options.{name}: found {value}, expected more than 0")
+        loaded = load_model(teacher)
+        self.teacher, self._temperature = loaded.model.eval().requires_grad_(False), temperature
+        self.weights = {"mlm": masked, "soft": soft, "cosine": cosine}
+        if not hasattr(self.teacher, "masked_lm"):
+            raise UserError(f"objective_options.teacher: found a {type(self.teacher).__name__} in {teacher}, expected "
+                            "a model with a masked-LM head")
+        shards = Tokenizer.from_folder(to_place(config.sources[0].path) / runs.TOKENIZER).fingerprint
+        if loaded.tokenizer.fingerprint != shards:
+            raise UserError(f"objective_options.teacher: found a tokenizer with fingerprint "
+                            f"{loaded.tokenizer.fingerprint[:12]} in {teacher}, expected {shards[:12]}, that of the "
+                            f"shards in {config.sources[0].path}; prepare them with --tokenizer {teacher}")
+        widths = config.model.hidden_size, self.teacher.config.hidden_size
+        if cosine and widths[0] != widths[1]:
+            raise UserError(f"objective_options.cosine: found {cosine} with model.hidden_size {widths[0]} and a "
+                            f"teacher of {widths[1]}, expected 0: vectors of other widths have no angle")
+
+    def facts(self) -> dict[str, str]:
+        """SHA-256 of the teacher's weights."""
+        digest = hashlib.sha256()
+        for _, tensor in sorted(self.teacher.state_dict().items()):
+            digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return {"teacher_weights": digest.hexdigest()}
+
+    def build_model(self) -> Student:
+        """The student, whose weights are drawn or taken by `init_from` and `init_layers`."""
+        train = self.config.train
+        return Student(self.config.model, self.teacher, self._temperature, attention_kernel=train.attention_kernel,
+                       gradient_checkpointing=train.gradient_checkpointing)
+
+    def flops(self, micro_batch: dict) -> float:
+        """The student's, forward and backward, and the teacher's forward, a third of such."""
+        return super().flops(micro_batch) + flops_of(self.teacher.config, micro_batch) / 3
+
+    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
+        """Those of masked tokens; masked tokens; tokens, of a filler none."""
+        counted = micro_batch["labels"] != NO_LABEL
+        return super().divisors(micro_batch) | {"soft": counted.sum(),
+                                                "cosine": counted.any() * len(micro_batch["input_ids"])}
+
+    def terms(self, output: StudentOutput, micro_batch: dict) -> dict[str, Term]:
+        """Two terms more, neither with hits."""
+        return super().terms(output.student, micro_batch) | {"soft": Term(output.soft_losses),
+                                                             "cosine": Term(output.cosine_losses)}

@@ -1,0 +1,124 @@
+"""Objectives beside masked tokens: the loss against a loop written here, any split, a killed run, what does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from cloze.launch.cli import main
+from cloze.launch.run.metrics import read_metrics
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.shards.shards import ShardReader
+from tests.forked import ForkedRun
+from tests.launching import (
+    assert_same_weights,
+    curve,
+    finish,
+    kill_when,
+    pretrain_arguments,
+    saved,
+    step_of,
+    train,
+    weights,
+)
+from tests.slowed import slow_from
+from tests.synthetic import make_shards
+
+NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def teacher(data, tmp_path_factory):
+    """A folder of transformers' own: four layers, the student's width, the shards' tokenizer."""
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    torch.manual_seed(3)
+    transformers.BertForMaskedLM(transformers.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=32, initializer_range=0.2,
+    )).save_pretrained(folder)
+    for path in (data / "tokenizer").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def distilled(teacher) -> tuple[str, ...]:
+    return (*NO_DROPOUT, "--objective", "distillation", "--objective_options.teacher", str(teacher), "--init_from",
+            str(teacher), "--init_layers", "[1, 3]")
+
+
+def expected_losses(data, teacher) -> dict[str, float]:
+    """The three means over the first global batch by transformers alone, in padded form."""
+    theirs = transformers.BertForMaskedLM.from_pretrained(teacher, attn_implementation="eager").eval()
+    student = transformers.BertForMaskedLM.from_pretrained(teacher, attn_implementation="eager").eval()
+    student.bert.encoder.layer = torch.nn.ModuleList([theirs.bert.encoder.layer[1], theirs.bert.encoder.layer[3]])
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
+    (batch,) = next(stream).micro_batches
+    stream.close()
+    sums, tokens = torch.zeros(3, dtype=torch.float64), 0
+    for low, high in batch["sequence_offsets"].unfold(0, 2, 1).tolist():
+        inside = (batch["masked_positions"] >= low) & (batch["masked_positions"] < high)
+        places, labels = batch["masked_positions"][inside] - low, batch["labels"][inside]
+        given = {"input_ids": batch["input_ids"][None, low:high],
+                 "token_type_ids": batch["token_type_ids"][None, low:high], "output_hidden_states": True}
+        with torch.no_grad():
+            one, other = student(**given), theirs(**given)
+        own, shown = one.logits[0, places], other.logits[0, places]
+        sums[0] += torch.nn.functional.cross_entropy(own, labels, reduction="sum")
+        p = torch.softmax(shown / 2, -1)
+        sums[1] += 4 * (p * (p.log() - torch.log_softmax(own / 2, -1))).sum()
+        vectors, wanted = one.hidden_states[-1][0], other.hidden_states[-1][0]
+        sums[2] += (1 - (vectors * wanted).sum(-1) / vectors.norm(dim=-1) / wanted.norm(dim=-1)).sum()
+        tokens += high - low
+    means = sums / torch.tensor([len(batch["labels"]), len(batch["labels"]), tokens])
+    return dict(zip(("train/mlm_loss", "train/soft_loss", "train/cosine_loss"), means.tolist(), strict=True))
+
+
+def test_distillation_has_the_losses_of_the_reference_and_one_step_for_any_split(data, teacher, tmp_path):
+    one = ("--train.max_steps", "1", "--schedule.warmup_steps", "0", "--train.precision", "fp32")
+    for processes, micro in ((1, 16), (2, 2)):
+        train(data, tmp_path / f"{processes}", *distilled(teacher), *one, "--train.micro_batch_size", str(micro),
+              processes=processes)
+    (line,) = (line for line in read_metrics(tmp_path / "2") if "train/loss" in line)
+    expected = expected_losses(data, teacher)
+    assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert line["train/loss"] == pytest.approx(2 * line["train/mlm_loss"] + 5 * line["train/soft_loss"]
+                                               + line["train/cosine_loss"] + line["train/next_sentence_loss"])
+    # The first step of Adam is 3e-3 wide for any gradient; sums in another order move it by 1e-5 here.
+    assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 5e-5)
+    assert not any("teacher" in name for name in weights(tmp_path / "1"))
+    assert main(["export", str(tmp_path / "1"), "--output", str(tmp_path / "exported")]) == 0
+    assert transformers.BertForMaskedLM.from_pretrained(tmp_path / "exported").config.num_hidden_layers == 2
+
+
+@pytest.mark.slow
+def test_a_killed_distillation_resumes_exactly_on_its_own_teacher(data, teacher, tmp_path):
+    arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *distilled(teacher))
+    whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
+    finish(ForkedRun(whole, 2))
+    kill_when(ForkedRun(cut, 2, slow_from(12)),
+              lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
+    finish(ForkedRun(cut, 2))
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path, capsys):
+    foreign = make_shards(tmp_path / "foreign", vocab_size=80)
+    run = tmp_path / "run"
+    for given, options, expected in (
+        (data, ("--objective_options.temperature", "0"), "objective_options.temperature: found 0, expected more than"),
+        (data, ("--init_layers", "[1, 9]"), "init_layers: found 9, expected 0 to 3, the layers of"),
+        (data, ("--init_layers", "[1]"), "init_layers: found 1, expected one for each of model.num_hidden_layers = 2"),
+        (data, ("--model.hidden_size", "16"), "objective_options.cosine: found 1.0 with model.hidden_size 16 and a"),
+        (foreign, (), f"that of the shards in {foreign}; prepare them with --tokenizer {teacher}"),
+    ):
+        assert main(pretrain_arguments(given, run, *distilled(teacher), *options)) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert expected in said[-1] and said[-1].startswith("error: "), said
