@@ -274,6 +274,13 @@ class BertForPreTraining(BertPreTrained):
             position_ids=position_ids, attention_mask=attention_mask, sequence_offsets=sequence_offsets,
             max_sequence_length=max_sequence_length, dropout_seed=dropout_seed, **inputs,
         )
+        return self.predictions(encoded, hidden, labels, next_sentence_label)
+
+    def predictions(self, encoded: BertOutput, hidden: Tensor, labels: Tensor | None,
+                    next_sentence_label: Tensor | None) -> PreTrainingOutput:
+        """What the heads say. `hidden`: (M, hidden) or (B, P, hidden) of the masked positions, or of all tokens;
+        `labels` and `next_sentence_label` as in `forward`.
+        """
         predicted = self.masked_lm(hidden, labels)
         pair_scores = self.next_sentence(pooled(encoded))
         output = PreTrainingOutput(

@@ -98,8 +98,10 @@ def test_distillation_has_the_losses_of_the_reference_and_one_step_for_any_split
 
 
 @pytest.mark.slow
-def test_a_killed_distillation_resumes_exactly_on_its_own_teacher(data, teacher, tmp_path):
-    arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *distilled(teacher))
+@pytest.mark.parametrize("objective", ["distillation", "span_boundary"])
+def test_a_killed_run_resumes_exactly(data, teacher, tmp_path, objective):
+    named = distilled(teacher) if objective == "distillation" else ("--objective", objective)
+    arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *named)
     whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
     finish(ForkedRun(whole, 2))
     kill_when(ForkedRun(cut, 2, slow_from(12)),
@@ -107,6 +109,57 @@ def test_a_killed_distillation_resumes_exactly_on_its_own_teacher(data, teacher,
     finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def expected_boundary_loss(data, run, folder) -> tuple[float, float]:
+    """Mean loss and share of hits over the first global batch: vectors by transformers, spans by loops, the head by its
+    formula."""
+    main(["export", str(run), "--output", str(folder)])
+    encoder = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    own = weights(run)
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
+    (batch,) = next(stream).micro_batches
+    stream.close()
+    masked = dict(zip(batch["masked_positions"].tolist(), batch["labels"].tolist(), strict=True))
+    losses, hits = [], []
+    for low, high in batch["sequence_offsets"].unfold(0, 2, 1).tolist():
+        with torch.no_grad():
+            hidden = encoder(batch["input_ids"][None, low:high],
+                             token_type_ids=batch["token_type_ids"][None, low:high]).last_hidden_state[0]
+        for place in (place for place in masked if low <= place < high):
+            start, end = place, place
+            while start - 1 in masked:
+                start -= 1
+            while end + 1 in masked:
+                end += 1
+            vector = torch.cat((hidden[start - 1 - low], hidden[end + 1 - low],
+                                own["boundary_positions.weight"][min(place - start, 2)]))
+            for layer in ("0", "3"):
+                vector = torch.nn.functional.gelu(own[f"boundary_layers.{layer}.weight"] @ vector
+                                                  + own[f"boundary_layers.{layer}.bias"])
+                vector = torch.nn.functional.layer_norm(vector, (32,), eps=1e-12)  # of weight 1 and bias 0
+            scores = own["bert.embeddings.word.weight"][:64] @ vector
+            losses.append(torch.nn.functional.cross_entropy(scores, torch.tensor(masked[place])))
+            hits.append(int(scores.argmax() == masked[place]))
+    return float(torch.stack(losses).mean()), sum(hits) / len(hits)
+
+
+def test_span_boundaries_have_the_loss_of_their_formula_and_one_step_for_any_split(data, tmp_path):
+    run = (*NO_DROPOUT, "--objective", "span_boundary", "--objective_options.longest", "3", "--train.max_steps", "1",
+           "--train.precision", "fp32")
+    # One step at the rate 0, so that the checkpoint holds the weights that the loss was measured with.
+    train(data, tmp_path / "still", *run, "--schedule.warmup_steps", "1", "--train.micro_batch_size", "4")
+    (line,) = (line for line in read_metrics(tmp_path / "still") if "train/loss" in line)
+    loss, accuracy = expected_boundary_loss(data, tmp_path / "still", tmp_path / "exported")
+    assert line["train/boundary_loss"] == pytest.approx(loss, rel=1e-4)
+    assert line["train/boundary_accuracy"] == pytest.approx(accuracy)
+    assert line["train/loss"] == pytest.approx(
+        line["train/mlm_loss"] + line["train/boundary_loss"] + line["train/next_sentence_loss"])
+    for processes, micro in ((1, 16), (2, 2)):
+        train(data, tmp_path / f"{processes}", *run, "--schedule.warmup_steps", "0", "--train.micro_batch_size",
+              str(micro), processes=processes)
+    assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 5e-5)
 
 
 def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path, capsys):

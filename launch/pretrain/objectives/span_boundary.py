@@ -1,0 +1,105 @@
+"""Masked tokens, and each of them from the two tokens around its span, as SpanBERT was trained (arXiv 1907.10529)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.objectives.masked import MaskedTokens
+from cloze.launch.pretrain.objectives.objective import Term
+from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_masked
+from cloze.model.config import BertConfig
+from cloze.model.embeddings import encoder_norm
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import NO_LABEL
+
+
+class SpanOutput(NamedTuple):
+    """What a model says of a micro-batch with labels: M masked positions."""
+
+    masked: PreTrainingOutput
+    boundary_losses: Tensor
+    """(M,) fp32, 0 without a label."""
+    boundary_correct: Tensor
+    """(M,) bool."""
+
+
+def spans(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The token before and the token after the span of each masked token, and its place in the span from 0: each (M,).
+
+    Args:
+        positions: (M,) masked places in concatenated tokens, ascending. Spans of two samples never touch, as special
+            tokens lie between them.
+    """
+    gaps = positions.diff() != 1
+    first, last = (torch.cat(ends) for ends in ((gaps.new_ones(1), gaps), (gaps, gaps.new_ones(1))))
+    starts = positions.where(first, 0).cummax(0).values
+    ends = positions.where(last, torch.iinfo(positions.dtype).max).flip(0).cummin(0).values.flip(0)
+    return starts - 1, ends + 1, positions - starts
+
+
+class SpanBoundaryBert(BertForPreTraining):
+    """BERT with a head that sees the two vectors around a span and a place in it."""
+
+    def __init__(self, config: BertConfig, longest: int, **options) -> None:
+        super().__init__(config, **options)
+        width = config.hidden_size
+        self.boundary_positions = nn.Embedding(longest, width)
+        self.boundary_layers = nn.Sequential(
+            nn.Linear(3 * width, width), nn.GELU(), encoder_norm(config),
+            nn.Linear(width, width), nn.GELU(), encoder_norm(config),
+        )
+
+    def forward(self, *, masked_positions: Tensor | None = None, labels: Tensor | None = None,
+                next_sentence_label: Tensor | None = None, **inputs) -> PreTrainingOutput | SpanOutput:
+        """Concatenated inputs as BertForPreTraining takes them; without labels what that returns."""
+        if labels is None:
+            return super().forward(masked_positions=masked_positions, next_sentence_label=next_sentence_label, **inputs)
+        before, after, places = spans(masked_positions)
+        encoded, vectors = encode_masked(self.bert, torch.cat((masked_positions, before, after)), **inputs)
+        hidden, left, right = vectors.split(len(labels))
+        # The last place stands for what a longer span has beyond it.
+        place = self.boundary_positions(places.clamp(max=self.boundary_positions.num_embeddings - 1))
+        seen = self.boundary_layers(torch.cat((left, right, place.to(left.dtype)), dim=-1))
+        return SpanOutput(self.predictions(encoded, hidden, labels, next_sentence_label),
+                          *self.masked_lm.decoder(seen, labels))
+
+
+class SpanBoundary(MaskedTokens):
+    """The terms of masked tokens, and that of the boundaries, on data whose masks are spans.
+
+    Options: `longest`: places in a span that are told apart. `boundary`: weight of the term; SpanBERT's is 1.
+    """
+
+    TERMS = ("mlm", "next_sentence", "boundary")
+
+    def __init__(self, config: PretrainConfig, longest: int = 20, boundary: float = 1.0) -> None:
+        super().__init__(config)
+        if longest < 1 or boundary < 0:
+            raise UserError(f"objective_options: found longest {longest} and boundary {boundary}, expected at least 1 "
+                            "and 0")
+        self._longest, self.weights = longest, {"boundary": boundary}
+
+    def build_model(self) -> SpanBoundaryBert:
+        """BERT and the head, which exports leave out."""
+        train = self.config.train
+        return SpanBoundaryBert(self.config.model, self._longest, attention_kernel=train.attention_kernel,
+                                gradient_checkpointing=train.gradient_checkpointing)
+
+    def flops(self, micro_batch: dict) -> float:
+        """With four squares of the width, and the vocabulary's matrix once more, for each masked token."""
+        model = self.config.model
+        weights = model.hidden_size * (4 * model.hidden_size + model.vocab_size)
+        return super().flops(micro_batch) + 6 * weights * len(micro_batch["labels"])
+
+    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
+        """Masked tokens once more."""
+        return super().divisors(micro_batch) | {"boundary": (micro_batch["labels"] != NO_LABEL).sum()}
+
+    def terms(self, output: SpanOutput, micro_batch: dict) -> dict[str, Term]:
+        """One term more."""
+        return super().terms(output.masked, micro_batch) | {
+            "boundary": Term(output.boundary_losses, output.boundary_correct)}
