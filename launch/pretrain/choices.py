@@ -42,12 +42,13 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
     kept = distributed.from_main(_NOTHING_KEPT if kept is None else _YES if kept else _NO, device)
     wanted = kept == _YES if kept else config.train.compiles(attention_kernel(config, device), config.zero.stage)
     lacking = _lacking(device) if wanted else None
-    # All or none: compiled layers round in another way.
-    missing = distributed.reduce_sum(torch.tensor([float(lacking is not None)], device=device)).item()
+    # All or none: compiled layers round in another way. GPUs that differ may differ in what they want, too.
+    others = torch.tensor([float(not wanted), float(lacking is not None)], device=device)
+    unwanted, missing = distributed.reduce_sum(others).tolist()
     if wanted and missing and device.type == "cuda":
         console.warn(f"train.compile: the layers are not compiled, since {lacking or 'another process'} lacks what "
                      "that takes; install Triton and a C compiler, or set it to false")
-    return replace(config, train=replace(config.train, compile=bool(wanted and not missing)))
+    return replace(config, train=replace(config.train, compile=not unwanted and not missing))
 
 
 def _lacking(device: torch.device) -> str | None:

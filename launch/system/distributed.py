@@ -6,6 +6,7 @@ import contextlib
 import datetime
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from cloze.launch.system.devices import work_on
 from cloze.launch.system.environment import Environment, device_index, device_type
 from cloze.pipeline.errors import UserError
+
+Number = TypeVar("Number", int, float)
 
 # How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
 COLLECTIVE_SECONDS = 1800
@@ -81,9 +84,9 @@ def reduce_sum(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def from_main(value: int, device: torch.device) -> int:
-    """Rank 0's number on every rank; the others' argument is ignored."""
-    box = torch.tensor([value], device=device)
+def from_main(value: Number, device: torch.device) -> Number:
+    """Rank 0's number on every rank, exactly; of the others' argument only the type counts."""
+    box = torch.tensor([value], dtype=torch.float64 if isinstance(value, float) else torch.int64, device=device)
     dist.broadcast(box, src=0)
     return int(box.item())
 

@@ -55,9 +55,9 @@ class Throughput:
         steps = max(1, self._steps)
         seconds = max(1e-9, time.perf_counter() - self._start)
         measured = torch.tensor([self.tokens, self.flops, seconds, self._data_wait, self._save_wait,
-                                 peak_memory(self._device)], dtype=torch.float64)
+                                 peak_memory(self._device), self.peak or 0.0], dtype=torch.float64)
         ranks = distributed.gather(measured.to(self._device)).cpu()
-        tokens, flops, seconds, data_wait, save_wait, memory = ranks.unbind(1)
+        tokens, flops, seconds, data_wait, save_wait, memory, peaks = ranks.unbind(1)
         scalars = {
             "speed/tokens_per_second": float(tokens.sum() / seconds.mean()),
             "speed/data_wait_share": float((data_wait / seconds).mean()),
@@ -67,8 +67,8 @@ class Throughput:
         }
         if save_wait.max() > 0:
             scalars["speed/checkpoint_wait_seconds"] = float(save_wait.max())
-        if self.peak:
-            scalars["speed/mfu"] = float(flops.sum() / seconds.mean()) / (self.peak * len(ranks))
+        if peaks.min() > 0:  # every rank has its own machine's: what follows from the share must be the same on all
+            scalars["speed/mfu"] = float(flops.sum() / seconds.mean() / peaks.sum())
         return scalars
 
 

@@ -246,7 +246,8 @@ class Trainer:
             sums = torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
         # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum. A loss that is
         # infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none need ask.
-        share = torch.full_like(loss, self.environment.world_size).masked_fill(~loss.detach().isfinite(), math.nan)
+        # (0 times what is not finite is NaN: two kernels, where asking and filling takes eight.)
+        share = loss.detach() * 0 + self.environment.world_size
         self.engine.backward(loss * share, scale_wrt_gas=False)
         self.engine.step()
         return sums
@@ -318,7 +319,7 @@ class Trainer:
         with self._not_training("evaluate"):
             measured = self.evaluate(partial(self.heartbeat.beat, step, "evaluate"))
             scalars = {f"validation/{name}": value for name, value in measured.items()}
-            scalars = with_more(self.callbacks, "on_evaluation", self._view(), scalars)
+            scalars = self._as_main_judges(with_more(self.callbacks, "on_evaluation", self._view(), scalars))
             self._write(scalars)
             if self.show is not None:
                 self.show(step)
@@ -326,6 +327,18 @@ class Trainer:
         self.state = judged(self.config.evaluation, replace(self.state, evaluated_step=step), scalars, good_step)
         self._state_changed()
         return self.state.best_step == good_step
+
+    def _as_main_judges(self, scalars: dict[str, float]) -> dict[str, float]:
+        """The scalars of an evaluation with rank 0's value of `evaluation.metric`. Collective.
+
+        What ours measure is the same on all ranks; a callback's may not be, by a rounding or more, and what it decides
+        (a save, the end of the run) all have to do together.
+        """
+        name = f"validation/{self.config.evaluation.metric}"
+        if not self.callbacks:
+            return scalars
+        value = distributed.from_main(scalars.get(name, math.nan), self.device)
+        return scalars | {name: value} if name in scalars else scalars
 
     def _state_changed(self) -> None:
         """Keep what a checkpoint would hold up to date, if the last step was a good one."""
@@ -367,18 +380,18 @@ class Trainer:
         self.throughput.reset()
 
     def _believable(self, mfu: float) -> dict[str, float]:
-        """What of a share above 1 can be shown: none, or its share of the peak that is measured anew, once a run, since
-        the first peak was wrong. Collective: all ranks have the same share."""
+        """What of a share above 1 can be shown: none, or its share of the peaks that are measured anew, once a run,
+        since the first ones were wrong. Collective: all ranks have the same share."""
         if self._peak_doubted:
             return {}
         self._peak_doubted = True
         self.console.warn(f"speed/mfu: {mfu:.0%} of the peak cannot be, and is not shown: {doubt_of_peak(self.device)}")
-        peak = measured_anew(self.device, compute_dtype(self.engine), self.environment.is_main)
-        if peak is None:
-            return {}
-        peaks = distributed.gather(torch.tensor([peak], dtype=torch.float64, device=self.device))
-        before, self.throughput.peak = self.throughput.peak, max(self.throughput.peak, float(peaks.mean()))
-        mfu *= before / self.throughput.peak
+        before = self.throughput.peak
+        # None of a device with a data sheet, which not every rank needs to have.
+        found = measured_anew(self.device, compute_dtype(self.engine), self.environment.is_main)
+        self.throughput.peak = max(before, found or 0.0)
+        old, new = distributed.reduce_sum(numbers_on(self.device, before, self.throughput.peak)).tolist()
+        mfu *= old / new
         return {"speed/mfu": mfu} if mfu <= 1 else {}
 
     @contextlib.contextmanager

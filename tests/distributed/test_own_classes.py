@@ -77,6 +77,15 @@ class Notes(Callback):
         if run.rank == 0:
             print("NOTES", self.told, complete, self.config.objective)
 '''
+# What each process measures for itself, and not alike.
+APART = '''
+from cloze.launch.training.callbacks import Callback
+
+
+class Apart(Callback):
+    def on_evaluation(self, run, scalars):
+        return {"validation/own": run.state.step * (1 if run.rank else -1)}
+'''
 NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 RUN = (*NO_DROPOUT, "--objective", "own_of_mine.Lengths", "--schedule.warmup_steps", "0")
 
@@ -115,6 +124,16 @@ def test_an_own_objective_takes_the_same_step_for_any_split_and_is_watched(data,
     assert main(["export", str(here / "whole"), "--output", str(here / "exported")]) == 0
     ours, exported = (load_model(here / name).model.state_dict() for name in ("whole", "exported"))
     assert "length.weight" not in ours and torch.equal(ours["masked_lm.dense.bias"], exported["masked_lm.dense.bias"])
+
+
+def test_processes_that_measure_differently_decide_alike(data, here):
+    """By rank 0's number: with their own, one would save where the other goes on, and wait for it for ever."""
+    (here / "measures.py").write_text(APART)
+    train(data, here / "run", *NO_DROPOUT, "--callbacks", "measures.Apart", "--evaluation.metric", "own",
+          "--evaluation.every_steps", "1", "--evaluation.keep_best", "true", "--train.max_steps", "3",
+          "--checkpoint.every_steps", "0", processes=2)
+    state = json.loads((here / "run/checkpoints/step-00000003/state.json").read_text())
+    assert (state["best_step"], state["best_value"]) == (0, 0.0)
 
 
 def test_a_resume_is_exact_and_compares_the_objective(data, here, capsys):

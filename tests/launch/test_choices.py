@@ -64,6 +64,14 @@ def test_layers_are_compiled_on_all_ranks_or_on_none(tmp_path, machine, monkeypa
     assert "another process" in told[0]
 
 
+def test_layers_are_compiled_on_no_rank_if_one_would_not(tmp_path, machine, monkeypatch):
+    """Its GPU has no flash attention; it lacks nothing, and nothing is to be installed."""
+    other = torch.FloatTensor([1, 0])  # not wanted there, and nothing missing
+    monkeypatch.setattr(choices.distributed, "reduce_sum", lambda values: values + other)
+    told = Told()
+    assert choices.resolve_compile(config_in(tmp_path), GPU, told).train.compile is False and not told
+
+
 def test_what_was_given_is_what_is_done(tmp_path, machine):
     for given in (True, False):
         runs.keep_device_facts(tmp_path, {"compile": not given})

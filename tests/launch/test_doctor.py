@@ -136,6 +136,32 @@ def slower_than_its_sheet(command: list[str]) -> int:
     return main(command)
 
 
+def with_peaks_of_their_own(command: list[str]) -> int:
+    """The command in processes whose machines know different things of their devices."""
+    devices._SECONDS = 0.3
+    known = os.environ["KNOWN"].split()[int(os.environ["RANK"])]
+    if known == "sheet":
+        devices.data_sheet_flops = lambda device: 1.0
+    else:
+        os.environ["XDG_CACHE_HOME"] = f"{os.environ['XDG_CACHE_HOME']}/{known}"
+    return main(command)
+
+
+@pytest.mark.parametrize(("known", "warnings", "shown"), [("measured nothing", 0, False), ("measured sheet", 1, True)])
+def test_ranks_that_know_different_peaks_stay_together(data, tmp_path, monkeypatch, known, warnings, shown):
+    """One has a peak far below its speed, the other none, or one that it does not measure anew: what to do about a
+    share above 1 takes a collective, which all have to reach."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "measured"))
+    devices.keep_measured(torch.device("cpu"), {torch.float32: 1e3})
+    run = tmp_path / "run"
+    output = finish(ForkedRun(pretrain_arguments(data, run, "--train.max_steps", "3"), 2, with_peaks_of_their_own,
+                              KNOWN=known, XDG_CACHE_HOME=str(cache)))
+    lines = [line for line in read_metrics(run) if "train/loss" in line]
+    assert output.count("of the peak cannot be") == warnings and len(lines) == 3
+    assert all(("speed/mfu" in line) == shown and line.get("speed/mfu", 0) < 1 for line in lines)
+
+
 @pytest.mark.slow
 def test_two_processes_are_examined_together(data, tmp_path):
     output = examine("--data", str(data), "--output", str(tmp_path / "out"), processes=2, cache=tmp_path / "cache")

@@ -25,16 +25,18 @@ class MaskedTokens(Objective):
         masked = micro_batch["labels"] != NO_LABEL
         if self._by_samples:
             masked = _masked_per_sample(micro_batch) > 0
-        return {"mlm": masked.sum(), "next_sentence": (micro_batch["next_sentence_label"] != NO_LABEL).sum()}
+        # In the dtype of the sums at once: each cast would be a kernel more.
+        pairs = (micro_batch["next_sentence_label"] != NO_LABEL).sum(dtype=torch.float64)
+        return {"mlm": masked.sum(dtype=torch.float64), "next_sentence": pairs}
 
     def terms(self, output, micro_batch: dict) -> dict[str, Term]:
         """Args: output: a PreTrainingOutput."""
-        weights = None
+        weights = count = None
         if self._by_samples:
             weights = 1.0 / _masked_per_sample(micro_batch)[_sample_of_masked(micro_batch)]
-        masked = (micro_batch["labels"] != NO_LABEL).sum()
+            count = (micro_batch["labels"] != NO_LABEL).sum(dtype=torch.float64)
         return {
-            "mlm": Term(output.mlm_losses, output.mlm_correct, weights, masked),
+            "mlm": Term(output.mlm_losses, output.mlm_correct, weights, count),
             "next_sentence": Term(output.next_sentence_losses, output.next_sentence_correct),
         }
 

@@ -118,13 +118,16 @@ class Objective(ABC):
             part = (losses if weights is None else losses * weights).sum() / divisors[number]
             parts.append(part if (weight := self.weights.get(name, 1.0)) == 1.0 else weight * part)
         loss = reduce(add, parts)
-        shares = self.divisors(micro_batch)
+        counts = {name: term.count for name, term in terms.items()}
+        if None in counts.values():
+            shares = self.divisors(micro_batch)
+            counts = {name: shares[name] if count is None else count for name, count in counts.items()}
         sums = [loss.detach().double()]
         for name in self.TERMS:
-            losses, correct, _, count = terms[name]
-            sums += [losses.detach().double().sum(), _number(shares[name] if count is None else count, loss),
+            losses, correct, _, _ = terms[name]
+            sums += [losses.detach().sum(dtype=torch.float64), _number(counts[name], loss),
                      # NaN stays NaN in every sum: so the curve is left out.
-                     _number(math.nan if correct is None else correct.sum(), loss)]
+                     _number(math.nan if correct is None else correct.sum(dtype=torch.float64), loss)]
         return loss, torch.stack(sums)
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
