@@ -63,7 +63,7 @@ def open_stored(url: str | StorePath) -> StoredFile:
     """Open an object for reading. Raises FileNotFoundError if there is none."""
     source = to_place(url)
     status = source.stat()
-    return StoredFile(scratch_cache().open(source, status.st_size, f"{source} {status.st_mtime_ns}"))
+    return StoredFile(scratch_cache().open(source, status.st_size, f"{source} {status.content}"))
 
 
 def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
