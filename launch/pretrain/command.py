@@ -28,6 +28,7 @@ from cloze.launch.pretrain.data import (
     open_data,
     open_split,
     open_training,
+    read_once,
     run_masking,
 )
 from cloze.launch.pretrain.guesses import Guesses
@@ -62,6 +63,11 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
+    with read_once(config, environment):
+        return _pretrain(config, environment)
+
+
+def _pretrain(config: PretrainConfig, environment: Environment) -> int:
     data, model = open_data(config)
     run_masking(config, data)  # and whether the data has a place for it
     size, given = encoder_weights(model), config.train.learning_rate

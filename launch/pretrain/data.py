@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +23,12 @@ from cloze.pipeline.loading.batches import BatchWarmup
 from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.loading.streams import Mixture, RunMasking
 from cloze.pipeline.samples.masking import RatePhases, RateSchedule
-from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.manifest import FILE_NAME, Manifest
 from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.stores import told
 from cloze.pipeline.stores.cache import Cache
-from cloze.pipeline.stores.places import Place, StorePath
-from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.stores.places import Place, StorePath, to_place
+from cloze.pipeline.tokenization.tokenizer import FETCHED, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,30 @@ def _position(tokens: int, phases: tuple[Phase, ...], lengths: np.ndarray) -> in
             return phase.begin + int(np.ceil(samples))
         tokens -= (following.begin - phase.begin) * mean
     raise AssertionError("unreachable: the last phase has no following")
+
+
+@contextmanager
+def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None]:
+    """Within, rank 0 alone has asked the store for manifests and tokenizers, and told the others which they are; of
+    each machine one process fetches them into `data_cache.folder`. Does nothing for folders of a disk. Collective.
+
+    Raises:
+        UserError: the store can't be read, or gives others something else.
+    """
+    folders = [to_place(path) for path in
+               (*(source.path for source in config.sources), *config.evaluation.sets.values())]
+    stored = {folder: open_cache(config, folder) for folder in folders if isinstance(folder, StorePath)}
+    objects = {folder / name: cache for folder, cache in stored.items()
+               for name in (FILE_NAME, *(f"{runs.TOKENIZER}/{each}" for each in FETCHED))}
+    if objects:
+        text = distributed.told(
+            lambda: json.dumps([told.ask(path, cache) for path, cache in objects.items()]), environment)
+        for (path, cache), digest in zip(objects.items(), json.loads(text), strict=True):
+            told.take_as_told(path, cache, digest)
+    try:
+        yield
+    finally:
+        told.forget()
 
 
 def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterable, Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from cloze.launch.system.devices import work_on
 from cloze.launch.system.environment import Environment, device_index, device_type
@@ -20,6 +23,10 @@ Number = TypeVar("Number", int, float)
 # How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
 COLLECTIVE_SECONDS = 1800
 TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
+_LEAVE_SECONDS = 30  # that rank 0 stays, when it has failed, until the others know
+# Where the processes have met before they joined a group, which then is made there; and the texts told so far.
+_meeting: dist.Store | None = None
+_numbers = itertools.count()
 
 
 def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) -> torch.device:
@@ -43,8 +50,39 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
         dist.init_process_group(store=dist.HashStore(), **options)
     else:
         # env:// and not an address: torchrun's agent already listens on that port, and only env:// knows it.
-        dist.init_process_group(init_method="env://", **options)
+        given = {"init_method": "env://"} if _meeting is None else {"store": dist.PrefixStore("group", _meeting)}
+        dist.init_process_group(**given, **options)
     return device
+
+
+def told(make: Callable[[], str], environment: Environment) -> str:
+    """What rank 0 makes, on every rank: a short text, also before they are in a process group. Collective.
+
+    Raises:
+        UserError: rank 0 could not make it.
+    """
+    global _meeting
+    if environment.world_size == 1:
+        return make()
+    if _meeting is None:
+        _meeting, *_ = next(rendezvous("env://", environment.rank, environment.world_size, timeout=TIMEOUT))
+        _meeting.set_timeout(TIMEOUT)
+    store = dist.PrefixStore(f"told-{next(_numbers)}", _meeting)
+    if environment.is_main:
+        try:
+            store.set("text", "+" + make())
+        except UserError:
+            store.set("text", "-")
+            deadline = time.monotonic() + _LEAVE_SECONDS  # the store goes with this process: let them hear of it
+            while store.add("heard", 0) < environment.world_size - 1 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            raise
+    text = store.get("text").decode()
+    store.add("heard", 1)
+    if text == "-":
+        raise UserError(f"rank {environment.rank}: rank 0 could not read what all processes need, expected it to; its "
+                        "own message says why")
+    return text[1:]
 
 
 def new_group(ranks: Iterable[int]) -> dist.ProcessGroup:
@@ -74,6 +112,8 @@ def lost_others(error: RuntimeError) -> bool:
 
 def shutdown() -> None:
     """Leave the process group; does nothing if there is none."""
+    global _meeting
+    _meeting = None
     if have_met():
         dist.destroy_process_group()
 

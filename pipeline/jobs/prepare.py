@@ -183,7 +183,8 @@ def _identity(
                 "lengths": config.lengths,
                 "tokenizer_fingerprint": tokenizer.fingerprint,
                 "sources": [[file.source, file.name, file.size] for file in files],
-                "times of change": [file.changed for file in files],
+                "times of change": [0 if file.content else file.changed for file in files],
+                **({"ETags": [file.content for file in files]} if any(file.content for file in files) else {}),
                 "rules": _RULES,
                 "parts read at once": FILES_AT_ONCE,
                 "library versions": {each.__name__: each.__version__ for each in (np, pa, tokenizers)},
@@ -256,7 +257,7 @@ def _open_work(output: Place, work: Place, identity: dict) -> None:
         if identity_file.is_file():
             found = json.loads(identity_file.read_text(encoding="utf-8"))
             if found != identity:
-                different = next(name for name in identity if found.get(name) != identity[name])
+                different = next(name for name in {**identity, **found} if found.get(name) != identity.get(name))
                 what = _difference(found, identity, different)
                 raise UserError(
                     f"output: {output} holds an interrupted run with another {what}; "

@@ -31,10 +31,10 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
 
     Raises UserError if the file isn't any more what the run was planned with.
     """
-    digest, found, changed = hashlib.sha256(), 0, 0
+    digest, found, state = hashlib.sha256(), 0, 0
     try:
         if is_url(file.path):
-            digest, found, changed = _stored_piece(file.path, start, stop)
+            digest, found, state = _stored_piece(file.path, start, stop)
         for path in _paths(file):
             stream = os.open(path, os.O_RDONLY)  # not `open`, which costs more than hashing a small file
             try:
@@ -43,14 +43,14 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
                 while place < end and (data := os.pread(stream, min(end - place, _AT_ONCE), place)):
                     digest.update(data)
                     place += len(data)
-                changed = max(changed, os.fstat(stream).st_mtime_ns)
+                state = max(state, os.fstat(stream).st_mtime_ns)
             finally:
                 os.close(stream)
             found += size
     except OSError as error:
         raise UserError(describe(error, file.path)) from error
     size = file.size if file.parts else found  # that of a data set is not the size of its files
-    if is_hashed(file) and (size, changed) != (file.size, file.changed):
+    if is_hashed(file) and (size, state) != (file.size, file.state):
         raise UserError(
             f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
             "same command again"
@@ -59,14 +59,15 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
 
 
 def _stored_piece(url: str, start: int, stop: int) -> tuple:
-    """The digest of bytes [start, stop) of an object, its size and when it changed. What was read a moment ago comes
-    from the local copy."""
-    digest, status = hashlib.sha256(), to_place(url).stat()
+    """The digest of bytes [start, stop) of an object, its size, and what its content is known by, both as they are
+    when all was read. What was read a moment ago comes from the local copy."""
+    digest = hashlib.sha256()
     with open_raw(url) as stream:
         stream.seek(start)
         while stream.tell() < stop and (data := stream.read(min(stop - stream.tell(), _AT_ONCE))):
             digest.update(data)
-    return digest, status.st_size, status.st_mtime_ns
+    status = to_place(url).stat()
+    return digest, status.st_size, status.content
 
 
 def source_hash(file: InputFile, piece_bytes: int | None) -> str:

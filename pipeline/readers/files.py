@@ -21,7 +21,8 @@ class InputFile:
 
     name: relative to the folder that its source's files share, so that manifests don't depend on where they lie.
     size: bytes (of a data set: of its text or all of its columns; 0 if unknown). rows: of a saved data set, or stream
-    shards of one on the hub. changed: when, nanoseconds; 0 on the hub. parts: the files of a saved data set.
+    shards of one on the hub. changed: when, nanoseconds; 0 on the hub. parts: the files of a saved data set. content:
+    what that of a store's object is known by; None elsewhere.
     """
 
     number: int
@@ -35,6 +36,12 @@ class InputFile:
     config: SourceConfig
     rows: int = 0
     parts: tuple[str, ...] = ()
+    content: str | None = None
+
+    @property
+    def state(self) -> int | str:
+        """What changes when the content does, beside the size."""
+        return self.changed if self.content is None else self.content
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,8 @@ def _input_file(
         form = _FORMATS.get(kind[0], "text") if kind else "text"
     if stored is not None:
         name = path.removeprefix(f"{shared}/")
-        return InputFile(number, source, path, name, form, packed, stored.size, stored.changed, config)
+        return InputFile(number, source, path, name, form, packed, stored.size, stored.changed, config,
+                         content=stored.content)
     with readable_errors(path):
         status = _status(path)
         if not stat.S_ISREG(status.st_mode):

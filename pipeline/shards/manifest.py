@@ -12,6 +12,7 @@ import numpy as np
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.stores import told
 from cloze.pipeline.stores.places import Place, to_place
 
 FILE_NAME = "manifest.json"
@@ -166,14 +167,14 @@ class Manifest:
         """The same of a manifest that may have been changed: `damage` says so. For those who look for damage."""
         folder = to_place(folder)
         path = folder / FILE_NAME
-        if not path.is_file():
+        if not told.is_file(path):
             raise UserError(
                 f"{folder}: found no {FILE_NAME}, expected a folder that `cloze prepare` completed; "
                 "run (or run again) `cloze prepare`"
             )
         try:
             with readable_errors(path):
-                raw = path.read_bytes()
+                raw = told.read(path)
             content = json.loads(raw)
             version = content["format_version"]
             if version not in READABLE_VERSIONS:

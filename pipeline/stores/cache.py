@@ -11,8 +11,9 @@ import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -59,6 +60,66 @@ class Cache:
         except OSError as error:
             raise self.trouble(error) from error
 
+    def whole(self, source: StorePath, digest: str) -> bytes:
+        """All bytes of the object that has this SHA-256. Of the processes of a machine one fetches it, the others wait.
+
+        Raises UserError if the store holds none any more, or another one.
+        """
+        if (found := self._kept(digest)) is not None:
+            return found
+        with self._alone(".fetching"):
+            if (found := self._kept(digest)) is not None:
+                return found
+            try:
+                found = source.read_bytes()
+            except FileNotFoundError:
+                found = b""
+            if hashlib.sha256(found).hexdigest() != digest:
+                raise UserError(f"{source}: found other content than a process of this run has found before, expected "
+                                "an object at rest; run the same command again")
+            self._keep(found, digest)
+        return found
+
+    def keep(self, content: bytes, digest: str) -> None:
+        """Let other processes of this machine find an object's content by its SHA-256."""
+        with self._alone(".fetching"):
+            if self._kept(digest) is None:
+                self._keep(content, digest)
+
+    def _keep(self, content: bytes, digest: str) -> None:
+        try:
+            aside = self.folder / ".fetched"  # one at a time writes there
+            aside.write_bytes(content)
+            os.replace(aside, self.folder / digest[:_NAME_DIGITS])
+            self.wrote(len(content))
+        except OSError as error:
+            raise self.trouble(error) from error
+
+    def _kept(self, digest: str) -> bytes | None:
+        """The content of that SHA-256, if it is here, undamaged."""
+        path = self.folder / digest[:_NAME_DIGITS]
+        try:
+            content = path.read_bytes()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self.trouble(error) from error
+        return content if hashlib.sha256(content).hexdigest() == digest else None
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Hold a lock of the folder. Raises UserError if it can't be held."""
+        try:
+            lock = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self.trouble(error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
     def trouble(self, error: OSError) -> UserError:
         """What to say of a failure of the disk."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -76,9 +137,7 @@ class Cache:
         self._trim()
 
     def _trim(self) -> None:
-        lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._alone(".lock"):
             copies = []
             for entry in os.scandir(self.folder):
                 if len(entry.name) == _NAME_DIGITS:
@@ -95,8 +154,6 @@ class Cache:
                 total -= size
                 if total <= self.limit_bytes * _KEPT:
                     return
-        finally:
-            os.close(lock)
 
 
 class CachedFile:

@@ -38,6 +38,13 @@ class ObjectInfo:
     changed: int
     version: dict[str, str | None]
 
+    @property
+    def content(self) -> str:
+        """What the content is known by: the store's ETag, which a listing and an answer about one object give alike
+        but for quotation marks; where it has none, the time of the last change."""
+        tag = (self.version.get("e_tag") or "").removeprefix("W/").strip('"')
+        return tag or f"changed {self.changed}"
+
 
 class ObjectClient:
     """One bucket (in Azure: container). `url` is what errors call it.
@@ -231,7 +238,7 @@ class HubClient:
     def _info(self, found: dict) -> ObjectInfo:
         commit = found.get("last_commit")
         changed = 0 if commit is None else int(commit.date.timestamp() * 1e9)
-        return ObjectInfo(found["name"][len(self._root) + 1 :], found["size"], changed, {})
+        return ObjectInfo(found["name"][len(self._root) + 1 :], found["size"], changed, {"e_tag": found.get("blob_id")})
 
     def _asked(self, key: str, ask: Callable):
         for number in range(_BODY_TRIES):

@@ -61,11 +61,11 @@ class StorePath:
         return self.client.is_folder(self.key)
 
     def stat(self) -> SimpleNamespace:
-        """st_size and st_mtime_ns. Raises FileNotFoundError."""
+        """st_size, st_mtime_ns and `content`, what that is known by. Raises FileNotFoundError."""
         found = self.info()
         if found is None:
             raise FileNotFoundError(2, "not found", str(self))
-        return SimpleNamespace(st_size=found.size, st_mtime_ns=found.changed)
+        return SimpleNamespace(st_size=found.size, st_mtime_ns=found.changed, content=found.content)
 
     def iterdir(self) -> Iterator["StorePath"]:
         return (self / name for name in self.client.names(self.key))

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from cloze.pipeline.stores import told
 from cloze.pipeline.stores.cache import Cache, CachedFile
 from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.stores.scratch import scratch_folder
@@ -63,7 +64,7 @@ def open_stored(url: str | StorePath) -> StoredFile:
     """Open an object for reading. Raises FileNotFoundError if there is none."""
     source = to_place(url)
     status = source.stat()
-    return StoredFile(scratch_cache().open(source, status.st_size, f"{source} {status.st_mtime_ns}"))
+    return StoredFile(scratch_cache().open(source, status.st_size, f"{source} {status.content}"))
 
 
 def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
@@ -71,7 +72,7 @@ def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
     local = scratch_folder()
     for name in names:
         try:
-            (local / name).write_bytes((folder / name).read_bytes())
+            (local / name).write_bytes(told.read(folder / name))
         except FileNotFoundError:
             continue
     return local

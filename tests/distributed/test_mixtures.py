@@ -12,13 +12,16 @@ import yaml
 
 from cloze.launch.cli import main, parse
 from cloze.launch.config import DataPhase, DataSource, MaskingConfig, MaskingPhase, MixtureConfig
-from cloze.launch.pretrain.data import batch_warmup, open_data, run_masking
+from cloze.launch.pretrain.data import TrainingData, batch_warmup, open_data, run_masking
 from cloze.launch.pretrain.probing import Probe
 from cloze.launch.run.metrics import read_metrics
 from cloze.launch.tools.plan import make_estimator
 from cloze.model.bert import BertForPreTraining
+from cloze.pipeline.config import SamplesConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading.batches import evaluation_batches
+from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.samples.masking import RatePhases
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
@@ -35,6 +38,7 @@ from tests.launching import (
     train,
     weights,
 )
+from tests.pipeline import corpus
 from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
@@ -70,6 +74,19 @@ def two(data, tmp_path_factory):
     run = tmp_path_factory.mktemp("two") / "run"
     output = finish(ForkedRun(mixing(data, run, *WITHOUT_DROPOUT), 2))
     return run, output
+
+
+def test_a_pass_is_one_pair_set(tmp_path):
+    """What the start says of an epoch is of one of four sets, samples and tokens, as the reader goes through them."""
+    source = corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(60, seed=1))
+    manifest = prepare(corpus.config(tmp_path, [source], samples=SamplesConfig(pair_sets=4), max_length=32))
+    data = TrainingData((), (manifest,), (Phase(0, (1.0,)),))
+    sizes = ShardReader(manifest.folder).epoch_sizes
+    assert len(sizes) == 4 and data.num_samples == sum(sizes) // 4
+    shards = manifest.splits["train"].shards
+    assert data.num_tokens == sum(shards.tokens) // 4
+    first = [tokens for tokens, pair_set in zip(shards.tokens, shards.pair_set, strict=True) if pair_set == 0]
+    assert data.num_tokens == pytest.approx(sum(first), rel=0.1)
 
 
 def test_a_killed_run_equals_the_uninterrupted_one(data, tmp_path):

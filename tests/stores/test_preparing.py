@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -16,9 +17,12 @@ import pytest
 from cloze.launch.cli import main
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.jobs.sources import hash_piece
+from cloze.pipeline.readers import plan
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores.reading import open_raw
 from tests.pipeline import corpus
 from tests.stores.server import BUSY, first
 
@@ -62,12 +66,54 @@ def test_the_same_bytes_as_on_disk(folder, inputs):
     assert contents(f"{inputs}/data") == expected
     content = bytearray((folder / "in/deep/b.jsonl").read_bytes())
     content[-10] ^= 1
-    time.sleep(1.1)  # an input has changed if its size or its second has
-    (to_place(inputs) / "in/deep/b.jsonl").write(bytes(content))
+    path = to_place(inputs) / "in/deep/b.jsonl"
+    written_in_one_second(path, path.read_bytes(), bytes(content))
     with pytest.raises(UserError, match=r"prepared from other content of s3://.*/in/deep/b.jsonl"):
         prepare(config(folder, inputs))
     with pytest.raises(UserError, match="prepared with another preparation.seed"):
         prepare(config(folder, inputs, seed=1))
+
+
+def written_in_one_second(path, *contents: bytes) -> None:
+    """Write an object several times, of which the store's clock, which counts whole seconds, shows nothing."""
+    for _ in range(20):
+        times = set()
+        for content in contents:
+            path.write(content)
+            times.add(path.info().changed)
+        if len(times) == 1:
+            return
+    raise AssertionError("the store takes longer than a second to write")
+
+
+def test_other_content_of_the_same_size_and_second(folder, inputs):
+    """Is seen in a copy that this process has, while a run reads it, and when an interrupted run goes on."""
+    path = to_place(inputs) / "in/deep/b.jsonl"
+    before = (folder / "in/deep/b.jsonl").read_bytes()
+    after = before.replace(b"e", b"f", 1)
+    path.write(before)
+    given = config(folder, inputs)
+    files, _ = plan(given)
+    listed = next(file for file in files if file.path == str(path))
+    assert (listed.size, listed.content) == (len(before), path.info().content)
+    assert hash_piece(listed, 0, listed.size) == hashlib.sha256(before).hexdigest()
+
+    def interrupted(*_) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("cloze.pipeline.jobs.prepare._run", interrupted)
+        prepare(given)
+    written_in_one_second(path, before, after)
+    with open_raw(str(path)) as stream:
+        assert stream.read() == after
+    with pytest.raises(UserError, match="deep/b.jsonl: changed while it was read"):
+        hash_piece(listed, 0, listed.size)
+    with pytest.raises(UserError, match="holds an interrupted run with another ETags"):
+        prepare(given)
+    path.write(before)  # written anew, but what it was
+    prepare(given)
+    assert contents(f"{inputs}/data") == corpus.contents(folder / "data")
 
 
 def test_vocab_prepare_verify_by_command(folder, inputs, tmp_path, capsys):

@@ -26,6 +26,8 @@ from tests.pipeline import corpus
 from tests.stores.server import first
 from tests.synthetic import make_shards
 
+BLOCK_TOKENS = shards.BLOCK_TOKENS
+
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
@@ -262,7 +264,8 @@ def test_a_full_disk_is_one_line(stored, tmp_path, monkeypatch):
         stream(stored, cache)
 
 
-def test_inspect_shows_the_same(small_corpus, bucket, capsys):
+def test_inspect_shows_the_same(small_corpus, bucket, capsys, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK_TOKENS", BLOCK_TOKENS)  # as `cloze prepare` has written them
     stored = uploaded(small_corpus, bucket)
     shown = []
     for data in (stored, str(small_corpus)):
