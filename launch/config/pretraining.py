@@ -71,8 +71,8 @@ class PretrainConfig(RunConfig):
     model: BertConfig = field(default_factory=BertConfig)
     """Shape of the model; a file of configs/model/ or single fields."""
     objective: str = "masked"
-    """What is minimised. masked: masked tokens, and next sentences if the data has pairs; span_boundary: these, and each
-    masked token from those around its span; distillation: these, and what a teacher says of them
+    """What is minimised. masked: masked tokens, and next sentences if the data has pairs; span_boundary: these, and
+    each masked token from those around its span; distillation: these, and what a teacher says of them
     (objective_options.teacher; docs/recipes.md has both); or a class of your own by its dotted name, as
     my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""
     objective_options: dict[str, Any] = field(default_factory=dict)
