@@ -99,6 +99,14 @@ COMMANDS = {
         examples=("cloze pretrain --config small --data runs/shards --output runs/small",
                   "cloze pretrain --config small --data runs/shards --output runs/mini --model mini --processes 2",
                   "torchrun --nproc-per-node 8 -m cloze pretrain --config roberta-base --data shards --output run")),
+    "sweep": Command(
+        "train a model on shards with every combination of some settings", "cloze.launch.pretrain.sweep:sweep",
+        "cloze.launch.config:SweepConfig", configs="pretrain", prepares=True,
+        main=("grid", "run", "model", "processes", *_RUN_FIELDS),
+        examples=("cloze sweep --config small --data runs/shards --output runs/rates "
+                  "--grid learning_rate=5e-4,1e-3,2e-3 seed=1,2",
+                  "cloze sweep --config small --data runs/shards --output runs/rates "
+                  "--grid learning_rate=5e-4,1e-3 --run $SLURM_ARRAY_TASK_ID")),
     "deepspeed-config": Command(
         "print what DeepSpeed would be given", "cloze.launch.pretrain.command:print_deepspeed_config",
         "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True,

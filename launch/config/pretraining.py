@@ -147,6 +147,26 @@ class PretrainConfig(RunConfig):
 
 
 @dataclass(frozen=True)
+class SweepConfig(PretrainConfig):
+    """Pretraining with every combination of some settings."""
+
+    output: str
+    """Folder of all runs, each in a folder named by its settings; the table as results.json, curves as
+    curves.png."""
+    grid: list[str] = field(default_factory=list)
+    """Settings to try, FIELD=VALUE,VALUE once or several times, as learning_rate=1e-3,2e-3 seed=1,2: every combination
+    is a run; the table shows the median over the seeds."""
+    run: int | None = None
+    """The one run, from 0, that this process becomes: the number in a job array, as $SLURM_ARRAY_TASK_ID; null: all of
+    them, one at a time on each GPU."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.grid:
+            raise UserError("grid: found none, expected settings to try, as --grid learning_rate=1e-3,2e-3 seed=1,2")
+
+
+@dataclass(frozen=True)
 class DeepSpeedConfig(PretrainConfig):
     """What DeepSpeed would be given for a pretraining run."""
 

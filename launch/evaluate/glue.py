@@ -11,8 +11,8 @@ import yaml
 
 from cloze.launch.config.tasks import TASKS
 from cloze.launch.evaluate.config import EvaluateConfig
-from cloze.launch.finetune.sweep import Run, run_all
 from cloze.launch.run import runs
+from cloze.launch.run.sweeps import Run, run_all
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained

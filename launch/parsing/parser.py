@@ -55,7 +55,7 @@ def named_file(flag: str, kind: str, value: str) -> str:
 
 def takes_flags(name: str) -> bool:
     """Whether a command's required fields are flags; else they stand without one: `cloze inspect FOLDER`."""
-    return name in {"pretrain", "finetune", "deepspeed-config", "vocab", "prepare"}
+    return name in {"pretrain", "sweep", "finetune", "deepspeed-config", "vocab", "prepare"}
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -68,16 +69,11 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
 
 
 def _pretrain(config: PretrainConfig, environment: Environment) -> int:
-    data, model = open_data(config)
-    run_masking(config, data)  # and whether the data has a place for it
-    size, given = encoder_weights(model), config.train.learning_rate
-    config = replace(config, model=model, train=config.train.on(environment.world_size).for_size(size))
-    config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
-    objective, callbacks = make_objective(config), make_callbacks(config)
-    facts = data.facts | objective_facts(objective)
+    given = config.train.learning_rate
+    config, data, objective, callbacks, facts = resolve_run(config, environment.world_size)
     console = Console(environment.is_main)
     if given == AUTO:
-        console.say(f"peak rate: {running.said_of_rate(given, config.train, size)}")
+        console.say(f"peak rate: {running.said_of_rate(given, config.train, encoder_weights(config.model))}")
     for manifest in data.manifests:
         if manifest.remark:
             console.warn(manifest.remark)
@@ -89,6 +85,31 @@ def _pretrain(config: PretrainConfig, environment: Environment) -> int:
         return train(resolved, data, prepare_trainer(resolved, data, process, objective, callbacks, facts), stop)
 
     return running.carry_out(config, facts, environment, console, work)
+
+
+class ResolvedRun(NamedTuple):
+    """A run as it will be: what its configuration leaves open is decided, but for what the device decides."""
+
+    config: PretrainConfig
+    data: TrainingData
+    objective: Objective
+    callbacks: list[Callback]
+    facts: dict[str, str | int]
+    """What it reads, for comparison with an earlier part of the run."""
+
+
+def resolve_run(config: PretrainConfig, world_size: int) -> ResolvedRun:
+    """Look at everything that a run reads; nothing is written.
+
+    Raises:
+        UserError: something in the configuration is wrong, or does not fit the data.
+    """
+    data, model = open_data(config)
+    run_masking(config, data)  # and whether the data has a place for it
+    config = replace(config, model=model, train=config.train.on(world_size).for_size(encoder_weights(model)))
+    config = replace(config, data_streams=choose_data_streams(config, world_size))
+    objective = make_objective(config)
+    return ResolvedRun(config, data, objective, make_callbacks(config), data.facts | objective_facts(objective))
 
 
 def make_callbacks(config: PretrainConfig) -> list[Callback]:

@@ -13,9 +13,10 @@ import pytest
 
 from cloze.launch.cli import main, parse
 from cloze.launch.finetune.command import read_job
-from cloze.launch.finetune.sweep import Run, _plan, combinations, run_all
+from cloze.launch.finetune.sweep import _NO_SETTINGS, _plan
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run import runs
+from cloze.launch.run.sweeps import Run, combinations, run_all
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from tests.finetuning.running import arguments
@@ -30,7 +31,7 @@ def test_every_combination():
         {"train.learning_rate": rate, "epochs": epochs} for rate in ("2e-5", "3e-5") for epochs in ("1", "2")]
     for wrong in (["learning_rate"], ["=1"], ["epochs=1,"], ["epochs=1,1"], ["seed=1,2"], ["epochs=1", "epochs=2"]):
         with pytest.raises(UserError, match="grid: found"):
-            combinations(wrong)
+            combinations(wrong, _NO_SETTINGS)
 
 
 @pytest.mark.parametrize("grid, said", [("epoch=1,2", "did you mean --epochs?"), ("learning_rate=1e-3,-1", "found -1"),

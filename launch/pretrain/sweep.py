@@ -1,0 +1,198 @@
+"""`cloze sweep`: pretraining with every combination of some settings; a table and a picture of what they reach."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from cloze.launch.config import PretrainConfig, SweepConfig
+from cloze.launch.engine.config import deepspeed_config
+from cloze.launch.parsing import parse
+from cloze.launch.pretrain.command import resolve_run
+from cloze.launch.run import runs
+from cloze.launch.run.sweeps import (
+    RESULTS,
+    Run,
+    best_of,
+    check_pictures,
+    combinations,
+    file_of,
+    last_line,
+    named,
+    num_complete,
+    part_of_name,
+    run_all,
+    shown,
+    statistics_of,
+)
+from cloze.launch.system.console import Console
+from cloze.launch.system.environment import Environment, visible_gpus
+from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text
+
+PICTURE = "curves.png"
+# What runs do not share, or what would make their values another thing.
+_NO_SETTINGS = ("output", "grid", "run", "processes", "evaluation.metric")
+
+
+@dataclass(frozen=True)
+class PretrainingRun(Run):
+    """One setting of a sweep over pretraining; its seed is a setting like others."""
+
+    metric: str = "validation/loss"
+    """The curve whose last value is compared; of data without held-out samples train/loss."""
+
+    def results(self) -> dict | None:
+        """The last evaluation and the speed of a complete run, or None."""
+        if runs.read_status(self.folder).get("state") != "complete":
+            return None
+        (_, _, name), lines = self.metric.partition("/"), runs.read_metrics(self.folder)
+        values = [line[self.metric] for line in lines if self.metric in line]
+        speeds = [line["speed/tokens_per_second"] for line in lines if "speed/tokens_per_second" in line]
+        return {"metric": name, "validation": {name: values[-1]},
+                "tokens_per_second": statistics.median(speeds)} if values else None
+
+
+def sweep(config: SweepConfig, environment: Environment) -> int:
+    """Train every combination of the grid, each in a process of its own; or the one that `run` names, in place of this
+    process. Returns the exit status.
+
+    One run at a time on each visible GPU; on a CPU, and with several processes a run, one after another. A run that is
+    complete is not repeated; one that was cut short goes on.
+
+    Raises:
+        UserError: a setting is wrong, or the folder holds the runs of another sweep.
+    """
+    if environment.world_size > 1:
+        raise UserError(f"sweep: found it in a run of {environment.world_size} processes, expected one process, which "
+                        "starts the runs; leave torchrun out, and give each run its --processes")
+    check_pictures("grid")
+    planned, folder, console = plan(config), Path(config.output), Console()
+    if config.run is not None:
+        if not 0 <= config.run < len(planned):
+            raise UserError(f"run: found {config.run}, expected 0 to {len(planned) - 1}, a run of the grid")
+        command = planned[config.run].command
+        console.say(f"run {config.run} of {len(planned)}: {planned[config.run].name}")
+        sys.stdout.flush()
+        os.execv(command[0], command)  # which takes signals and gives its exit status itself
+    with runs.locked(folder):
+        runs.set_status(folder, "running", num_complete(planned))
+        if run_all(planned, (visible_gpus() if config.processes == 1 else []) or [""], console):
+            runs.set_status(folder, "requeue", num_complete(planned))
+            console.say(f"stopped with {num_complete(planned)} of {len(planned)} runs complete; the same command goes "
+                        "on")
+            return EXIT_REQUEUE
+        summary = summarize(config, planned)
+        publish_text(folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        if not summary["n"]:
+            runs.set_status(folder, "failed", 0)
+            raise UserError(f"{folder}: none of the {len(planned)} runs has a result; {planned[0].log} says why")
+        draw(summary["metric"], planned, folder / PICTURE)
+        runs.set_status(folder, "complete", num_complete(planned))
+    show(summary, console)
+    console.say(f"{folder / RESULTS}, {folder / PICTURE}; all curves: tensorboard --logdir {folder}")
+    return EXIT_COMPLETE
+
+
+def plan(config: SweepConfig) -> list[PretrainingRun]:
+    """All runs, each with its configuration written beside its folder, once every one of them was looked at."""
+    folder = Path(config.output)
+    base = {name: value for name, value in asdict(config).items() if name not in ("grid", "run")}
+    planned, written = [], {}
+    for settings in combinations(config.grid, _NO_SETTINGS):
+        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        output = folder / part_of_name(settings)
+        chosen = replace(parse("pretrain", PretrainConfig, ["--config", yaml.safe_dump(base), *words]),
+                         output=str(output))
+        deepspeed_config(chosen, 1)
+        resolved = resolve_run(chosen, 1)
+        runs.check_folder(resolved.config, resolved.facts)
+        path = file_of(output)
+        if path in written:
+            raise UserError(f"grid: found two settings whose runs would both be {output}, expected names that differ; "
+                            "let one of them be a sweep of its own")
+        written[path] = yaml.safe_dump(asdict(chosen), sort_keys=False)
+        measured = all(manifest.splits["validation"].counts.get("samples") for manifest in resolved.data.manifests)
+        metric = f"validation/{config.evaluation.metric}" if measured else "train/loss"
+        command = [sys.executable, "-m", "cloze", "pretrain", "--config", str(path)]
+        planned.append(PretrainingRun(output.name, output, settings, command, metric))
+    for path, text in written.items():
+        publish_text(path, text)
+    return planned
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """What differs between the lines of the table: all but the seed, of which a line has several."""
+    return {name: value for name, value in run.settings.items() if name != "seed"}
+
+
+def summarize(config: SweepConfig, planned: list[PretrainingRun]) -> dict:
+    """What all runs make together.
+
+    `settings`: one entry for each, best median first, with the statistics over its seeds and the median speed, and
+    `failed`, runs without a result, and why; `best`: the settings with the best median.
+    """
+    finished = {run.name: results for run in planned if (results := run.results()) is not None}
+    described = []
+    for settings in [dict(each) for each in dict.fromkeys(tuple(_settings(run).items()) for run in planned)]:
+        chosen = [run for run in planned if _settings(run) == settings]
+        values = {run.name: finished[run.name]["validation"][finished[run.name]["metric"]] for run in chosen
+                  if run.name in finished}
+        speeds = [finished[name]["tokens_per_second"] for name in values]
+        described.append({
+            "settings": settings, "runs": [run.name for run in chosen],
+            "measured": statistics_of(values) if values else None,
+            "tokens_per_second": statistics.median(speeds) if speeds else None,
+            "failed": {run.name: last_line(run.log) for run in chosen if run.name not in finished},
+        })
+    medians = [(each["measured"]["median"], each["settings"]) for each in described if each["measured"]]
+    best = best_of(medians, config.evaluation, "settings")
+    sign = 1 if config.evaluation.is_better(0, 1) else -1
+    described.sort(key=lambda each: sign * each["measured"]["median"] if each["measured"] else math.inf)
+    return {"metric": planned[0].metric, "n": len(finished), "best": best, "settings": described}
+
+
+def show(summary: dict, console: Console) -> None:
+    """The table of the settings, best first, and what failed."""
+    rows = []
+    for each in summary["settings"]:
+        found = each["measured"]
+        rows.append((named(each["settings"]), *((shown(found["median"]),
+                     f"{shown(found['mean'])} ± {shown(found['deviation'])}", str(found["n"]),
+                     f"{each['tokens_per_second']:,.0f}") if found else ("-", "-", "0", "-")),
+                     str(len(each["failed"]))))
+    console.table(f"{summary['metric']} at the end",
+                  ("settings", "median", "mean ± deviation", "n", "tokens/s", "failed"), rows)
+    for each in summary["settings"]:
+        for run, why in each["failed"].items():
+            console.warn(f"{run} failed: {why}")
+    console.say(f"best: {named(summary['best']['settings'])}, {shown(summary['best']['value'])}")
+
+
+def draw(metric: str, planned: list[PretrainingRun], path: Path) -> None:
+    """The metric over the steps, a line a run, settings by colour."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 5.0), layout="constrained")
+    axes = figure.subplots()
+    colours: dict[str, str] = {}
+    for run in planned:
+        if not (run.folder / runs.METRICS).is_file():
+            continue
+        name = named(_settings(run))
+        points = [(line["step"], line[metric]) for line in runs.read_metrics(run.folder) if metric in line]
+        label = None if name in colours else name
+        colour = colours.setdefault(name, f"C{len(colours)}")
+        axes.plot(*zip(*points, strict=True), color=colour, label=label)
+    axes.set_xlabel("step")
+    axes.set_ylabel(metric)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,187 @@
+"""Runs of several settings: every combination of a grid, each a process of its own; statistics of what they reach."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from cloze.launch.config import EvaluationConfig, TrainConfig
+from cloze.launch.run import runs
+from cloze.launch.run.preemption import StopRequest
+from cloze.launch.system.console import Console, figure
+from cloze.launch.system.environment import child_variables
+from cloze.pipeline.errors import UserError
+
+RESULTS = "results.json"  # of a run, and of all runs together in the folder that holds them
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One setting with one seed."""
+
+    name: str
+    """Of its folder, under that of all."""
+    folder: Path
+    settings: dict[str, str]
+    """What differs from the other runs, as written in the grid."""
+    command: list[str] = field(default_factory=list)
+
+    @property
+    def log(self) -> Path:
+        """What it printed."""
+        return self.folder.with_name(self.folder.name + ".log")
+
+    def results(self) -> dict | None:
+        """results.json of a complete run, or None."""
+        try:
+            complete = json.loads((self.folder / runs.STATUS).read_text(encoding="utf-8"))["state"] == "complete"
+            return json.loads((self.folder / RESULTS).read_text(encoding="utf-8")) if complete else None
+        except FileNotFoundError:
+            return None
+
+
+def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[str, str]]:
+    """Settings of the runs: every combination of the values of `FIELD=a,b,c`. Raises UserError.
+
+    Args:
+        refused: fields that are no settings: what runs do not share, or what makes their values another thing.
+
+    >>> combinations(["learning_rate=1e-5,2e-5", "epochs=3"])
+    [{'train.learning_rate': '1e-5', 'epochs': '3'}, {'train.learning_rate': '2e-5', 'epochs': '3'}]
+    """
+    axes: dict[str, list[tuple[str, str]]] = {}
+    for entry in grid:
+        name, _, text = entry.partition("=")
+        values = text.split(",")
+        if not name or not all(values) or len(set(values)) < len(values):
+            raise UserError(f"grid: found {entry!r}, expected FIELD=VALUE,VALUE with values that differ, such as "
+                            "learning_rate=2e-5,3e-5")
+        if name in {each.name for each in fields(TrainConfig)}:
+            name = f"train.{name}"
+        if name in refused or name in axes:
+            why = "it is named twice" if name in axes else "it is the same for all runs, or their number"
+            raise UserError(f"grid: found {name!r}, expected another field: {why}")
+        axes[name] = [(name, value) for value in values]
+    return [dict(chosen) for chosen in itertools.product(*axes.values())]
+
+
+def part_of_name(settings: dict[str, str]) -> str:
+    """What a setting adds to the names of its runs' folders."""
+    text = ",".join(f"{name.rsplit('.', 1)[-1]}={value}" for name, value in settings.items())
+    return re.sub(r"[^\w.=,+-]", "_", text)
+
+
+def file_of(output: Path) -> Path:
+    """A run's configuration, beside its folder."""
+    return output.with_name(output.name + ".yaml")
+
+
+def num_complete(planned: list[Run]) -> int:
+    """Runs that have a result."""
+    return sum(run.results() is not None for run in planned)
+
+
+def run_all(planned: list[Run], devices: list[str], console: Console) -> bool:
+    """Run what is not complete, one process at a time on each device; returns whether it was asked to stop.
+
+    Args:
+        devices: what CUDA_VISIBLE_DEVICES names; an empty name: no device is chosen.
+
+    A signal to stop is passed on: the runs leave a checkpoint each. A run that an earlier sweep, killed itself, has
+    left behind at work is waited for.
+    """
+    waiting = [run for run in planned if run.results() is None]
+    if done := len(planned) - len(waiting):
+        console.say(f"{done} of {len(planned)} runs are complete already")
+    running: dict[str, tuple[Run, subprocess.Popen]] = {}
+    told: list[str] = []
+    passed_on = False
+    with StopRequest() as stop:
+        while running or (waiting and not stop.wanted):
+            left_behind = [run.name for run in waiting if runs.in_use(run.folder)]
+            if left_behind not in ([], told):
+                console.say(f"waiting for {', '.join(left_behind)}, still at work since an earlier start")
+                told = left_behind
+            for device in devices:
+                if device not in running and waiting and not left_behind and not stop.wanted:
+                    run = waiting.pop(0)
+                    running[device] = run, _start(run, device)
+            time.sleep(_POLL_SECONDS)
+            if stop.wanted and not passed_on:
+                passed_on = True  # once: a second signal would end them without a checkpoint
+                for _, process in running.values():
+                    process.terminate()
+            for device, (run, process) in list(running.items()):
+                if process.poll() is not None:
+                    del running[device]
+                    _say_end(run, process.returncode, passed_on, console)
+            waiting = [run for run in waiting if run.results() is None]
+        return stop.wanted and any(run.results() is None for run in planned)
+
+
+def _start(run: Run, device: str) -> subprocess.Popen:
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    variables = child_variables(**({"CUDA_VISIBLE_DEVICES": device} if device else {}))
+    with open(run.log, "a", encoding="utf-8") as log:
+        return subprocess.Popen(run.command, stdout=log, stderr=subprocess.STDOUT, env=variables)
+
+
+def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:
+    results = run.results()
+    if results is not None:
+        console.say(f"{run.name}: {results['metric']} {shown(results['validation'][results['metric']])}")
+    elif stopped:
+        console.say(f"{run.name}: stopped")
+    else:
+        console.warn(f"{run.name}: failed with status {status}: {last_line(run.log)}")
+
+
+def last_line(log: Path) -> str:
+    """The last thing that a run printed."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def statistics_of(values: dict[str, float]) -> dict:
+    """Median, mean and deviation of the runs' values, and these by run."""
+    numbers = list(values.values())
+    return {"median": statistics.median(numbers), "mean": statistics.fmean(numbers),
+            "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,  # of a sample: n - 1
+            "n": len(numbers), "values": values}
+
+
+def best_of(found: list[tuple], evaluation: EvaluationConfig, label: str) -> dict | None:
+    """Of pairs (value, name) the best, the first of equal ones."""
+    best = None
+    for value, name in found:
+        if best is None or evaluation.is_better(value, best["value"]):
+            best = {"value": value, label: name}
+    return best
+
+
+def named(settings: dict[str, str]) -> str:
+    """A setting as it is shown."""
+    return ", ".join(f"{name.rsplit('.', 1)[-1]} {value}" for name, value in settings.items()) or "as configured"
+
+
+def shown(value: float | None) -> str:
+    """A value as it is shown."""
+    return "-" if value is None or math.isnan(value) else figure(value)
+
+
+def check_pictures(name: str) -> None:
+    """Raise UserError, naming the field that wants a picture, where matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError(f"{name}: found no matplotlib, expected it for the picture of the spread; pip install "
+                        "'cloze[pictures]'") from None

@@ -1,0 +1,69 @@
+"""`cloze sweep`: a grid of pretrainings, killed and started again, and as a job array."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from cloze.launch.cli import main
+from cloze.launch.run.runs import read_metrics, read_status
+from tests.forked import ForkedRun
+from tests.launching import finish, kill_when, pretrain_arguments, step_of
+from tests.synthetic import make_shards
+
+GRID = ("--grid", "learning_rate=1e-3,3e-3", "seed=1,2")
+NAMES = [f"learning_rate={rate},seed={seed}" for rate in ("1e-3", "3e-3") for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("data"))
+
+
+def words(data, folder, *more: str) -> list[str]:
+    return ["sweep", *pretrain_arguments(data, folder, "--train.max_steps", "6", *more)[1:]]
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ((), "grid: found none, expected settings to try"),
+    (("--grid", "learning_rte=1,2"), "learning_rte, which is no"),
+    (("--grid", "learning_rate=1e-3,-1"), "train.learning_rate: found -1"),
+    (("--grid", "output=a,b"), "grid: found 'output', expected another field"),
+    (("--grid", "data_streams=16,5"), "data_streams: found 5, expected a divisor"),
+    ((*GRID, "--run", "4"), "run: found 4, expected 0 to 3"),
+])
+def test_what_is_wrong_with_a_grid_is_said_before_anything_runs(data, tmp_path, capsys, more, said):
+    assert main(words(data, tmp_path / "sweep", *more)) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and len(error.splitlines()) == 1, error
+    assert not any(path.is_dir() for path in (tmp_path / "sweep").glob("*"))
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path):
+    """One run is made as a job of an array, another is cut short with the sweep; a third asks for a change."""
+    folder = tmp_path / "sweep"
+    array = ForkedRun(words(data, folder, *GRID, "--run", "3", "--train.max_steps", "4000"))
+    while step_of(folder / NAMES[3]) < 3:
+        assert array.poll() is None
+        time.sleep(0.01)
+    array.send_signal(signal.SIGTERM)
+    assert "run 3 of 4" in finish(array, 75) and read_status(folder / NAMES[3])["state"] == "requeue"
+    finish(ForkedRun(words(data, folder, *GRID, "--run", "3", "--checkpoint.accept_changes", "true",
+                           "--train.max_steps", str(step_of(folder / NAMES[3]) + 2))))
+    assert read_status(folder / NAMES[3])["state"] == "complete"
+    again = words(data, folder, *GRID, "--checkpoint.accept_changes", "true")
+    kill_when(ForkedRun(again), lambda: read_status(folder / NAMES[0]).get("state") == "complete")
+    written = (folder / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns
+    said = finish(ForkedRun(again))
+    assert "runs are complete already" in said and (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns == written
+    found = json.loads((folder / "results.json").read_text())
+    last = {name: [line["validation/loss"] for line in read_metrics(folder / name) if "validation/loss" in line][-1]
+            for name in NAMES}
+    for each in found["settings"]:
+        assert each["measured"]["values"] == {name: last[name] for name in each["runs"]} and not each["failed"]
+        assert each["measured"]["mean"] == pytest.approx(sum(last[name] for name in each["runs"]) / 2)
+    medians = [each["measured"]["median"] for each in found["settings"]]
+    assert medians == sorted(medians) and found["best"]["value"] == medians[0] and found["n"] == 4
