@@ -104,9 +104,9 @@ COMMANDS = {
         "cloze.launch.config:SweepConfig", configs="pretrain", prepares=True,
         main=("grid", "run", "model", "processes", *_RUN_FIELDS),
         examples=("cloze sweep --config small --data runs/shards --output runs/rates "
-                  "--grid learning_rate=5e-4,1e-3,2e-3 seed=1,2",
+                  "--grid learning_rate=1e-3,2e-3 seed=1,2",
                   "cloze sweep --config small --data runs/shards --output runs/rates "
-                  "--grid learning_rate=5e-4,1e-3 --run $SLURM_ARRAY_TASK_ID")),
+                  "--grid learning_rate=1e-3,2e-3 --run 0")),
     "deepspeed-config": Command(
         "print what DeepSpeed would be given", "cloze.launch.pretrain.command:print_deepspeed_config",
         "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True,

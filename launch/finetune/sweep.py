@@ -118,7 +118,7 @@ def _name(settings: str, seed: int) -> str:
 
 def _begun_from(path: Path, model: str) -> dict[str, int]:
     """The checkpoint of a model from which a run of a sweep that was stopped began: by now there may be a newer one."""
-    begun = yaml.safe_load(path.read_text(encoding="utf-8")) if path.isfile_of() else {}
+    begun = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {model: begun["model_step"]} if begun.get("model") == model and begun.get("model_step") is not None else {}
 
 
