@@ -16,7 +16,7 @@ from cloze.launch.engine.config import PRECISIONS
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
-from cloze.launch.system.devices import device_name
+from cloze.launch.system.devices import device_name, has_flash_attention_3
 from cloze.launch.system.environment import c_compiler
 from cloze.model.attention import select_kernel
 
@@ -62,7 +62,10 @@ def _lacking(device: torch.device) -> str | None:
 
 def facts_of(config: PretrainConfig, device: torch.device) -> dict[str, object]:
     """What the device has decided, by name; `config` is resolved."""
-    return {"device": device_name(device), "attention kernel": attention_kernel(config, device),
+    kernel = attention_kernel(config, device)
+    if kernel == "varlen" and has_flash_attention_3():
+        kernel += ", flash attention 3"
+    return {"device": device_name(device), "attention kernel": kernel,
             "compile": config.train.compile, "micro-batch": config.train.micro_batch_size}
 
 

@@ -41,6 +41,7 @@ from cloze.launch.pretrain.sources import Sources
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console
+from cloze.launch.system.devices import take_flash_attention_3
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.own_classes import make, own_class
 from cloze.launch.training import running
@@ -79,6 +80,8 @@ def _pretrain(config: PretrainConfig, environment: Environment) -> int:
             console.warn(manifest.remark)
 
     def work(process: Process, stop: StopRequest) -> bool:
+        if why := take_flash_attention_3(process.device, config.model.attention_probs_dropout_prob):
+            console.warn(f"flash attention 3 is installed and cannot be used ({why}); version 2 computes")
         resolved = resolve_compile(config, process.device, process.console)
         resolved = resolve(resolved, data, objective, partial(build_model, resolved, objective), environment,
                            process.device, process.console)

@@ -19,6 +19,8 @@ from cloze.pipeline.storage import readable_errors
 
 # Phases in the order of a step, from the moment that it has its number.
 _ORDER = ("start", "evaluate", "save", "data", "collective", "compute", "ended", "failed")
+# Ranks of which each is told where it stands; of more, those that are waited for.
+_LARGE_WORLD = 16
 # Code that a process stands in while it waits for others.
 _COLLECTIVES = ("torch/distributed/", "deepspeed/comm/")
 
@@ -104,40 +106,60 @@ class Heartbeat:
                 self._warned = True
                 self._say(self.report())
 
+    def place(self, rank: int) -> str:
+        """Rank, host and process by its file."""
+        beat = self._read(rank)
+        return f"rank {rank}" + (f" ({beat['host']}, process {beat['process']})" if beat else "")
+
     def report(self) -> str:
         """Who stands where since when, who is waited for, and this process's stacks."""
-        now = time.time()
+        rank, world_size = self._environment.rank, self._environment.world_size
         step, phase = self._now
-        lines = [f"rank {self._environment.rank}: no progress for {now - self._moved:.0f} s, at step {step} in "
-                 f"{phase}. All ranks, from {self._folder}:"]
-        beats = {rank: self._read(rank) for rank in range(self._environment.world_size)}
-        # Clocks of hosts differ, and a shared folder shows changes late.
-        late = max(2 * self._config.heartbeat_seconds, self._config.hang_seconds / 2)
-        culprits = []
-        for rank, beat in beats.items():
-            if beat is None:
-                lines.append(f"  rank {rank}: no heartbeat file")
-                culprits.append(rank)
-                continue
-            silent = now - beat["time"]
-            waits = ", waiting for others" if beat["waiting"] else ""
-            lines.append(f"  rank {rank}: step {beat['step']}, {beat['phase']} for {now - beat['since']:.0f} s{waits} "
-                         f"({beat['host']}, process {beat['process']})"
-                         + (f"; its heartbeat stopped {silent:.0f} s ago" if silent > late else ""))
-            if silent > late:
-                culprits.append(rank)
-        if not culprits:
-            places = {rank: (beat["step"], _ORDER.index(beat["phase"])) for rank, beat in beats.items()}
-            behind = [rank for rank, place in places.items() if place == min(places.values())]
-            culprits = [rank for rank in behind if not beats[rank]["waiting"]] or behind
-        if len(culprits) < len(beats):
-            lines.append(f"waited for: rank {', '.join(map(str, culprits))}")
+        lines = [f"rank {rank}: no progress for {time.time() - self._moved:.0f} s, at step {step} in {phase}."]
+        # In a large world the first and the last tell of all: each would read the files of all.
+        if world_size <= _LARGE_WORLD or rank in (0, world_size - 1):
+            lines[0] += f" {'All ranks' if world_size <= _LARGE_WORLD else 'The ranks'}, from {self._folder}:"
+            lines += self._places()
+        else:
+            lines[0] += f" What ranks 0 and {world_size - 1} print says who is waited for."
         frames = sys._current_frames()
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and thread.ident in frames:
                 lines.append(f"rank {self._environment.rank}, thread {thread.name}:")
                 lines.append("".join(traceback.format_stack(frames[thread.ident])).rstrip())
         return "\n".join(lines)
+
+    def _places(self) -> list[str]:
+        """A line of each rank, in a large world of those alone that are waited for; and who these are."""
+        now = time.time()
+        beats = {rank: self._read(rank) for rank in range(self._environment.world_size)}
+        # Clocks of hosts differ, and a shared folder shows changes late.
+        late = max(2 * self._config.heartbeat_seconds, self._config.hang_seconds / 2)
+        lines, culprits = {}, []
+        for rank, beat in beats.items():
+            if beat is None:
+                lines[rank] = f"  rank {rank}: no heartbeat file"
+                culprits.append(rank)
+                continue
+            silent = now - beat["time"]
+            waits = ", waiting for others" if beat["waiting"] else ""
+            stopped = f"; its heartbeat stopped {silent:.0f} s ago" if silent > late else ""
+            lines[rank] = (f"  rank {rank}: step {beat['step']}, {beat['phase']} for {now - beat['since']:.0f} s"
+                           f"{waits} ({beat['host']}, process {beat['process']}){stopped}")
+            if silent > late:
+                culprits.append(rank)
+        if not culprits:
+            places = {rank: (beat["step"], _ORDER.index(beat["phase"])) for rank, beat in beats.items()}
+            behind = [rank for rank, place in places.items() if place == min(places.values())]
+            culprits = [rank for rank in behind if not beats[rank]["waiting"]] or behind
+        shown = list(beats)
+        if len(beats) > _LARGE_WORLD:
+            shown = culprits[:_LARGE_WORLD]
+        told = [lines[rank] for rank in shown]
+        if len(culprits) < len(beats):
+            more = f" and {len(culprits) - _LARGE_WORLD} more" if len(culprits) > _LARGE_WORLD else ""
+            told.append(f"waited for: rank {', '.join(map(str, culprits[:_LARGE_WORLD]))}{more}")
+        return told
 
     def _read(self, rank: int) -> dict | None:
         if rank == self._environment.rank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import platform
 import time
@@ -11,11 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.nn.attention
 
 from cloze.launch.system.data_sheets import DataSheet, find_data_sheet, is_slice
 from cloze.launch.system.environment import cache_folder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
+
+FLASH_ATTENTION_3 = "FA3"  # torch's name of it
 
 # Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
 _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
@@ -58,6 +62,59 @@ def choose_kernels(device: torch.device, *, tf32: bool, deterministic: bool) -> 
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+
+
+def take_flash_attention_3(device: torch.device, dropout: float) -> str | None:
+    """Let flash attention be its third version, for this process, where that is installed (`flash_attn_interface`) and
+    made for this GPU: Hopper. Its kernels drop no probabilities.
+
+    Returns:
+        why it cannot be used although it is installed, or None.
+    """
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    if not hopper or dropout or importlib.util.find_spec("flash_attn_interface") is None:
+        return None
+    try:
+        torch.nn.attention.activate_flash_attention_impl(FLASH_ATTENTION_3)
+    except Exception as error:  # whatever its import raises: built for another torch or CUDA, or without backward
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
+
+
+def has_flash_attention_3() -> bool:
+    """Whether this process has taken it."""
+    return torch.nn.attention.current_flash_attention_impl() == FLASH_ATTENTION_3
+
+
+class Stopwatch:
+    """Adds up spans of a device's own time, between two points of what is queued there; no host waits for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._started: float | torch.cuda.Event | None = None
+        self._spans: list[tuple] = []
+
+    def _now(self) -> float | torch.cuda.Event:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start(self) -> None:
+        """A span begins behind what was queued so far."""
+        self._started = self._now()
+
+    def stop(self) -> None:
+        """It ends behind what was queued since."""
+        self._spans.append((self._started, self._now()))
+
+    def take(self) -> float:
+        """Seconds of all spans, which then count no more; to be called when the device has come past the last."""
+        spans, self._spans = self._spans, []
+        if self._on_gpu:
+            return sum(began.elapsed_time(ended) for began, ended in spans) / 1000
+        return sum(ended - began for began, ended in spans)
 
 
 def numbers_on(device: torch.device, *numbers: float) -> torch.Tensor:

@@ -233,6 +233,21 @@ def keep_products_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # its documentation's
 
 
+# What each of torch's settings of NCCL's flight recorder is called, older name last, and what it is set to
+# (FlightRecorder.hpp, ProcessGroupNCCL.hpp): so many last collectives, written down when one times out.
+_FLIGHT_RECORDER = ((("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+                    (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"))
+_FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+
+
+def record_collectives(prefix: Path) -> None:
+    """Have each process write its last collectives to `prefix`RANK when one of NCCL's times out; before the processes
+    join. A user's own settings win."""
+    for names, value in (*_FLIGHT_RECORDER, (_FLIGHT_RECORDER_FILE, str(prefix))):
+        if not any(name in os.environ for name in names):
+            os.environ[names[0]] = value
+
+
 def prepare_process() -> Environment:
     """What a process of a run needs before DeepSpeed is imported; returns where it stands among all."""
     environment = read_environment()

@@ -88,18 +88,11 @@ def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> dict:
         "step_seconds": step.seconds, "tokens_per_second": step.tokens_per_second,
         "mfu": step.flops / step.seconds / (machine.flops * gpus), "hours": hours,
         "tokens": step.tokens * seconds / step.seconds,
-        "checkpoint_bytes": _checkpoint_bytes(config, estimator),
+        "checkpoint_bytes": estimator.checkpoint_bytes(config.zero.stage),
         "data_bytes_per_second": step.tokens_per_second * assumptions.SHARD_BYTES_A_TOKEN,
         "cost": None if config.price_per_hour is None else config.price_per_hour * gpus * hours,
         "stages": {stage: _stage(estimator, stage) for stage in estimator.stages()},
     }
-
-
-def _checkpoint_bytes(config: PlanConfig, estimator: Estimator) -> int:
-    """fp32 weights and the optimizer's states; where weights are 16-bit, these too."""
-    memory = estimator.memory(0, 1)
-    halved = config.zero.stage > 0 and config.train.precision in ("bf16", "fp16")
-    return 4 * estimator.parameters + memory.moments + (2 * estimator.parameters if halved else 0)
 
 
 def _stage(estimator: Estimator, stage: int) -> dict:

@@ -25,8 +25,10 @@ from cloze.launch.system.devices import choose_kernels, device_name, peak_flops
 from cloze.launch.system.distributed import COLLECTIVE_SECONDS
 from cloze.launch.system.environment import (
     Environment,
+    device_type,
     job_end_time,
     keep_products_deterministic,
+    record_collectives,
 )
 from cloze.launch.system.software import software
 from cloze.launch.training.profiling import StepProfiler
@@ -35,6 +37,9 @@ from cloze.launch.training.trainer import Trainer
 from cloze.model.attention import select_kernel
 from cloze.pipeline.errors import UserError
 
+# What a rank's last collectives are written to, beside its heartbeat, when one of NCCL's has timed out; its number
+# follows.
+COLLECTIVES = "collectives-rank-"
 EXIT_COMPLETE = 0
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
 
@@ -70,6 +75,8 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
         with Heartbeat(output, environment, config.monitor) as heartbeat:  # it names a rank that does not join
             if config.train.deterministic:
                 keep_products_deterministic()
+            if device_type() == "cuda":
+                record_collectives(output.absolute() / runs.HEARTBEATS / COLLECTIVES)
             device = distributed.initialize(environment)
             choose_kernels(device, tf32=config.train.tf32, deterministic=config.train.deterministic)
             heartbeat.beat(0, "start")

@@ -7,6 +7,7 @@ import time
 import torch
 
 from cloze.launch.system import distributed
+from cloze.launch.system.devices import Stopwatch
 from cloze.launch.system.memory import peak_bytes
 
 
@@ -25,6 +26,11 @@ class Throughput:
     def __init__(self, device: torch.device, peak: float | None) -> None:
         """peak: FLOP/s of this process's device, if it is known."""
         self._device, self.peak = device, peak
+        self.passes = Stopwatch(device)
+        """This rank's own work of each step: from where all ranks have met to its last backward, behind which they meet
+        again."""
+        self.slow: tuple[int, float, float] | None = None
+        """Rank that took far longer than the others to be ready, its seconds a step, and the median's."""
         self.reset()
 
     def reset(self) -> None:
@@ -55,16 +61,18 @@ class Throughput:
         steps = max(1, self._steps)
         seconds = max(1e-9, time.perf_counter() - self._start)
         measured = torch.tensor([self.tokens, self.flops, seconds, self._data_wait, self._save_wait,
-                                 peak_memory(self._device), self.peak or 0.0], dtype=torch.float64)
+                                 peak_memory(self._device), self.peak or 0.0, self.passes.take()], dtype=torch.float64)
         ranks = distributed.gather(measured.to(self._device)).cpu()
-        tokens, flops, seconds, data_wait, save_wait, memory, peaks = ranks.unbind(1)
+        tokens, flops, seconds, data_wait, save_wait, memory, peaks, passes = ranks.unbind(1)
         scalars = {
             "speed/tokens_per_second": float(tokens.sum() / seconds.mean()),
             "speed/data_wait_share": float((data_wait / seconds).mean()),
             **_spread("speed/step_seconds", seconds / steps),
             **_spread("speed/data_wait_seconds", data_wait / steps),
+            **_spread("speed/pass_seconds", passes / steps),
             "memory/peak_gib": float(memory.max()) / 2**30,
         }
+        self.slow = _slowest((data_wait + passes) / steps)
         if save_wait.max() > 0:
             scalars["speed/checkpoint_wait_seconds"] = float(save_wait.max())
         if peaks.min() > 0:  # every rank has its own machine's: what follows from the share must be the same on all
@@ -76,3 +84,15 @@ def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
     """Median over the ranks, and with several the extremes."""
     extremes = {f"{name}/min": float(values.min()), f"{name}/max": float(values.max())}
     return {name: float(values.quantile(0.5)), **(extremes if len(values) > 1 else {})}
+
+
+# How much longer than the median rank one takes to be ready for the others before it is called slow: what batches of
+# different lengths make of it stays below (docs/scaling.md, Measured: stragglers).
+_SLOW = 1.3
+
+
+def _slowest(seconds: torch.Tensor) -> tuple[int, float, float] | None:
+    """The rank (seconds of each) that takes far longer than the median one, its seconds and the median's."""
+    rank, median = int(seconds.argmax()), float(seconds.quantile(0.5, interpolation="lower"))
+    longest = float(seconds[rank])
+    return (rank, longest, median) if longest > _SLOW * median else None

@@ -98,6 +98,8 @@ class Trainer:
         self._good = self.state, self._window.clone()  # after the last good step
         self._skipped_in_a_row = 0
         self._peak_doubted = False
+        self._slow_since = -1, math.inf  # the rank that the others wait for, and the moment since when
+        self._told_slow: set[int] = set()
         self._saved: TrainState | None = None
 
     @property
@@ -185,6 +187,7 @@ class Trainer:
         # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
         told = distributed.HostCopy(totals[-4:])
 
+        self.throughput.passes.start()
         self._set_rate()
         every = self.config.monitor.inspect_every_steps
         inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
@@ -248,6 +251,8 @@ class Trainer:
         # infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none need ask.
         # (0 times what is not finite is NaN: two kernels, where asking and filling takes eight.)
         share = loss.detach() * 0 + self.environment.world_size
+        if self.engine.is_gradient_accumulation_boundary():  # in whose backward the ranks meet
+            self.throughput.passes.stop()
         self.engine.backward(loss * share, scale_wrt_gas=False)
         self.engine.step()
         return sums
@@ -372,12 +377,27 @@ class Trainer:
             found = self.sources.progress(self.state.samples_consumed)
             scalars |= {f"data/{name}": value for name, value in found.items()}
         scalars |= self.throughput.scalars()
+        self._tell_of_slow_rank()
         if scalars.get("speed/mfu", 0.0) > 1:
             scalars |= self._believable(scalars.pop("speed/mfu"))
         self._write(with_more(self.callbacks, "on_log", self._view(), scalars))
         if self.metrics:
             runs.set_status(Path(self.config.output), "running", self.state.step)
         self.throughput.reset()
+
+    def _tell_of_slow_rank(self) -> None:
+        """Name, once, a rank that was far slower than the others in all lines of metrics for `monitor.hang_seconds`."""
+        slow, now = self.throughput.slow, time.monotonic()
+        if slow is None or slow[0] != self._slow_since[0]:
+            self._slow_since = (slow[0], now) if slow else (-1, math.inf)
+            return
+        rank, seconds, median = slow
+        lasted = now - self._slow_since[1]
+        if lasted >= self.config.monitor.hang_seconds and rank not in self._told_slow:
+            self._told_slow.add(rank)
+            self.console.warn(f"{self.heartbeat.place(rank)} is slow: for {lasted:.0f} s it has taken {seconds:.3g} s "
+                              f"a step for its data and its passes, where half of the ranks take at most {median:.3g}; "
+                              "all wait for it")
 
     def _believable(self, mfu: float) -> dict[str, float]:
         """What of a share above 1 can be shown: none, or its share of the peaks that are measured anew, once a run,

@@ -14,7 +14,7 @@ import pytest
 from cloze.launch.cli import main
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.heartbeat import Heartbeat
-from cloze.launch.run.runs import HEARTBEATS
+from cloze.launch.run.runs import HEARTBEATS, read_metrics
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import trainer
 from tests.forked import ForkedRun
@@ -115,6 +115,52 @@ def test_a_process_that_never_joins_is_named(tmp_path):
                         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     output = output_until(process, "waited for: rank 1\n.*init_process_group")
     assert "rank 1: no heartbeat file" in output
+
+
+def slow_main(command: list[str]) -> int:
+    """The command in two processes of which one takes long over each micro-batch."""
+    accumulate = trainer.Trainer._accumulate
+
+    def slowly(self, *arguments):
+        if self.environment.rank == 1:
+            time.sleep(0.3)
+        return accumulate(self, *arguments)
+
+    trainer.Trainer._accumulate = slowly
+    return main(command)
+
+
+def test_a_process_that_is_slow_for_long_is_named_once(tmp_path):
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    process = ForkedRun(pretrain_arguments(data, run, "--train.max_steps", "14", "--train.log_every_steps", "2",
+                                           "--monitor.heartbeat_seconds", "0.2", "--monitor.hang_seconds", "3"),
+                        2, slow_main)
+    output = finish(process)
+    named = re.findall(r"rank 1 \((\S+), process (\d+)\) is slow: for \d+ s it has taken (\S+) s a step", output)
+    assert len(named) == 1 and "rank 0 (" not in output, output
+    assert named[0][:2] == (socket.gethostname(), str(beats(run)[1]["process"])) and float(named[0][2]) > 0.3
+    lines = [line for line in read_metrics(run) if "speed/pass_seconds" in line]
+    assert all(line["speed/pass_seconds/max"] > 0.3 > line["speed/pass_seconds/min"] for line in lines)
+
+
+def test_of_a_large_world_those_that_are_waited_for_are_told_and_not_by_all(tmp_path):
+    """1,000 ranks in a collective, two behind them: no rank reads the files of all but the first and the last."""
+    config, said = MonitorConfig(heartbeat_seconds=10, hang_seconds=60), []
+    (tmp_path / HEARTBEATS).mkdir()
+    for rank in range(1000):
+        late = rank in (7, 512)
+        (tmp_path / HEARTBEATS / f"rank-{rank:05d}.json").write_text(json.dumps({
+            "step": 41, "phase": "data" if late else "compute", "since": time.time() - 90, "time": time.time(),
+            "waiting": not late, "host": f"node{rank // 8}", "process": rank}))
+    for rank in (3, 0):
+        beat = Heartbeat(tmp_path, Environment(rank, 0, 1000), config, said.append)
+        beat.beat(41, "compute")
+        beat._is_waiting = lambda: True
+        said.append(beat.report())
+    middle, first = said
+    assert "What ranks 0 and 999 print says who is waited for" in middle and "rank 512" not in middle
+    assert first.endswith("waited for: rank 7, 512")
+    assert "  rank 512: step 41, data for 90 s (node64, process 512)" in first and first.count("  rank ") == 2
 
 
 def test_a_disk_that_takes_no_heartbeat_is_said_once(tmp_path):

@@ -12,8 +12,10 @@ from dataclasses import asdict
 
 import pytest
 
+from tests.gpu.cases import Case, Recipe
 from tests.gpu.fake_cuda import ROOT, build
-from tests.gpu.worker import Case, Report
+from tests.gpu.large_world import Part, Place
+from tests.gpu.worker import Report
 
 
 @pytest.fixture(scope="session")
@@ -28,25 +30,43 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def step(library, tmp_path_factory) -> Iterator[Callable[[Case], Report]]:
-    """Asks what one step of a run like a Case does; each is answered once."""
+def worker(library, tmp_path_factory) -> Iterator[Callable[[Case | Place | Recipe], dict]]:
+    """The process that answers; each question is answered once."""
     errors = tmp_path_factory.mktemp("worker") / "stderr"
     with errors.open("w") as stream:
         process = subprocess.Popen([sys.executable, "-m", "tests.gpu.worker", library], text=True, cwd=ROOT,
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream)
 
         @functools.cache
-        def ask(case: Case) -> Report:
-            process.stdin.write(json.dumps(asdict(case)) + "\n")
+        def ask(question: Case | Place | Recipe) -> dict:
+            process.stdin.write(json.dumps(asdict(question)) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
             assert line, f"the worker is gone:\n{errors.read_text()[-3000:]}"
             answer = json.loads(line)
             assert "error" not in answer, answer["error"]
-            return Report(**answer)
+            return answer
 
         try:
             yield ask
         finally:
             process.stdin.close()
             process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def step(worker) -> Callable[[Case], Report]:
+    """Asks what one step of a run like a Case does."""
+    return lambda case: Report(**worker(case))
+
+
+@pytest.fixture(scope="session")
+def part(worker) -> Callable[[Place], Part]:
+    """Asks what one rank of a large world has."""
+    return lambda place: Part(**worker(place))
+
+
+@pytest.fixture(scope="session")
+def peak_bytes(worker) -> Callable[[Recipe], int]:
+    """Asks what a step of a recipe holds at most."""
+    return lambda recipe: worker(recipe)["peak_bytes"]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import traceback
 import types
+import weakref
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
@@ -32,11 +33,18 @@ def build(folder: Path) -> Path:
     return library
 
 
+_BLOCK = 512  # bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
+
+
 class Log:
     """What was asked of the device since `clear`."""
 
     def __init__(self) -> None:
         self.listening = False
+        self.weighing = False
+        """Whether memory is counted; from before the first tensor on, if at all."""
+        self.held_bytes = 0
+        self._storages: weakref.WeakSet = weakref.WeakSet()
         self.clear()
 
     def clear(self) -> None:
@@ -52,6 +60,22 @@ class Log:
         """(operator, dtype, bytes) of each, in order."""
         self.misplaced: collections.Counter = collections.Counter()
         """Operators that were given tensors of both devices, and collectives that were given the host's."""
+        self.peak_bytes = self.held_bytes
+        """The most that tensors on the device have held at once."""
+
+    def weigh(self, tensor) -> None:
+        """Count a tensor's memory, once for all that share it, until it is freed; in the allocator's blocks."""
+        storage = tensor.untyped_storage()
+        if not tensor.is_cuda or storage in self._storages:
+            return
+        self._storages.add(storage)
+        size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+        self.held_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        weakref.finalize(storage, self._free, size)
+
+    def _free(self, size: int) -> None:
+        self.held_bytes -= size
 
     def wait(self, what: str) -> None:
         if self.listening:
@@ -232,6 +256,9 @@ def watch(answer: float = 0.0):
             result = function(*args, **kwargs)
             if kwargs.get("pin_memory"):
                 result.pinned = True
+            if LOG.weighing:
+                for tensor in tensors(result):
+                    LOG.weigh(tensor)
             if not LOG.listening:
                 return result
             given, made = tensors((args, kwargs)), tensors(result)

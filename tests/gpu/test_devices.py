@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from cloze.launch.config import PretrainConfig, TrainConfig
 from cloze.launch.system import devices, distributed
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.console import Console
+from cloze.launch.system.environment import Environment, record_collectives
+from cloze.launch.training import running
 from cloze.pipeline.errors import UserError
 
 GPU = torch.device("cuda", 0)
@@ -67,3 +72,61 @@ def test_nccl_is_told_the_device_of_each_rank(monkeypatch):
     environment = Environment(rank=11, local_rank=3, world_size=16, launcher="torchrun")
     assert distributed.initialize(environment) == given["device_id"] == torch.device("cuda", 3)
     assert given["backend"] == "nccl"
+
+
+def test_nccl_writes_its_last_collectives_into_the_run_unless_the_user_has_said_where(monkeypatch, tmp_path):
+    """And how many, by either of torch's names."""
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT",
+                 "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        monkeypatch.setenv(name, "")  # which is put back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "7")
+    record_collectives(tmp_path / "rank-")
+    assert {name: os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE",
+                                                    "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")} == {
+        "TORCH_FR_BUFFER_SIZE": None, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "rank-")}
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "mine")
+    record_collectives(tmp_path / "rank-")
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == "mine"
+
+
+def test_the_collectives_of_a_run_on_gpus_lie_beside_its_heartbeats(monkeypatch, tmp_path):
+    """The folder is there before the processes join, and the settings too."""
+    found = {}
+
+    def join(environment):
+        found.update(os.environ)
+        raise UserError("enough")
+
+    monkeypatch.setattr(running, "device_type", lambda: "cuda")
+    monkeypatch.setattr(running.distributed, "initialize", join)
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "")
+    monkeypatch.delenv("TORCH_FR_DUMP_TEMP_FILE")
+    config = PretrainConfig(data="d", output=str(tmp_path / "run"))
+    with pytest.raises(UserError, match="enough"):
+        running.carry_out(config, {}, Environment(), Console(True), lambda *_: True)
+    prefix = Path(found["TORCH_FR_DUMP_TEMP_FILE"])
+    assert prefix.parent == tmp_path / "run/heartbeats" and prefix.parent.is_dir()
+
+
+@pytest.mark.parametrize(("capability", "installed", "dropout", "taken"), [
+    ((9, 0), True, 0.0, True), ((9, 0), True, 0.1, False), ((8, 0), True, 0.0, False), ((10, 0), True, 0.0, False),
+    ((9, 0), False, 0.0, False),
+])
+def test_flash_attention_3_computes_where_it_is_installed_and_can(monkeypatch, capability, installed, dropout, taken):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", asked.append)
+    assert devices.take_flash_attention_3(GPU, dropout) is None
+    assert asked == (["FA3"] if taken else []) and "FA3" in torch.nn.attention.list_flash_attention_impls()
+
+
+def test_a_broken_flash_attention_3_is_told_of(monkeypatch, tmp_path):
+    """By torch's own activation: a module of that name without its kernels."""
+    (tmp_path / "flash_attn_interface.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert "does not expose FA3 forward kernels" in devices.take_flash_attention_3(GPU, 0.0)
+    assert not devices.has_flash_attention_3()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.gpu.worker import MICRO_STEPS, Case
+from tests.gpu.cases import MICRO_STEPS, Case
 
 OPTIMIZERS = {
     "adamw": {}, "adamw uncorrected": {"bias_correction": False}, "lamb": {"optimizer": "lamb"},

@@ -14,28 +14,10 @@ import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-WORLD_SIZE = 64
-MICRO_STEPS = 2
+from tests.gpu import large_world
+from tests.gpu.cases import LENGTHS, MICRO_STEPS, WORLD_SIZE, Case, Recipe, configuration, join
+
 WARM_STEPS = 2  # optimizers make their states in the first; DeepSpeed learns its order of parameters
-
-
-@dataclass(frozen=True)
-class Case:
-    """What of a run a step depends on."""
-
-    stage: int = 0
-    optimizer: str = "adamw"
-    bias_correction: bool = True
-    loss_reduction: str = "tokens"
-    precision: str = "bf16"
-    offload: bool = False
-    layers: int = 2
-    hidden_dropout: float = 0.1
-    attention_dropout: float = 0.0
-    position_embedding: str = "learned"
-    gradient_checkpointing: str = "none"
-    mixed: bool = False
-
 
 @dataclass(frozen=True)
 class Report:
@@ -70,13 +52,9 @@ def prepare(library: Path) -> None:
     from tests.gpu import fake_cuda
 
     fake_cuda.install(library)
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     from cloze.launch.system.environment import prepare_deepspeed, read_environment
 
     prepare_deepspeed(read_environment())
-    dist.init_process_group("fake", rank=0, world_size=WORLD_SIZE, store=FakeStore())
     import deepspeed.runtime.zero.partitioned_param_coordinator as coordinator
 
     coordinator.assert_ints_same_as_other_ranks = lambda *_: None  # the other ranks answer with nothing
@@ -102,7 +80,7 @@ def _warm_up() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True), watch():
         model = build_model(config).to("cuda")
         with torch.autocast("cuda", torch.bfloat16):
-            for lengths in _LENGTHS:  # without backward: its threads would not survive a fork
+            for lengths in LENGTHS:  # without backward: its threads would not survive a fork
                 flat = {name: value.to("cuda", non_blocking=True) if isinstance(value, torch.Tensor) else value
                         for name, value in _micro_batch(lengths).items()}
                 model(**flat, dropout_seed=1)
@@ -110,41 +88,19 @@ def _warm_up() -> None:
     gc.freeze()  # DeepSpeed collects garbage at every turn
 
 
-def configuration(case: Case):
-    """The configuration of a run like `case`."""
-    from cloze.launch.config import PretrainConfig
-    from cloze.model.config import BertConfig
-
-    model = BertConfig(
-        vocab_size=1000, hidden_size=128, num_hidden_layers=case.layers, num_attention_heads=2, intermediate_size=512,
-        hidden_dropout_prob=case.hidden_dropout, attention_probs_dropout_prob=case.attention_dropout,
-        position_embedding=case.position_embedding,
-    )
-    config = PretrainConfig(data="", output="", model=model)
-    micro_batch_size = len(_LENGTHS[0])
-    train = replace(
-        config.train, global_batch_size=WORLD_SIZE * micro_batch_size * MICRO_STEPS, micro_batch_size=micro_batch_size,
-        max_steps=9, learning_rate=1e-4, precision=case.precision, loss_reduction=case.loss_reduction,
-        gradient_checkpointing=case.gradient_checkpointing,
-    )
-    optimizer = replace(config.optimizer, name=case.optimizer, bias_correction=case.bias_correction)
-    zero = replace(config.zero, stage=case.stage, offload_optimizer=case.offload)
-    return replace(config, train=train, optimizer=optimizer, zero=zero)
-
-
-_LENGTHS = ((100, 128, 7), (31, 30, 29), (128, 128, 128), (3, 90, 64))
-
-
-def _micro_batch(lengths: tuple[int, ...]) -> dict:
+def _micro_batch(lengths: tuple[int, ...], masked: int | None = None) -> dict:
+    """Sequences of these lengths; masked: tokens to predict of each, or every seventh."""
     import torch
 
     total = sum(lengths)
-    masked = torch.arange(1, total, 7)
+    positions = torch.arange(1, total, 7)
+    if masked is not None:
+        positions = torch.arange(masked * len(lengths))
     return {
         "input_ids": torch.zeros(total, dtype=torch.long), "token_type_ids": torch.zeros(total, dtype=torch.long),
         "position_ids": torch.cat([torch.arange(length) for length in lengths]),
         "sequence_offsets": torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        "max_sequence_length": max(lengths), "masked_positions": masked, "labels": torch.zeros_like(masked),
+        "max_sequence_length": max(lengths), "masked_positions": positions, "labels": torch.zeros_like(positions),
         "next_sentence_label": torch.zeros(len(lengths), dtype=torch.long),
     }
 
@@ -159,7 +115,7 @@ def batches(config, mixed: bool):
     position = 0
     while True:
         size = config.train.global_batch_size
-        micro = [_micro_batch(_LENGTHS[(position // size * MICRO_STEPS + step) % len(_LENGTHS)])
+        micro = [_micro_batch(LENGTHS[(position // size * MICRO_STEPS + step) % len(LENGTHS)])
                  for step in range(MICRO_STEPS)]
         tokens, masked = (sum(len(each[name]) for each in micro) for name in ("input_ids", "labels"))
         yield RankBatch(micro, position=position, epoch=0, num_samples=size, num_tokens=tokens, num_masked=masked,
@@ -168,8 +124,8 @@ def batches(config, mixed: bool):
         position += size
 
 
-def trainer_of(case: Case):
-    """The trainer of a run like `case`, its model and engine on the fake GPU; to be called under FakeTensorMode."""
+def trainer_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
+    """The trainer of a run, its model and engine on the fake GPU; to be called under FakeTensorMode."""
     import torch
 
     from cloze.launch.engine.building import build_engine
@@ -180,14 +136,13 @@ def trainer_of(case: Case):
     from cloze.launch.training.trainer import Trainer
     from tests.gpu.fake_cuda import on_the_host
 
-    config, device = configuration(case), torch.device("cuda", 0)
-    objective = make_objective(config)
-    engine = build_engine(build_model(config, objective), config, deepspeed_config(config, WORLD_SIZE), device)
+    device, objective = torch.device("cuda", 0), make_objective(config)
+    engine = build_engine(build_model(config, objective), config, deepspeed_config(config, world_size), device)
     objective.counts = on_the_host(objective.counts)
     return Trainer(
         config, engine=engine, objective=objective, evaluate=None, flops=lambda _: 1.0, checkpoints=_Silent(),
         console=_Silent(), environment=read_environment(), device=device, heartbeat=_Silent(), profiler=_Silent(),
-        facts={}, sources=_sources() if case.mixed else None,
+        facts={}, sources=_sources() if mixed else None,
     )
 
 
@@ -208,11 +163,12 @@ def report(case: Case) -> Report:
 
     from tests.gpu.fake_cuda import LOG, on_the_host, watch
 
+    join(0, WORLD_SIZE)
     stop = types.SimpleNamespace(wanted=0.0)
     LOG.listening = False
     with FakeTensorMode(allow_non_fake_inputs=True), watch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = trainer_of(case)
+        trainer = trainer_of(configuration(case), mixed=case.mixed)
         trainer.engine.train()
         stream = batches(trainer.config, case.mixed)
         given = iter(on_the_host(lambda: next(stream)), None)
@@ -230,10 +186,49 @@ def report(case: Case) -> Report:
         )
 
 
+def peak_bytes(recipe: Recipe) -> int:
+    """The most that tensors of a GPU hold in a step of a recipe, with its weights and all that belongs to them."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from cloze.launch import cli
+    from cloze.pipeline.loading.batches import RankBatch
+    from tests.gpu.fake_cuda import LOG, on_the_host, watch
+
+    join(0, recipe.processes)
+    config = cli.parse("pretrain", ["--config", recipe.name, "--data", "nowhere", "--output", "nowhere"])
+    size = recipe.processes * recipe.sequences * MICRO_STEPS
+    train = replace(config.train, global_batch_size=size, micro_batch_size=recipe.sequences, learning_rate=1e-4,
+                    initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0, compile=False)
+    config = replace(config, train=train, model=replace(config.model, vocab_size=30522),
+                     zero=replace(config.zero, stage=recipe.stage))
+    stop = types.SimpleNamespace(wanted=0.0)
+
+    @on_the_host
+    def batch(micro_steps: int) -> RankBatch:
+        micro = [_micro_batch((recipe.length,) * recipe.sequences, recipe.masked) for _ in range(micro_steps)]
+        return RankBatch(micro, position=0, epoch=0, num_samples=size, num_tokens=1, num_masked=1, num_pairs=1,
+                         num_padding=0, indices=torch.zeros(0).numpy(), sources=None)
+
+    LOG.weighing = True
+    with FakeTensorMode(allow_non_fake_inputs=True), watch(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = trainer_of(config, recipe.processes)
+        trainer.engine.train()
+        for micro_steps in (1, MICRO_STEPS):  # the optimizer makes its states in the first
+            trainer._advance(iter([batch(micro_steps)]), stop)
+    return LOG.peak_bytes
+
+
 def answer(line: str) -> dict:
-    """The report on one case, or its traceback."""
+    """The report on one case, or what one rank of a large world has; or its traceback."""
+    question = json.loads(line)
     try:
-        return asdict(report(Case(**json.loads(line))))
+        if "rank" in question:
+            return large_world.part(large_world.Place(**question))
+        if "sequences" in question:
+            return {"peak_bytes": peak_bytes(Recipe(**question))}
+        return asdict(report(Case(**question)))
     except Exception:
         return {"error": traceback.format_exc()}
 

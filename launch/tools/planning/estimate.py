@@ -158,6 +158,14 @@ class Estimator:
             offload_optimizer=zero.offload_optimizer, offload_parameters=zero.offload_parameters,
         )
 
+    def checkpoint_bytes(self, stage: int) -> int:
+        """fp32 weights and optimizer states of all processes; at stages 1 and 2 also the weights by which forward
+        computes, in a file of their own."""
+        computing = 0
+        if stage in (1, 2):
+            computing = 2 if weights_are_16_bit(self.config.train.precision, stage) else 4
+        return (4 + computing) * self.parameters + self._optimizer[1]
+
     def fits(self, needed: Memory) -> bool:
         """Whether it leaves what `micro_batch_size: auto` leaves free."""
         return needed.total <= self.limit * (1 - SPARE_SHARE)

@@ -26,11 +26,18 @@ class Memory:
     activations: int
     """The most that forward and backward hold beside these, copies of weights in 16 bits included."""
     buffers: int
-    """Of reductions, and what CUDA and NCCL take for themselves."""
+    """Of reductions."""
+    system: int
+    """What CUDA and NCCL, or oneDNN and threads, take for themselves."""
 
     @property
     def total(self) -> int:
         return sum(asdict(self).values())
+
+    @property
+    def tensors(self) -> int:
+        """What torch's allocator gives out."""
+        return self.total - self.system
 
 
 def share(count: int, processes: int) -> int:
@@ -61,8 +68,10 @@ def memory(stage: int, count: int, processes: int, activations: int, *, precisio
     # Stages 2 and 3 keep the sums of their own share; a micro-step's gradients pass through buckets.
     gradients = 4 * count if stage < 2 else (0 if offload_optimizer else 4 * own)
     bucket = 4 * min(count, BUCKET_ELEMENTS) if processes > 1 or stage >= 2 else 0
+    if stage == 0:  # made after the last backward, when activations are gone
+        bucket = max(0, bucket - activations)
     system = CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0) if on_gpu else CPU_CONTEXT_BYTES
-    return Memory(model + masters, gradients, moments, activations, bucket + system)
+    return Memory(model + masters, gradients, moments, activations, bucket, system)
 
 
 def traffic(stage: int, count: int, processes: int, micro_steps: int, *, precision: str) -> tuple[float, int]:
