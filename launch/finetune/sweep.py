@@ -27,6 +27,7 @@ from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import child_variables, visible_gpus
 from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publish_text
 
 RESULTS = "results.json"  # of a run, and of all runs together in the folder that holds them
@@ -331,8 +332,8 @@ def _check_pictures() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError("seeds: found no matplotlib, expected it for the picture of the spread; pip install "
-                        "'cloze[pictures]'") from None
+        raise UserError("seeds: found no matplotlib, expected it for the picture of the spread; "
+                        f"{how_to_install('pictures')}") from None
 
 
 def draw(summary: dict, path: Path) -> None:

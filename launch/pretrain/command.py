@@ -71,7 +71,7 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     facts = data.facts | objective_facts(objective)
     console = Console(environment.is_main)
     if given == AUTO:
-        console.say(f"peak rate: {running.said_of_rate(given, config.train, size)}")
+        console.say(f"peak rate: {config.train.learning_rate:g}, {running.origin_of_rate(given, size)}")
     for manifest in data.manifests:
         if manifest.remark:
             console.warn(manifest.remark)
