@@ -1,6 +1,6 @@
 """Draw every schedule, by the functions that training uses: `python docs/draw_schedules.py` writes docs/schedules.svg.
 
-Needs matplotlib: pip install 'cloze[pictures]'.
+Needs matplotlib: pip install -e '.[pictures]'.
 """
 
 from pathlib import Path

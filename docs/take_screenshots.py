@@ -1,7 +1,7 @@
 """Take the pictures of docs/monitoring.md: `python docs/take_screenshots.py RUNS` writes docs/monitoring-*.png.
 
 RUNS is the folder with the runs `good`, `rate-too-high` and `bad-batch`, made as that page says. TensorBoard serves
-them, and playwright (pip install 'cloze[test]') drives Debian's chromium.
+them, and playwright (pip install -e '.[test]') drives Debian's chromium.
 """
 
 import shutil

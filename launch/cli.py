@@ -10,12 +10,15 @@ import select
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloze import __version__
 from cloze.launch.config import CompletionConfig
+from cloze.launch.run.preemption import Starting
 from cloze.launch.system.environment import end_with_parent, prepare_process, protect_process, read_environment
 from cloze.launch.system.ranks import run_ranks
 from cloze.model.config import ModelError
@@ -54,6 +57,9 @@ class Command:
     """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
     trains: bool = False
     """Whether the configuration's `processes` are started, each with the same command."""
+    checks: str = ""
+    """`module:name`, called with the configuration before torch is imported, which takes seconds: raises UserError for
+    what is not there."""
     main: tuple[str, ...] = ()
     """What `--help` shows beside the fields that must be given: what most runs need or many change."""
     listed: tuple[tuple[str, str], ...] = ()
@@ -93,7 +99,7 @@ COMMANDS = {
         examples=("cloze verify runs/shards",)),
     "pretrain": Command(
         "train a model on shards", "cloze.launch.pretrain.command:pretrain", "cloze.launch.config:PretrainConfig",
-        configs="pretrain", prepares=True, trains=True,
+        configs="pretrain", prepares=True, trains=True, checks="cloze.launch.pretrain.given:check_given",
         main=("model", "processes", *_RUN_FIELDS, "train.time_budget_hours", "init_from", "evaluation.every_steps",
               "checkpoint.every_steps"),
         examples=("cloze pretrain --config small --data runs/shards --output runs/small",
@@ -115,6 +121,8 @@ COMMANDS = {
     "plan": Command(
         "estimate whether a run fits, how long it takes, what it costs", "cloze.launch.tools.plan:plan",
         "cloze.launch.tools.planning.config:PlanConfig", configs="pretrain", prepares=True,
+        checks="cloze.launch.pretrain.given:check_given",
+        listed=(("device", "cloze.launch.system.data_sheets:NAMES"),),
         main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
         examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",)),
     "runs": Command(
@@ -132,6 +140,7 @@ COMMANDS = {
     "finetune": Command(
         "train a model for a task", "cloze.launch.finetune.command:finetune", "cloze.launch.config:FinetuneConfig",
         words="task", short=(("--train", "--train_file"),), configs="finetune", prepares=True, trains=True,
+        checks="cloze.launch.finetune.given:check_given",
         listed=(("task", "cloze.launch.config.tasks:TASKS"),),
         main=("text_columns", "label_columns", "test", "max_length", "epochs", "train.learning_rate",
               "train.global_batch_size", "seeds", "grid", "processes"),
@@ -362,6 +371,11 @@ def _is_utf8(word: str) -> bool:
         return False
 
 
+def _say(is_main: bool, line: str) -> None:
+    if is_main:
+        print(f"{line}\n", end="", flush=True)
+
+
 def _run(arguments: list[str]) -> int:
     group = arguments[0] if arguments and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
     if arguments[bool(group) :][:1] in ([], ["-h"], ["--help"]):
@@ -382,10 +396,19 @@ def _run(arguments: list[str]) -> int:
         print(explain(name, topic))
         return 0
     config = parse(name, rest)  # before the command's module, which may import for seconds
-    if COMMANDS[name].trains and config.processes != 1 and _starts_ranks(config.processes):
+    command = COMMANDS[name]
+    if command.checks:
+        _load(command.checks)(config)
+    if command.trains and config.processes != 1 and _starts_ranks(config.processes):
         return run_ranks(name, rest, config.processes)
-    given = (config, prepare_process()) if COMMANDS[name].prepares else (config,)
-    return _load(COMMANDS[name].function)(*given) or 0
+    if not command.prepares:
+        return _load(command.function)(config) or 0
+    is_main = read_environment().is_main
+    if is_main and sys.stderr.isatty():
+        print(f"cloze {name}: loading PyTorch", file=sys.stderr, flush=True)
+    with Starting(partial(_say, is_main)) if command.trains else nullcontext():
+        environment = prepare_process()
+        return _load(command.function)(config, environment) or 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -62,7 +62,7 @@ class FinetuneConfig(RunConfig):
     test: list[str] = field(default_factory=list)
     """Further files, measured (where they have labels) and predicted with the best checkpoint."""
     tokenizer: str | None = None
-    """Folder of a tokenizer; null: the model's own."""
+    """Folder of a tokenizer; null: the model's own, which a file of configs/model/ does not have."""
     model_step: int | None = None
     """Step of a pretraining's checkpoint; null: the newest good one, in a sweep the same for all of its runs."""
     revision: str | None = None

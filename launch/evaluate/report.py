@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publish_text, readable_errors
 
 _MEANS = ("mean_of_paradigms", "mean_of_phenomena")
@@ -56,7 +57,7 @@ def draw(path: Path, title: str, result: dict) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UserError("picture: found no matplotlib, expected it for pictures; pip install 'cloze[pictures]'"
+        raise UserError(f"picture: found no matplotlib, expected it for pictures; {how_to_install('pictures')}"
                         ) from error
     phenomena = dict(sorted(result["phenomena"].items(), key=lambda item: item[1]))
     figure = Figure(figsize=(8, 1.2 + 0.32 * len(phenomena)), layout="constrained")

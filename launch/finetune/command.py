@@ -79,7 +79,7 @@ def read_job(config: FinetuneConfig) -> Job:
     source = find_source(config)
     size, given = encoder_weights(source.config), config.train.learning_rate
     config = config.for_task(task, source.config.max_position_embeddings).for_size(size)
-    rate = running.said_of_rate(given, config.train, size)
+    rate = running.origin_of_rate(given, size)
     architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, source.config.segments)
     return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test, rate)
 
@@ -179,8 +179,7 @@ def _print_facts(job: Job, process: Process, engine, rows: list[tuple[str, str]]
         *([("labels", f"{len(names)}: {shown}")] if names else []),
         ("metrics", job.validation.measured),
         *((f"{examples.name}", examples.facts) for examples in (job.train, job.validation, *job.test)),
-        *running.training_facts(config, process, engine, epochs),
-        ("peak rate", job.rate),
+        *running.training_facts(config, process, engine, epochs, job.rate),
     ])
 
 

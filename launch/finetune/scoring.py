@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 
 try:
     import sklearn.metrics as sklearn_metrics
@@ -20,7 +21,7 @@ except ImportError:
 def check_installed() -> None:
     """Raise UserError if the libraries of the extra are missing."""
     if sklearn_metrics is None:
-        raise UserError("cloze finetune: the libraries that compute metrics are missing; pip install 'cloze[finetune]'")
+        raise UserError(f"cloze finetune: the libraries that compute metrics are missing; {how_to_install('finetune')}")
 
 
 def _f1(average: str) -> Callable[[np.ndarray, np.ndarray], float]:

@@ -134,7 +134,9 @@ def _entries(page: Page, fields: Iterable[Described]) -> list[str]:
             last = each.name.rpartition(".")[2]
             sentence = f"{each.sentence} {_file_sentence(last)}"
         else:
-            sentence = f"{_plain(each)} {_remark(each)}".rstrip()
+            values = page.listed.get(each.name, [])
+            listed = f" One of: {', '.join(values)}." if set(values) - set(re.findall(r"[\w-]+", each.sentence)) else ""
+            sentence = f"{_plain(each)}{listed} {_remark(each)}".rstrip()
         lines += _entry(name, sentence)
     return lines
 

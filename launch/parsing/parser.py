@@ -49,8 +49,10 @@ def named_file(flag: str, kind: str, value: str) -> str:
     if not known or Path(value).suffix:
         return value
     near = difflib.get_close_matches(value, known, 1)
+    others = [each.name for each in sorted(CONFIGS.iterdir()) if each.name != kind and value in shipped(each.name)]
     raise UserError(f"--{flag}: found no file {value!r}, expected a YAML file or one of {', '.join(known)}"
-                    + (f"; did you mean {near[0]}?" if near else ""))
+                    + (f"; {value} is the name of one in configs/{' and configs/'.join(others)}" if others else
+                       f"; did you mean {near[0]}?" if near else ""))
 
 
 def takes_flags(name: str) -> bool:

@@ -21,6 +21,7 @@ from cloze.launch.predict.operation import Operation, Row, plain
 from cloze.launch.predict.vectors import Attentions, Embedding, Similarity, TokenVectors
 from cloze.launch.system.console import Output, figure
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publishing
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
@@ -117,7 +118,7 @@ def draw_attention(attention: Attentions, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("attention: found no matplotlib, expected it for pictures; pip install 'cloze[pictures]'"
+        raise UserError(f"attention: found no matplotlib, expected it for pictures; {how_to_install('pictures')}"
                         ) from None
     layers, heads, length, _ = attention.weights.shape
     side = min(max(1.6, 0.16 * length), _LARGEST_PICTURE_INCHES / max(layers, heads))

@@ -74,7 +74,8 @@ def _pretrain(config: PretrainConfig, environment: Environment) -> int:
     config, data, objective, callbacks, facts = resolve_run(config, environment.world_size)
     console = Console(environment.is_main)
     if given == AUTO:
-        console.say(f"peak rate: {running.said_of_rate(given, config.train, encoder_weights(config.model))}")
+        size = encoder_weights(config.model)
+        console.say(f"peak rate: {config.train.learning_rate:g}, {running.origin_of_rate(given, size)}")
     for manifest in data.manifests:
         if manifest.remark:
             console.warn(manifest.remark)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cloze.launch.config.model import ModelConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
@@ -86,7 +87,7 @@ def check_push(name: str) -> None:
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
-        raise UserError("push: found no huggingface_hub, expected it; pip install 'cloze[finetune]'") from error
+        raise UserError(f"push: found no huggingface_hub, expected it; {how_to_install('finetune')}") from error
     try:
         HfApi().whoami()
     except Exception as error:  # network, tokens, settings: the library raises many kinds

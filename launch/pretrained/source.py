@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from cloze.launch.config import FinetuneConfig
-from cloze.launch.parsing import shipped
-from cloze.launch.pretrained.hub import fetch_model, is_name
+from cloze.launch.pretrained.given import check_model, named_shape
+from cloze.launch.pretrained.hub import fetch_model
 from cloze.launch.pretrained.loading import load_truncation, read_run_weights
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
@@ -47,21 +47,22 @@ def find_source(config: FinetuneConfig) -> Source:
     Raises:
         UserError: there is no such model, or the tokenizer is not the one that it was trained with.
     """
-    shapes = shipped("model")
-    path, architecture, step, length = Path(config.model), None, None, None
-    if not path.exists() and config.model in shapes:
-        path = shapes[config.model]
+    check_model(config)
+    described = named_shape(config.model)
+    path, architecture, step, length = described or Path(config.model), None, None, None
     if config.model_step is not None and not runs.is_pretraining(path):
         raise UserError(f"model_step: found {config.model_step} with {config.model}, expected null: it is for a run of "
                         "pretraining")
-    if path.suffix in (".yaml", ".yml"):
+    if described is not None:
         return _from_shape(config, path)
     if runs.is_pretraining(path):
         shape, head = runs.model_config(path), None
         (step, weights), length = read_run_weights(path, config.model_step), runs.trained_length(path)
         own_tokenizer, expected = path / runs.TOKENIZER, json.loads((path / runs.DATA).read_text())[FINGERPRINT]
     else:
-        path = runs.model_folder(path) if path.is_dir() else _from_hub(config)
+        path = runs.model_folder(path) if path.is_dir() else fetch_model(
+            config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
+            pickled=config.pickled_weights)
         shape, weights = load_pretrained(path)
         head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)
         if load_note(path, "architectures"):  # old folders of BERT name none
@@ -83,9 +84,6 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     if config.reinitialize_layers:
         raise UserError(f"reinitialize_layers: found {config.reinitialize_layers} with {path}, a shape, whose layers "
                         "are all random, expected 0; leave --reinitialize_layers out")
-    if config.tokenizer is None:
-        raise UserError(f"tokenizer: found none, expected the folder of one: {path} is a shape without a vocabulary; "
-                        "add --tokenizer DIR")
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     known = {field.name for field in dataclasses.fields(BertConfig)}
     try:
@@ -109,15 +107,6 @@ def _check_vocabulary(tokenizer: Tokenizer, shape: BertConfig, path: Path) -> No
     if tokenizer.vocab_size > shape.vocab_size:
         raise UserError(f"tokenizer: found {tokenizer.vocab_size} tokens in {tokenizer.folder}, expected at most "
                         f"{shape.vocab_size}, the vocabulary of {path}; take the tokenizer it was trained with")
-
-
-def _from_hub(config: FinetuneConfig) -> Path:
-    """The folder in which the hub library keeps a model."""
-    if not is_name(config.model):
-        raise UserError(f"model: found no {config.model}, expected a Cloze run, a Hugging Face folder or hub name, or "
-                        "a file of configs/model/")
-    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
-                       pickled=config.pickled_weights)
 
 
 def warn_of_own_format(folder: Path, console: Console) -> None:

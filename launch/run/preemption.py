@@ -1,4 +1,7 @@
-"""What asks a run to stop, a signal or the end of the job: noted at once, obeyed by all ranks at a step boundary."""
+"""What asks a run to stop, a signal or the end of the job: noted at once, obeyed by all ranks at a step boundary.
+
+Before its first step a run has nothing to save: there a signal ends it at once.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,92 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 # TERM: torchrun, Kubernetes, scancel. USR1: `sbatch --signal=USR1@120`. INT: Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early, start again to continue
 
 # Ctrl-C reaches a worker twice, from the terminal and forwarded by torchrun: signals this close are one request.
 ONE_REQUEST_SECONDS = 2.0
 # What a process that has stopped may take to end, in which further copies of the signal are heard by nobody.
 ENDING_SECONDS = 30.0
+# How long a last line may take.
+SAYING_SECONDS = 5.0
+
+
+class _Hearing:
+    """Stop signals, whose numbers a thread of their own hands on.
+
+    A handler runs between two steps of Python alone: not in a collective that hangs, nor in an import that loads a
+    library. The number of each signal goes into a pipe at once, and the thread reads it.
+
+    Args:
+        hear: is given the number of each, by the thread.
+        handle: what is called between two steps of Python.
+    """
+
+    def __init__(self, hear: Callable[[int], None], handle: Callable[[int, object], None]) -> None:
+        self._hear = hear
+        reading, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        self._previous_pipe = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
+        threading.Thread(target=self._read, args=(reading,), daemon=True).start()
+        self._previous = {number: signal.signal(number, handle) for number in SIGNALS}
+
+    def close(self) -> None:
+        """Signals are what they were before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_pipe)
+        os.close(self._pipe)  # which ends the thread
+
+    def _read(self, reading: int) -> None:
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] in SIGNALS:
+                    self._hear(number[0])
+
+
+class Starting:
+    """Context manager around all that comes before a run's first step: a signal ends the process there, with a line and
+    the status of a stop. It ends where a StopRequest begins.
+
+    Args:
+        say: takes the line; a thread calls it.
+    """
+
+    _current: ClassVar[Starting | None] = None  # of this process
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._hearing: _Hearing | None = None
+
+    def __enter__(self) -> Starting:
+        Starting._current = self
+        self._hearing = _Hearing(self._end, lambda number, frame: None)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.leave()
+
+    @classmethod
+    def leave(cls) -> None:
+        """From here on signals are somebody else's."""
+        current, cls._current = cls._current, None
+        if current is not None:
+            current._hearing.close()
+
+    def _end(self, number: int) -> None:
+        # status.json stays: launchers send the same signal where another process could not start, which a job that is
+        # asked for again would repeat for ever.
+        line = (f"{signal.Signals(number).name}: stopped before the first step of this start, with nothing to save; "
+                "the same command starts it again")
+        saying = threading.Thread(target=self._say, args=(line,), daemon=True)  # an output may have no reader
+        saying.start()
+        saying.join(SAYING_SECONDS)
+        os._exit(EXIT_REQUEUE)
 
 
 class StopRequest:
@@ -31,29 +112,19 @@ class StopRequest:
     def __init__(self, deadline: float | None = None, say: Callable[[str], None] = lambda line: None) -> None:
         self.received: signal.Signals | None = None
         self._deadline, self._say = deadline, say
-        self._previous: dict[int, object] = {}
-        self._pipe = self._previous_pipe = -1
+        self._hearing: _Hearing | None = None
         self._deaf_until: float | None = None  # set by the first signal
 
     def __enter__(self) -> StopRequest:
-        reading, self._pipe = os.pipe()
-        os.set_blocking(self._pipe, False)
-        # A handler runs between two steps of Python alone: not in a collective that hangs, where a second signal is
-        # needed most. The number of each signal goes into the pipe at once, and a thread reads it.
-        self._previous_pipe = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
-        threading.Thread(target=self._end_at_the_second, args=(reading,), daemon=True).start()
-        for number in SIGNALS:
-            self._previous[number] = signal.signal(number, self._note)
+        Starting.leave()
+        self._hearing = _Hearing(self._end_at_the_second, self._note)
         return self
 
     def __exit__(self, *exception) -> None:
         if self.received is not None:
             self._deaf_until = time.monotonic() + ENDING_SECONDS
-            return
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._previous_pipe)
-        os.close(self._pipe)  # which ends the thread
+        else:
+            self._hearing.close()
 
     @property
     def wanted(self) -> bool:
@@ -64,18 +135,14 @@ class StopRequest:
         if self.received is None:
             self.received = signal.Signals(number)
 
-    def _end_at_the_second(self, reading: int) -> None:
-        """Read the numbers of signals until the pipe is closed; end the process at one that is no part of the first."""
-        with os.fdopen(reading, "rb", buffering=0) as pipe:
-            while number := pipe.read(1):
-                if number[0] not in SIGNALS:
-                    continue
-                now = time.monotonic()
-                if self._deaf_until is None:
-                    self._deaf_until = now + ONE_REQUEST_SECONDS
-                    line = (f"{signal.Signals(number[0]).name}: stopping after this step, with a checkpoint; a second "
-                            "signal ends the run at once, without")
-                    # Aside: an output that nobody reads must not keep the second signal from being heard.
-                    threading.Thread(target=self._say, args=(line,), daemon=True).start()
-                elif now > self._deaf_until:
-                    os._exit(128 + number[0])  # the shell's convention for death by signal
+    def _end_at_the_second(self, number: int) -> None:
+        """Acknowledge the first signal; end the process at one that is no part of it."""
+        now = time.monotonic()
+        if self._deaf_until is None:
+            self._deaf_until = now + ONE_REQUEST_SECONDS
+            line = (f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; a second "
+                    "signal ends the run at once, without")
+            # Aside: an output that nobody reads must not keep the second signal from being heard.
+            threading.Thread(target=self._say, args=(line,), daemon=True).start()
+        elif now > self._deaf_until:
+            os._exit(128 + number)  # the shell's convention for death by signal

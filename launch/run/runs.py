@@ -98,13 +98,17 @@ def trained_length(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> dict:
+    expected = "expected the folder of a run of `cloze pretrain` or `cloze finetune`"
     try:
-        content = load_yaml(path.read_text(encoding="utf-8"), name=str(path))  # JSON is YAML
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path.parent}: found no readable {path.name}, expected the folder of a run of `cloze "
-                        f"pretrain` ({type(error).__name__})") from error
+        with readable_errors(path):
+            if not path.is_file():
+                found = f"no {path.name} in the folder" if path.parent.is_dir() else "no folder"
+                raise UserError(f"run: found {found} {path.parent}, {expected}")
+            content = load_yaml(path.read_text(encoding="utf-8"), name=str(path))  # JSON is YAML
+    except (UnicodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: found what is no YAML, {expected}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: found no fields, expected those of a run of `cloze pretrain`")
+        raise UserError(f"{path}: found no fields, expected those of a run")
     return content
 
 

@@ -19,6 +19,7 @@ from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 
 RESULTS = "results.json"  # of a run, and of all runs together in the folder that holds them
 _POLL_SECONDS = 0.2
@@ -183,5 +184,5 @@ def check_pictures(name: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError(f"{name}: found no matplotlib, expected it for the picture of the spread; pip install "
-                        "'cloze[pictures]'") from None
+        raise UserError(f"{name}: found no matplotlib, expected it for the picture; {how_to_install('pictures')}"
+                        ) from None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publish_text
 
 FILE = "trackers.json"
@@ -126,8 +127,8 @@ def check_installed(names: list[str]) -> None:
     """Raise UserError for the first tracker whose library is missing."""
     for name in names:
         if name in TRACKERS and importlib.util.find_spec(TRACKERS[name].library) is None:
-            raise UserError(f"monitor.trackers: found {name}, whose library is not installed, expected it; pip install "
-                            f"'cloze[{TRACKERS[name].extra}]'")
+            raise UserError(f"monitor.trackers: found {name}, whose library is not installed, expected it; "
+                            f"{how_to_install(TRACKERS[name].extra)}")
 
 
 class Tracking:

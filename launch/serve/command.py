@@ -16,6 +16,7 @@ from cloze.launch.serve.connections import make_room_for_files, protocol
 from cloze.launch.serve.keys import read_keys
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 
 # What is left to do behind the grace: connections are closed and the interpreter ends.
 _ENDING_SECONDS = 3.0
@@ -30,8 +31,8 @@ def serve(config: ServeConfig) -> int:
         import prometheus_client  # noqa: F401
         import uvicorn
     except ImportError as error:
-        raise UserError(f"serve: found no {error.name}, expected the packages of the server; pip install "
-                        "'cloze[serve]'") from None
+        raise UserError(f"serve: found no {error.name}, expected the packages of the server; "
+                        f"{how_to_install('serve')}") from None
     read_keys(config)  # whatever is wrong with them is said before the model is read
     make_room_for_files(config)
     listener = _listen(config)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
+
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ DATA_SHEETS = (
     _sheet("V100", 125, 32, 900, 150, 80, "volta", "V100 data sheet"),
     _sheet("T4", 65, 16, 320, 16, 40, "turing", "T4 data sheet"),
 )
+# What a device may be called on a command line: this machine's, or one of a data sheet.
+NAMES = ("this", "cpu", *(sheet.key for sheet in DATA_SHEETS))
 # Words after which a name is another, slower device than the one that it begins with.
 _OTHERS = {"laptop", "max", "d", "mobile"}  # max: Max-Q
 _WORD = re.compile(r"[A-Za-z0-9.]+")
@@ -88,6 +93,16 @@ def find_data_sheet(device_name: str) -> DataSheet | None:
     if words & _OTHERS:
         return None
     return next((sheet for sheet in DATA_SHEETS if {word.lower() for word in sheet.name.split()} <= words), None)
+
+
+def named_sheet(name: str) -> DataSheet:
+    """The data sheet of a device as it is called on a command line. Raises UserError: there is none of this name."""
+    sheets = {sheet.key: sheet for sheet in DATA_SHEETS}
+    if name.lower() in sheets:
+        return sheets[name.lower()]
+    near = difflib.get_close_matches(name.lower(), NAMES, 1)
+    raise UserError(f"plan.device: found {name!r}, expected {', '.join(NAMES[:-1])} or {NAMES[-1]}"
+                    + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def is_slice(device_name: str) -> bool:

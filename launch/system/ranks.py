@@ -15,7 +15,7 @@ from cloze.launch.system.environment import child_variables, end_with, visible_g
 _LOOK_SECONDS = 0.1
 # What the others may take to end when one has failed; torchrun's --shutdown-timeout is as long.
 _ENDING_SECONDS = 30.0
-_EXIT_REQUEUE = 75  # as in launch/training/running.py
+_EXIT_REQUEUE = 75  # as in launch/run/preemption.py
 
 
 def run_ranks(name: str, arguments: list[str], wished: int | str) -> int:

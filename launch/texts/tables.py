@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloze.launch.texts.encoding import half_character
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import readable_errors
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
     try:
         import datasets
     except ImportError as error:
-        raise UserError("a saved data set needs a library that is missing; pip install 'cloze[hub]'") from error
+        raise UserError(f"a saved data set needs a library that is missing; {how_to_install('hub')}") from error
     try:
         data = datasets.load_from_disk(str(path))
     except Exception as error:  # the library raises many kinds

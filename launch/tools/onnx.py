@@ -15,6 +15,7 @@ from cloze.launch.texts.encoding import ANSWERING, TRUNCATION
 from cloze.model.huggingface import load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 
 GRAPH, DESCRIPTION = "model.onnx", "onnx.json"
 
@@ -58,8 +59,8 @@ def check_installed() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(f"onnx: found no {error.name}, expected the packages that write and run such graphs; pip "
-                        "install 'cloze[onnx]'") from None
+        raise UserError(f"onnx: found no {error.name}, expected the packages that write and run such graphs; "
+                        f"{how_to_install('onnx')}") from None
 
 
 def write_onnx(folder: Path) -> None:

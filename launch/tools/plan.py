@@ -17,7 +17,6 @@ from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step
 from cloze.launch.tools.planning.machines import find_machine
-from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text
 
@@ -39,7 +38,7 @@ def make_estimator(config: PlanConfig) -> Estimator:
     """What estimates the steps of this run.
 
     Raises:
-        UserError: the device is not known, no length is given, or processes leave a rest of the batch.
+        UserError: nothing was measured of this device, or processes leave a rest of the batch.
     """
     precise = config.train.precision == "fp32"
     machine = find_machine(config.device, torch.float32 if precise else torch.bfloat16)
@@ -63,9 +62,6 @@ def _lengths(config: PlanConfig) -> Lengths:
     if config.data:
         manifest = Manifest.load(config.data)
         return Lengths(tuple(manifest.splits["train"].length_histogram), manifest.masked_share)
-    if config.train.sequence_length is None:
-        raise UserError("plan: found neither data nor train.sequence_length, expected one of them: how long the "
-                        "sequences are; add --train.sequence_length 128")
     return Lengths.of_procedure(config.train.sequence_length, config.short_share, config.masked_share)
 
 

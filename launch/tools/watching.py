@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ from cloze.pipeline.storage import publish_text, readable_errors
 _SILENT_SECONDS = 120.0
 _TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
 _LINES_BEFORE = 10  # shown of what was there already, as `tail` does
+_LONG_PHASE_SECONDS = 30.0
+# Phases of heartbeats (launch/run/heartbeat.py) in words.
+_PHASES = {"start": "starting", "evaluate": "evaluating", "save": "saving", "data": "waiting for data",
+           "collective": "agreeing with others", "compute": "computing"}
 _ENDED = {"complete": 0, "requeue": 75, "failed": 2}  # state -> exit status, as the run's own
 
 
@@ -44,6 +49,9 @@ class RunState:
     heartbeat_seconds: float | None
     """Since the process that has been silent for longest has shown itself."""
     restarts: int | None
+    phase: str | None
+    """What its processes do, of one that runs or has fallen silent, as their heartbeats say: evaluating, saving, ...;
+    of several that do different things each, with how many."""
 
 
 def read_run(folder: Path, now: float | None = None) -> RunState:
@@ -58,7 +66,8 @@ def read_run(folder: Path, now: float | None = None) -> RunState:
     fields = runs.fields_of(folder)
     told = runs.read_status(folder)
     state, step = told.get("state", "new"), told.get("step", 0)
-    silence = _silence(folder, time.time() if now is None else now)
+    now, beats = time.time() if now is None else now, _heartbeats(folder)
+    silence = max(0.0, now - min(beat["time"] for beat in beats)) if beats else None
     if state == "running" and (silence is None or silence > _SILENT_SECONDS):
         state = "silent"
     last: dict = {}
@@ -73,7 +82,8 @@ def read_run(folder: Path, now: float | None = None) -> RunState:
     return RunState(
         str(folder), state, step, max_steps, last.get("train/loss"), last.get("validation/loss"),
         last.get("speed/tokens_per_second"), last.get("speed/mfu"),
-        max(0, max_steps - step) * seconds if running else None, silence, starts - 1 if starts else None)
+        max(0, max_steps - step) * seconds if running else None, silence, starts - 1 if starts else None,
+        _phase(beats, now) if state in ("running", "silent") else None)
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -139,22 +149,32 @@ def _row(state: RunState, folder: Path) -> tuple[str, ...]:
 
     name = os.path.relpath(state.run, folder)
     return (
-        state.run if name == "." else name, state.state,
+        state.run if name == "." else name, f"{state.state}: {state.phase}" if state.phase else state.state,
         f"{state.step:,}" + ("" if state.max_steps is None else f" of {state.max_steps:,}"),
         shown(state.loss, "{:.4f}"), shown(state.validation_loss, "{:.4f}"), shown(state.tokens_per_second, "{:,.0f}"),
         shown(state.mfu, "{:.1%}"), "" if state.seconds_left is None else clock(state.seconds_left),
         "" if state.heartbeat_seconds is None else f"{clock(state.heartbeat_seconds)} ago", shown(state.restarts, "{}"))
 
 
-def _silence(folder: Path, now: float) -> float | None:
-    """Seconds since the process that has been silent for longest wrote its heartbeat; None without any."""
-    times = []
+def _heartbeats(folder: Path) -> list[dict]:
+    """What the processes of a run have last written of themselves."""
+    found = []
     for path in (folder / runs.HEARTBEATS).glob("rank-*.json"):
         try:
-            times.append(json.loads(path.read_text(encoding="utf-8"))["time"])
-        except (OSError, ValueError, KeyError):  # it is being replaced, or was cut short
+            beat = json.loads(path.read_text(encoding="utf-8"))
+            found.append({name: beat[name] for name in ("time", "phase", "since")})
+        except (OSError, ValueError, KeyError, TypeError):  # it is being replaced, or was cut short
             continue
-    return max(0.0, now - min(times)) if times else None
+    return found
+
+
+def _phase(beats: list[dict], now: float) -> str | None:
+    """What the processes do, the most frequent first; and for how long, where it takes long."""
+    counts = sorted(Counter(_PHASES.get(beat["phase"], beat["phase"]) for beat in beats).items(),
+                    key=lambda each: (-each[1], each[0]))
+    shown = ", ".join(f"{phase} ({count})" if len(counts) > 1 else phase for phase, count in counts)
+    since = now - min((beat["since"] for beat in beats), default=now)
+    return (shown + (f" for {clock(since)}" if since > _LONG_PHASE_SECONDS else "")) or None
 
 
 def _last_lines(path: Path) -> Iterator[dict]:

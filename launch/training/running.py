@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager
-from cloze.launch.config import BatchArithmetic, RunConfig, TrainConfig
+from cloze.launch.config import BatchArithmetic, RunConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.engine.state import base_optimizer, compute_dtype, live_precision
 from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
-from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
 from cloze.launch.run.trackers import check_installed
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
@@ -41,7 +41,6 @@ from cloze.pipeline.errors import UserError
 # follows.
 COLLECTIVES = "collectives-rank-"
 EXIT_COMPLETE = 0
-EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early with a checkpoint, start again to continue
 
 
 @dataclass(frozen=True)
@@ -151,26 +150,25 @@ def resume(trainer: Trainer, step: int | None) -> None:
         trainer.console.say(f"resumed from step {step} of {trainer.train.max_steps}")
 
 
-def said_of_rate(given: float | str, train: TrainConfig, size: int) -> str:
+def origin_of_rate(given: float | str, size: int) -> str:
     """Where the peak rate is from.
 
     Args:
         given: what the user has said, or auto.
-        train: with the rate that is taken.
         size: parameters of the encoder's layers.
     """
     if given != AUTO:
         return "as given"
     count = f"{size / 1e6:,.1f} million" if size >= 1e5 else f"{size:,}"
-    return (f"{train.learning_rate:g}, by the model's size ({count} parameters in its layers); "
-            "--train.learning_rate takes another")
+    return f"by the model's size ({count} parameters in its layers); --train.learning_rate takes another"
 
 
-def training_facts(config: RunConfig, process: Process, engine, epochs: str) -> list[tuple[str, str]]:
+def training_facts(config: RunConfig, process: Process, engine, epochs: str, rate: str = "") -> list[tuple[str, str]]:
     """Rows of the table at the start: what follows from the configuration, read off live objects.
 
     Args:
         epochs: what the run's steps amount to.
+        rate: where the peak rate is from; empty: that has been said.
     """
     train, world_size = config.train, process.environment.world_size
     at_most = "" if train.time_budget_hours is None else "at most "
@@ -180,7 +178,8 @@ def training_facts(config: RunConfig, process: Process, engine, epochs: str) -> 
         ("steps", f"{at_most}{train.max_steps:,} = {epochs}"),
         ("precision", live_precision(engine)),
         ("optimizer", f"{type(base_optimizer(engine)).__name__}, ZeRO stage {engine.zero_optimization_stage()}"),
-        ("learning rate", f"{train.learning_rate:g} peak, {describe(config.schedule, train)}"),
+        ("learning rate", f"{train.learning_rate:g} peak, {describe(config.schedule, train)}"
+                          + (f"; the peak {rate}" if rate else "")),
         ("attention kernel", _live_kernel(engine, process.device)
          + (", compiled layers" if engine.module.bert.encoder.compiled else "")),
         ("device", f"{world_size} x {device_name(process.device)}"

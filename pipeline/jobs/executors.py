@@ -20,6 +20,7 @@ import pyarrow as pa
 from cloze.pipeline.allocator import keep_freed_pages
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 
 # Tasks that are handed to an executor at once: enough for four on each of a thousand cores, and few enough that their
 # descriptions (some 15 kB where a task reads 512 parts) take no memory to speak of, here or in Dask's scheduler.
@@ -145,7 +146,7 @@ def _dask(address: str) -> Iterator[Executor]:
         from distributed import Client
         from distributed.comm import CommClosedError
     except ImportError as error:
-        raise UserError("executor dask: the library is missing; pip install 'cloze[dask]'") from error
+        raise UserError(f"executor dask: the library is missing; {how_to_install('dask')}") from error
     try:
         client = Client(address, timeout=_CONNECT_SECONDS)
     except (OSError, ValueError, TimeoutError) as error:

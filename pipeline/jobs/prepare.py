@@ -29,7 +29,7 @@ from cloze.pipeline.jobs.planning import plan_shards, plan_splits
 from cloze.pipeline.jobs.sources import SourceHashes, source_hash
 from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
 from cloze.pipeline.progress import Progress, Silent
-from cloze.pipeline.readers import plan
+from cloze.pipeline.readers import plan, remark_on_text
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
@@ -63,6 +63,8 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
         progress.note(f"{output} is complete already")
         _remove_work(work, progress)  # a kill between publishing and cleaning leaves it
         return complete
+    if (remark := remark_on_text(files)) is not None:
+        progress.note(remark)
     _open_work(output, work, identity)
     with alone(output, work / "lock", progress.note) as check:
         _run(config, tokenizer, files, segments, work, progress, check)

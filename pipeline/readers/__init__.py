@@ -54,6 +54,19 @@ def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
     return files, _group(segments)
 
 
+def remark_on_text(files: list[InputFile]) -> str | None:
+    """What is said of plain text that was taken for such by its name alone: what a document is there, and what else
+    it could be. None without any.
+    """
+    found = [file.name for file in files if file.format == "text" and file.config.format == "auto"]
+    if not found:
+        return None
+    what = found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1:,} more files"
+    return (f"{what}: read as plain text, in which each paragraph (what stands between blank lines) is a document; "
+            "--source.format file makes one of each file, lines reads a sentence a line and a document up to a blank "
+            "line, text keeps this and says nothing")
+
+
 def _group(segments: list[Segment]) -> list[list[Segment]]:
     """Neighbouring small segments make one task, so that a million small files aren't a million tasks."""
     tasks: list[list[Segment]] = []

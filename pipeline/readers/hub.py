@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.readers.finding import checked_name
 from cloze.pipeline.storage import readable_errors
@@ -118,7 +119,7 @@ def _loading(path: str) -> Iterator[None]:
     except UserError:
         raise
     except ImportError as error:
-        raise UserError("source.format dataset: the library is missing; pip install 'cloze[hub]'") from error
+        raise UserError(f"source.format dataset: the library is missing; {how_to_install('hub')}") from error
     except Exception as error:  # network, names, formats: the library raises many kinds
         what = " ".join(str(error).split()) or type(error).__name__
         raise UserError(

@@ -166,12 +166,8 @@ class Manifest:
     def read(cls, folder: str | Place) -> "Manifest":
         """The same of a manifest that may have been changed: `damage` says so. For those who look for damage."""
         folder = to_place(folder)
+        check_prepared(folder)
         path = folder / FILE_NAME
-        if not told.is_file(path):
-            raise UserError(
-                f"{folder}: found no {FILE_NAME}, expected a folder that `cloze prepare` completed; "
-                "run (or run again) `cloze prepare`"
-            )
         try:
             with readable_errors(path):
                 raw = told.read(path)
@@ -196,6 +192,16 @@ class Manifest:
             return manifest
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
+
+
+def check_prepared(folder: str | Place) -> None:
+    """Raise UserError for a folder without a manifest."""
+    folder = to_place(folder)
+    if not told.is_file(folder / FILE_NAME):
+        raise UserError(
+            f"{folder}: found no {FILE_NAME}, expected a folder that `cloze prepare` completed; "
+            "run (or run again) `cloze prepare`"
+        )
 
 
 def entropy(unigram_counts: np.ndarray) -> float:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 
 RETRIES = 10
 RETRY_SECONDS = 60.0  # of one request and its repetitions
@@ -201,7 +202,7 @@ class HubClient:
         try:
             from huggingface_hub import HfFileSystem
         except ImportError as error:
-            raise UserError(f"{url}: the library is missing; pip install 'cloze[stores]'") from error
+            raise UserError(f"{url}: the library is missing; {how_to_install('stores')}") from error
         self.url, self._root = url, url.removeprefix("hf://")
         self._files = HfFileSystem()
 
@@ -265,7 +266,7 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
         import botocore.session
         from obstore import exceptions, store
     except ImportError as error:
-        raise UserError(f"{url}: the library for object stores is missing; pip install 'cloze[stores]'") from error
+        raise UserError(f"{url}: the library for object stores is missing; {how_to_install('stores')}") from error
     common = {
         "client_options": {
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS), "read_timeout": timedelta(seconds=_SILENT_SECONDS),

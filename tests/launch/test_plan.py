@@ -49,7 +49,7 @@ def test_every_data_sheet_can_be_planned_with_and_says_its_source():
     for sheet in DATA_SHEETS:
         machine = find_machine(sheet.key)
         assert machine.flops == sheet.flops and 0 < machine.best_product < 1 and sheet.source
-    with pytest.raises(UserError, match="plan.device: found 'h1000', expected this, cpu, or one of .*h100-nvl"):
+    with pytest.raises(UserError, match="plan.device: found 'h1000', expected this, cpu, .*h100-nvl"):
         find_machine("h1000")
 
 

@@ -37,6 +37,35 @@ def test_a_second_signal_ends_a_process_that_hangs():
         assert process.wait(timeout=20) == 128 + second
 
 
+def test_a_run_that_has_not_begun_ends_at_once_and_says_so():
+    """Where no Python runs, as in an import that loads a library, and though nobody reads what it says."""
+    script = HANGS.replace("from cloze.launch.run.preemption import StopRequest",
+                           "from cloze.launch.run.preemption import Starting, StopRequest").replace(
+        "with StopRequest(say=lambda line: print(line, flush=True)) as stop:",
+        "with Starting(lambda line: (print(line, flush=True), time.sleep(60))):")
+    assert script.count("Starting") == 2
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == ("SIGTERM: stopped before the first step of this start, with nothing to save; "
+                                         "the same command starts it again\n")
+    assert process.wait(timeout=30) == 75
+
+
+def test_signals_are_the_runs_own_from_its_first_step_on():
+    """And nobody's after its last one, also where the start is left later."""
+    script = ("import signal\nfrom cloze.launch.run.preemption import Starting, StopRequest\n"
+              "with Starting(print):\n    with StopRequest() as stop:\n        signal.raise_signal(signal.SIGUSR1)\n"
+              "        assert stop.wanted\n    print('saved')\n"
+              "with Starting(print):\n    with StopRequest():\n        pass\n"
+              "with Starting(print):\n    pass\n")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "saved\n"
+    script = script.replace("signal.raise_signal(signal.SIGUSR1)", "pass").replace("assert stop.wanted", "pass")
+    ended = subprocess.run([sys.executable, "-c", script + "signal.raise_signal(signal.SIGTERM)\n"], cwd=ROOT)
+    assert ended.returncode == -signal.SIGTERM
+
+
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
     """Where each process is told by itself, as by srun, the quickest has stopped already when its own signal comes."""
     script = ("import signal, time\nfrom cloze.launch.run import preemption\npreemption.ONE_REQUEST_SECONDS = 0.0\n"

@@ -46,6 +46,38 @@ def test_what_says_that_it_runs_and_has_not_shown_itself_is_silent(run, tmp_path
         (run / "status.json").write_text(before)
 
 
+def test_what_a_running_run_does_is_shown(run, capsys):
+    """As its heartbeats say: of several processes each; how long, where it is long; nothing of one that has ended."""
+    assert read_run(run).phase is None
+    first, before = run / "heartbeats" / "rank-00000.json", (run / "status.json").read_text()
+    kept, second, now = first.read_text(), first.with_name("rank-00001.json"), time.time()
+    (run / "status.json").write_text('{"state": "running", "step": 2}')
+    try:
+        first.write_text(json.dumps({"time": now, "since": now - 3, "phase": "evaluate"}))
+        assert read_run(run, now).phase == "evaluating" and main(["status", str(run)]) == 0
+        assert "running: evaluating" in capsys.readouterr().out
+        first.write_text(json.dumps({"time": now, "since": now - 75, "phase": "save"}))
+        assert read_run(run, now).phase == "saving for 0:01:15"
+        assert read_run(run, now + 600).state == "silent" and "saving" in read_run(run, now + 600).phase
+        second.write_text(json.dumps({"time": now, "since": now, "phase": "data"}))
+        assert read_run(run, now + 1).phase == "saving (1), waiting for data (1) for 0:01:16"
+        second.write_text("{}")
+        assert read_run(run, now).phase == "saving for 0:01:15", "one that is cut short says nothing"
+    finally:
+        first.write_text(kept), second.unlink(missing_ok=True), (run / "status.json").write_text(before)
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ("nothing", "run: found no folder nothing, expected the folder of a run of `cloze pretrain` or `cloze finetune`"),
+    (".", "run: found no config.yaml in the folder ., expected the folder of a run of `cloze pretrain` or"),
+])
+def test_what_is_no_run_is_said_in_plain_words(tmp_path, monkeypatch, capsys, given, expected):
+    monkeypatch.chdir(tmp_path)
+    assert main(["status", given]) == 2
+    said = capsys.readouterr().err
+    assert expected in said and "Error" not in said.removeprefix("error: ")
+
+
 def test_runs_are_found_at_any_depth_and_not_inside_one_another(run, tmp_path, capsys):
     (tmp_path / "aside").mkdir()
     (tmp_path / "aside" / "link").symlink_to(run)  # links are not followed: they may go round

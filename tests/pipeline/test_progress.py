@@ -46,3 +46,9 @@ def test_a_terminal_has_a_bar_for_each_stage(config, monkeypatch):
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
     for stage in ("tokenize", "build"):
         assert re.search(rf"{stage} .*100% [\d,]+ documents/s, [\d,]+ tokens/s left", text)
+
+
+def test_plain_text_is_prepared_with_a_note_on_what_a_document_is(tmp_path, capsys):
+    (tmp_path / "book.txt").write_text("One sentence here. Another one there.\n\nA second paragraph follows it.\n" * 9)
+    data_commands.prepare(corpus.config(tmp_path, [tmp_path / "book.txt"]))
+    assert "note: book.txt: read as plain text, in which each paragraph" in capsys.readouterr().err

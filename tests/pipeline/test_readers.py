@@ -443,3 +443,17 @@ def test_many_small_files_are_few_tasks(tmp_path):
         (tmp_path / f"{number}.txt").write_text("text")
     _, tasks = readers.plan(PrepareConfig(input=[str(tmp_path)]))
     assert len(tasks) == 1 and len(tasks[0]) == 300
+
+
+@pytest.mark.parametrize(("names", "source", "said"), [
+    (["a.txt"], {}, "a.txt: read as plain text, in which each paragraph"),
+    (["a.txt", "b.log", "c.jsonl"], {}, "a.txt and 1 more files: read as plain text"),
+    (["c.jsonl"], {}, None), (["a.txt"], {"format": "text"}, None), (["a.txt"], {"format": "file"}, None),
+])
+def test_text_that_is_told_by_its_name_alone_is_remarked_on(tmp_path, names, source, said):
+    """By `cloze prepare`, with what else a document could be; not where the format was given."""
+    for name in names:
+        (tmp_path / name).write_text('{"text": "one"}\n\ntwo\n')
+    config = PrepareConfig(input=[str(tmp_path / name) for name in names], source=SourceConfig(**source))
+    remark = readers.remark_on_text(readers.plan(config)[0])
+    assert remark is None if said is None else remark.startswith(said) and "--source.format file" in remark

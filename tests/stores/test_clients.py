@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.stores import clients
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from tests.stores.server import BUSY, first, slow
@@ -163,4 +164,4 @@ def test_a_missing_extra_is_said(tmp_path):
     command = ("import sys; sys.modules['obstore'] = None\n"
                "from cloze.launch.cli import main; sys.exit(main(['inspect', 's3://b/x']))")
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "pip install 'cloze[stores]'" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and how_to_install("stores") in done.stderr and done.stderr.count("\n") == 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cloze.launch.config import MixtureConfig, PretrainConfig
 from cloze.launch.config.checks import at_least
+from cloze.launch.system.data_sheets import named_sheet
 from cloze.launch.tools.planning.assumptions import MASKED_SHARE, NETWORK_GIGABYTES, SHORT_SHARE
 from cloze.pipeline.errors import UserError
 
@@ -19,8 +20,7 @@ class PlanConfig(PretrainConfig):
     output: str = ""
     """Not read."""
     device: str = "this"
-    """h100, a100-80gb, l4, ... (an unknown name lists them); cpu or this: this machine's, as `cloze doctor` measured
-    it."""
+    """Name of a GPU, that of its data sheet; cpu or this: this machine's, as `cloze doctor` measured it."""
     gpus: int = 1
     """Processes of the run, each with a device, at least 1."""
     gpus_per_machine: int = 8
@@ -40,6 +40,8 @@ class PlanConfig(PretrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.device not in ("this", "cpu"):
+            named_sheet(self.device)
         at_least("plan", self, gpus=1, gpus_per_machine=1, price_per_hour=0)
         for name in ("link_gigabytes", "network_gigabytes"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
@@ -48,3 +50,6 @@ class PlanConfig(PretrainConfig):
             raise UserError(f"plan.short_share: found {self.short_share}, expected 0 to 1")
         if not 0 < self.masked_share <= 1:
             raise UserError(f"plan.masked_share: found {self.masked_share}, expected more than 0 and at most 1")
+        if not self.data and self.train.sequence_length is None:
+            raise UserError("plan: found neither data nor train.sequence_length, expected one of them: how long the "
+                            "sequences are; add --train.sequence_length 128")

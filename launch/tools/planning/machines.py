@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from cloze.launch.system import devices
-from cloze.launch.system.data_sheets import DATA_SHEETS, DataSheet
+from cloze.launch.system.data_sheets import DataSheet, named_sheet
 from cloze.launch.system.environment import device_type
 from cloze.launch.system.memory import available_bytes, resident_bytes
 from cloze.launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, CPU_PRODUCT, FLASH, PCIE, SUSTAINED
@@ -59,10 +59,7 @@ def find_machine(name: str, dtype: torch.dtype = torch.bfloat16) -> Machine:
         return _this(torch.device(device_type()), dtype)
     if name == "cpu":
         return _this(torch.device("cpu"), dtype)
-    sheets = {sheet.key: sheet for sheet in DATA_SHEETS}
-    if name.lower() not in sheets:
-        raise UserError(f"plan.device: found {name!r}, expected this, cpu, or one of {', '.join(sheets)}")
-    return of_data_sheet(sheets[name.lower()])
+    return of_data_sheet(named_sheet(name))
 
 
 def of_data_sheet(sheet: DataSheet) -> Machine:

@@ -1,0 +1,23 @@
+"""Whether what a fine-tuning was given is there: looked at before torch is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import find_task
+from cloze.launch.pretrained.given import check_model
+from cloze.pipeline.errors import UserError
+
+
+def check_given(config: FinetuneConfig) -> None:
+    """Raise UserError for a task, a file, a model or a tokenizer of which it is clear at once that there is none."""
+    find_task(config.task)
+    check_model(config)
+    for flag, paths in (("train", [config.train_file]), ("validation", [config.validation]), ("test", config.test)):
+        for path in paths:
+            if not Path(path).exists():
+                raise UserError(f"--{flag}: found no file {path}, expected examples: .tsv, .csv, .jsonl, .parquet or a "
+                                "saved data set; check the path")
+    if config.tokenizer is not None and not Path(config.tokenizer).exists():
+        raise UserError(f"tokenizer: found no folder {config.tokenizer}, expected the folder of one; check the path")

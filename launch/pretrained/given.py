@@ -1,0 +1,33 @@
+"""Whether the model that a fine-tuning was given can be there; imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.parsing import shipped
+from cloze.launch.pretrained.hub import is_name
+from cloze.launch.run import runs
+from cloze.pipeline.errors import UserError
+
+
+def named_shape(model: str) -> Path | None:
+    """The file of a shape that is named by its path or, where nothing of that name is here, by its name."""
+    path = Path(model)
+    if not path.exists():
+        path = shipped("model").get(model, path)
+    return path if path.suffix in (".yaml", ".yml") else None
+
+
+def check_model(config: FinetuneConfig) -> None:
+    """Raise UserError for a model that is neither here nor a name, and for a shape without a tokenizer."""
+    shape = named_shape(config.model)
+    path = shape or Path(config.model)
+    if not path.exists() and (shape is not None or not is_name(config.model)):
+        raise UserError(f"model: found no {config.model}, expected a Cloze run, a Hugging Face folder or hub name, or "
+                        f"a file of configs/model/ or its name ({', '.join(shipped('model'))})")
+    if path.is_dir():
+        runs.check_holds_model(path)
+    if shape and config.tokenizer is None:
+        raise UserError(f"tokenizer: found none, expected the folder of one: {config.model} is a shape without a "
+                        "vocabulary; add --tokenizer DIR")

@@ -1,0 +1,23 @@
+"""How what is installed gets one of its extras: setup.cfg lists them."""
+
+import json
+import shlex
+from importlib import metadata
+from urllib.parse import unquote, urlsplit
+
+
+def how_to_install(extra: str) -> str:
+    """The command that adds an extra to this installation: from where it came (PEP 610: direct_url.json), the checkout,
+    the wheel or the repository; by name from an index alone.
+    """
+    try:
+        noted = metadata.distribution("cloze").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # imported from a folder
+        noted = None
+    origin = json.loads(noted) if noted else {}
+    url = origin.get("url", "")
+    if origin.get("dir_info", {}).get("editable"):
+        return f"pip install -e {shlex.quote(f'{unquote(urlsplit(url).path)}[{extra}]')}"
+    if repository := origin.get("vcs_info"):
+        url = f"{repository['vcs']}+{url}@{repository['commit_id']}"
+    return f"pip install {shlex.quote(f'cloze[{extra}]' + (f' @ {url}' if url else ''))}"

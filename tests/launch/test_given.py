@@ -1,0 +1,106 @@
+"""What is not there is refused before torch is imported, which takes seconds; and those seconds are announced."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cloze.launch import cli
+from cloze.launch.cli import explain, main
+from cloze.launch.system.data_sheets import DATA_SHEETS
+from cloze.pipeline.errors import UserError
+from tests.forked import ForkedRun
+from tests.launching import ROOT, finish, pretrain_arguments
+from tests.synthetic import make_shards
+
+FINETUNE = ("--train", "FILE", "--validation", "FILE", "--output", "o")
+REFUSED = [
+    ("plan --device h300 --train.sequence_length 128", "plan.device: found 'h300', expected this, cpu, gb300"),
+    ("plan --device a100-40 --train.sequence_length 128", "did you mean a100-40gb?"),
+    ("plan --device h100", "plan: found neither data nor train.sequence_length"),
+    ("plan --device h100 --data nowhere", "nowhere: found no manifest.json"),
+    ("plan --config nosuch", "--config: found no file 'nosuch'"),
+    ("pretrain --data nowhere --output o --processes 2", "nowhere: found no manifest.json"),
+    ("finetune --config tiny", "; tiny is the name of one in configs/model and configs/pretrain"),
+    ("finetune clasification --model MODEL FINETUNE", "did you mean classification?"),
+    ("finetune sst2 --model runs/none FINETUNE", "model: found no runs/none, expected a Cloze run"),
+    ("finetune sst2 --model MODEL/none FINETUNE", "/none, expected a Cloze run"),
+    ("finetune sst2 --model none.yaml FINETUNE --tokenizer MODEL", "model: found no none.yaml"),
+    ("finetune sst2 --model MODEL FINETUNE", "model: found no model in the folder"),
+    ("finetune sst2 --model mini FINETUNE", "tokenizer: found none, expected the folder of one: mini is a shape"),
+    ("finetune sst2 --model mini --tokenizer nowhere FINETUNE", "tokenizer: found no folder nowhere"),
+    ("finetune sst2 --model org/name FINETUNE --test x.tsv", "--test: found no file x.tsv, expected examples"),
+    ("finetune sst2 --model org/name --train x.tsv --validation FILE --output o", "--train: found no file x.tsv"),
+]
+CODE = """
+import contextlib, io, json, sys
+from cloze.launch.cli import main
+said = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        assert main(words) == 2
+    said.append(errors.getvalue())
+print(json.dumps([said, "torch" in sys.modules]))
+"""
+
+
+def test_what_is_not_there_is_refused_without_torch(tmp_path):
+    (tmp_path / "file.tsv").write_text("sentence\tlabel\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "runs").mkdir()
+    places = {"FILE": [str(tmp_path / "file.tsv")], "MODEL": [str(tmp_path / "model")]}
+    places["MODEL/none"] = [str(tmp_path / "model" / "none")]
+    places["FINETUNE"] = [word for each in FINETUNE for word in places.get(each, [each])]
+    commands = [[each for word in line.split() for each in places.get(word, [word])] for line, _ in REFUSED]
+    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(commands)], cwd=tmp_path, capture_output=True,
+                          text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said, imported = json.loads(done.stdout)
+    for (line, expected), error in zip(REFUSED, said, strict=True):
+        assert expected in error and error.startswith("error: ") and error.count("\n") == 1, (line, error)
+    assert not imported
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_told_that_torch_is_loaded(monkeypatch, terminal):
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    def refuse():
+        raise UserError("here")
+
+    monkeypatch.setattr(cli, "prepare_process", refuse)  # what imports it first
+    monkeypatch.setattr(sys, "stderr", shown := Stream())
+    assert main(["plan", "--device", "h100", "--train.sequence_length", "128"]) == 2
+    assert shown.getvalue() == ("cloze plan: loading PyTorch\n" if terminal else "") + "error: here\n"
+
+
+def test_help_names_every_device_of_a_plan():
+    shown = explain("plan")
+    assert "a100-40gb" in shown and all(sheet.key in shown for sheet in DATA_SHEETS)
+
+
+STOPPED = """
+import os, signal, time
+from cloze.launch.pretrain.objectives.masked import MaskedTokens
+
+
+class Stopped(MaskedTokens):
+    def build_model(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(120)
+"""
+
+
+def test_a_run_that_is_stopped_before_its_first_step_says_so(tmp_path, monkeypatch):
+    (tmp_path / "own_of_mine.py").write_text(STOPPED)
+    monkeypatch.chdir(tmp_path)
+    data = make_shards(tmp_path / "data")
+    command = pretrain_arguments(data, tmp_path / "run", "--objective", "own_of_mine.Stopped")
+    said = finish(ForkedRun(command), status=75)
+    assert "SIGTERM: stopped before the first step of this start, with nothing to save; the same command" in said
+    assert "Traceback" not in said
