@@ -38,6 +38,7 @@ from cloze.launch.pretrain.probing import resolve
 from cloze.launch.pretrain.sources import Sources
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.stored import StoredRun, stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.own_classes import make, own_class
@@ -61,6 +62,15 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     """Run or continue a pretraining; returns the exit status. Called by every process of the run, with what
     `prepare_process` has returned.
     """
+    with stored(config, environment, Console(environment.is_main)) as (config, run):
+        status = _pretrain(config, environment, run)
+        if run and status == running.EXIT_COMPLETE:
+            run.clear()
+        return status
+
+
+def _pretrain(config: PretrainConfig, environment: Environment, run: StoredRun | None) -> int:
+    """`pretrain` into a folder of this machine, which may stand for a run in a store."""
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
     data, model = open_data(config)
     run_masking(config, data)  # and whether the data has a place for it
@@ -80,9 +90,9 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
         resolved = resolve_compile(config, process.device, process.console)
         resolved = resolve(resolved, data, objective, partial(build_model, resolved, objective), environment,
                            process.device, process.console)
-        return train(resolved, data, prepare_trainer(resolved, data, process, objective, callbacks, facts), stop)
+        return train(resolved, data, prepare_trainer(resolved, data, process, objective, callbacks, facts), stop, run)
 
-    return running.carry_out(config, facts, environment, console, work)
+    return running.carry_out(config, facts, environment, console, work, run)
 
 
 def make_callbacks(config: PretrainConfig) -> list[Callback]:
@@ -175,7 +185,7 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
         runs.keep_device_facts(output, decided)
         # Fetched or not, its folder is on this machine.
         save_tokenizer = partial(shutil.copytree, Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER).folder)
-        runs.describe(config, facts, save_tokenizer, made)
+        runs.describe(output, process.shown(config), facts, save_tokenizer, made)
     return trainer
 
 
@@ -191,7 +201,7 @@ def _print_facts(config: PretrainConfig, data: TrainingData, process: Process, e
               f"({samples:,} samples, {tokens:,} tokens)")
     entropies = ", ".join(f"{name} {manifest.unigram_entropy:.3f}".lstrip() for name, manifest in
                           zip(data.names or ("",), data.manifests, strict=True))
-    process.console.facts(f"cloze pretrain -> {config.output}", [
+    process.console.facts(f"cloze pretrain -> {process.shown(config).output}", [
         ("parameters", f"{parameters:,}"),
         ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
         *data.described(),
@@ -235,7 +245,7 @@ def validation_sets(config: PretrainConfig, data: TrainingData, process: Process
     ]
 
 
-def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest) -> bool:
+def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest, run: StoredRun | None = None) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
     environment = trainer.environment
     stream = BatchStream(
@@ -246,7 +256,7 @@ def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest
     )
     try:
         shown = partial(showing, config, data, trainer) if trainer.evaluate else None
-        return running.run(config, trainer, stream, stop, shown)
+        return running.run(config, trainer, stream, stop, shown, stored=run)
     finally:
         stream.close()
 
