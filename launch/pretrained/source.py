@@ -12,12 +12,13 @@ import yaml
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.parsing import shipped
 from cloze.launch.pretrained.hub import fetch_model, is_name
-from cloze.launch.pretrained.loading import load_truncation, read_run_weights
+from cloze.launch.pretrained.loading import fetched_run, load_truncation, read_run_weights
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, HeadConfig
 from cloze.model.huggingface import OWN_MODEL_TYPE, StateDict, load_architecture, load_head, load_note, load_pretrained
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.yaml_text import load_yaml
 
@@ -48,7 +49,8 @@ def find_source(config: FinetuneConfig) -> Source:
         UserError: there is no such model, or the tokenizer is not the one that it was trained with.
     """
     shapes = shipped("model")
-    path, architecture, step, length = Path(config.model), None, None, None
+    path = fetched_run(config.model, config.model_step) if is_url(config.model) else Path(config.model)
+    architecture, step, length = None, None, None
     if not path.exists() and config.model in shapes:
         path = shapes[config.model]
     if config.model_step is not None and not runs.is_pretraining(path):

@@ -18,6 +18,7 @@ from pathlib import Path
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, kept_lines, lines_of
 from cloze.launch.run.trackers import FILE as TRACKERS
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import StorePath
 
 LOG = "log"
@@ -142,37 +143,47 @@ def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:
     return {attempt: found[attempt] for attempt in sorted(found)}
 
 
-def fetch_log(place: StorePath, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKERS),
-              newest_pieces: int | None = None) -> None:
-    """Write what a run has told as the files that it told it by, into a folder of this machine.
+class LogReader:
+    """What a run has told, as the files that it told it by; each piece is read once, however often one looks.
 
     Args:
-        names: of the files; of metrics.jsonl later attempts win, by step.
-        newest_pieces: how many of metrics.jsonl's pieces are read; None: all.
-
-    Raises:
-        UserError: the store can't be used.
+        place: of the run.
+        newest_pieces: how many of metrics.jsonl's pieces the first look reads; None: all.
     """
-    attempts, names = _segments(place), set(names)
-    if METRICS in names:
-        pieces = [(attempt, key) for attempt, files in attempts.items() for key in files.get(METRICS, ())]
-        pieces = pieces[-newest_pieces:] if newest_pieces else pieces
-        texts = _read_all(place, [key for _, key in pieces])
+
+    def __init__(self, place: StorePath, newest_pieces: int | None = None) -> None:
+        self._place, self._newest = place, newest_pieces
+        self._first: str | None = None  # the oldest piece that is read
+        self._texts: dict[str, str] = {}
+
+    def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKERS)) -> None:
+        """Write files into a folder of this machine; of metrics.jsonl later attempts win, by step.
+
+        Raises:
+            UserError: the store can't be used.
+        """
+        attempts = _segments(self._place)
+        for name in names:
+            if name == METRICS:
+                self._write_metrics(attempts, folder)
+            else:
+                _fetch_newest(self._place, attempts, name, folder)
+
+    def _write_metrics(self, attempts: dict[str, dict[str, list[str]]], folder: Path) -> None:
+        keys = [key for files in attempts.values() for key in files.get(METRICS, ())]
+        if self._first is None and keys:
+            self._first = keys[-min(self._newest or len(keys), len(keys))]
+        new = [key for key in keys if key >= self._first and key not in self._texts]
+        with ThreadPoolExecutor(_READERS) as readers:
+            self._texts |= zip(new, readers.map(lambda key: self._place.at(key).read_text(), new), strict=True)
         lines: list[dict] = []
-        for attempt, files in attempts.items():
+        for files in attempts.values():
             if START in files:
-                start = json.loads(place.at(files[START][-1]).read_bytes())
+                start = json.loads(self._place.at(files[START][-1]).read_bytes())
                 lines = kept_lines(lines, start["step"], start["evaluated_step"])
-            lines += lines_of("".join(text for (of, _), text in zip(pieces, texts, strict=True) if of == attempt))
+            lines += lines_of("".join(self._texts.get(key, "") for key in files.get(METRICS, ())))
         if lines:
-            (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    for name in names - {METRICS}:
-        _fetch_newest(place, attempts, name, folder)
-
-
-def _read_all(place: StorePath, keys: list[str]) -> list[str]:
-    with ThreadPoolExecutor(_READERS) as readers:
-        return list(readers.map(lambda key: place.at(key).read_text(), keys))
+            publish_text(folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines), durable=False)
 
 
 def fetch_heartbeats(place: StorePath, folder: Path) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
-from cloze.launch.run.segments import LOG, Shipper, fetch_log
+from cloze.launch.run.segments import LOG, LogReader, Shipper
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
@@ -96,7 +96,7 @@ class StoredRun:
                                     "that job or choose another --output")
                 self._lease = lease
                 self._make_folder()
-                fetch_log(self.place, self.folder)
+                LogReader(self.place).write(self.folder)
                 self.log = CommitLog(self.checkpoints / COMMITS)
                 self.meet(self.log.claim())
                 if not self.log.conditional:

@@ -13,7 +13,7 @@ from cloze.launch.checkpoint import transfer
 from cloze.launch.checkpoint.fetching import owner_of
 from cloze.launch.checkpoint.transfer import Damaged, Patience, fetch, parts_of, upload
 from cloze.launch.run.commits import Commit, CommitLog, TakenOver, read_commits
-from cloze.launch.run.segments import Shipper, fetch_heartbeats, fetch_log
+from cloze.launch.run.segments import LogReader, Shipper, fetch_heartbeats
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients
 from cloze.pipeline.stores.places import to_place
@@ -133,7 +133,7 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
         folder = tmp_path / str(number)
         (folder / "heartbeats").mkdir(parents=True)
         if number:
-            fetch_log(place, folder)
+            LogReader(place).write(folder)
             assert (folder / "metrics.jsonl").read_text() == lines(1, 2, 3, 4)
             (folder / "metrics.jsonl").write_text(lines(1, 2))  # as the writer of metrics does
         shipper = Shipper(folder, place / "log" / f"000{number}-a", 1000, print)
@@ -158,7 +158,10 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
     assert len(pieces) == 7 and sum(each.size for each in pieces) == len(lines(1, 2, 3, 4, 3, 4, 5))
     back = tmp_path / "back"
     back.mkdir()
-    fetch_log(place, back)
+    reader = LogReader(place, newest_pieces=3)
+    reader.write(back)
+    assert (back / "metrics.jsonl").read_text() == lines(3, 4, 5)
+    LogReader(place).write(back)
     fetch_heartbeats(place, back)
     assert (back / "metrics.jsonl").read_text() == lines(1, 2, 3, 4, 5)
     assert (back / "status.json").read_text() == '{"state": "running", "step": 5}'
