@@ -23,7 +23,7 @@ import torch
 
 from cloze.launch.checkpoint.fetching import INDEX, Files, missing_part, owner_of, read_index, step_place
 from cloze.launch.checkpoint.manager import CheckpointManager
-from cloze.launch.checkpoint.state import describe, hash_of_files
+from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, describe, hash_of_files, read_state
 from cloze.launch.checkpoint.transfer import Damaged, Patience, StoreThread, fetch, upload
 from cloze.launch.run.commits import Commit, TakenOver
 from cloze.launch.run.stored import StoredRun
@@ -75,12 +75,16 @@ class StoredCheckpoints(CheckpointManager):
         return sorted(self._run.log.commits if self._run.log else self._committed)
 
     def agree_on_latest(self) -> int | None:
-        """The newest committed checkpoint of which every rank has fetched what it needs, undamaged. Collective.
+        """The newest committed checkpoint of which every rank has fetched what it needs, undamaged; or a newer one that
+        this machine's scratch holds whole. Collective.
 
         Raises:
             UserError: the store or the disk can't be used.
         """
         self._meet()
+        step = self._agree_on_scratch()
+        if step is not None:
+            return step
         for step in sorted(self._committed, reverse=True):
             index = self._agree_on_index(step)
             if index is None:
@@ -109,6 +113,26 @@ class StoredCheckpoints(CheckpointManager):
         if log:
             self._thread.submit(self._clean)
 
+    def _agree_on_scratch(self) -> int | None:
+        """A checkpoint that an earlier start could not commit any more, if it lies whole on the one machine of the run.
+        It is uploaded as soon as the run goes on."""
+        if len(self._machine) < self.environment.world_size:
+            return None  # each machine has its own files, and none those that are for all
+        newer = [step for step in super().steps() if step > max(self._committed, default=-1)] if self.leads else []
+        found = next((step for step in reversed(newer) if damage(self.path(step)) is None), -1)
+        found = distributed.from_main(found, self.device)
+        if found < 0:
+            return None
+        state = read_state(self.path(found))
+        if state["world_size"] != self.environment.world_size:
+            return None
+        checksums = json.loads((self.path(found) / CHECKSUMS).read_text(encoding="utf-8"))
+        files = {name: tuple(each) for name, each in checksums.items() if name != STATE}
+        mine = {name: each for name, each in files.items() if (owner_of(name) or 0) == self.environment.rank}
+        self._waiting = _Published(found, files, mine, state)
+        self._say(f"step {found} lies on this machine's scratch and not in the store yet: going on from it")
+        return found
+
     def _agree_on_index(self, step: int) -> dict | None:
         """What rank 0 has read; None, said by it, if the checkpoint is damaged as far as it can see."""
         told = ""
@@ -116,8 +140,8 @@ class StoredCheckpoints(CheckpointManager):
             if self._run.log:
                 try:
                     told = json.dumps(read_index(self._place, step, self._run.log.commits[step]))
-                except Damaged as damage:
-                    self.warn(f"{self._place}: step {step} is damaged ({damage}); passed over")
+                except Damaged as error:
+                    self.warn(f"{self._place}: step {step} is damaged ({error}); passed over")
         told = distributed.gather_texts(told, self.device)[0]
         return json.loads(told) if told else None
 
@@ -145,8 +169,8 @@ class StoredCheckpoints(CheckpointManager):
                     rank = rank if rank in self._machine else self._machine[number % len(self._machine)]
                     if rank == self.environment.rank:
                         self._fetch_file(folder, size, digest, aside / name, self.path(step) / name)
-            except Damaged as damage:
-                problem = str(damage)
+            except Damaged as error:
+                problem = str(error)
         problems = distributed.gather_texts(problem, self.device)
         with self._together("take up a checkpoint"), readable_errors(aside):
             if self.leads and not any(problems):
@@ -192,7 +216,7 @@ class StoredCheckpoints(CheckpointManager):
                                 "hold it to the end; this one ends, and nothing of it counts from there on")
             if self._thread.failure is not None:
                 kept = [path.name for path in sorted(self.folder.glob("step-*")) if path.name[-1].isdigit()]
-                raise UserError(f"{self._thread.failure}; the newest checkpoint on this machine is "
+                raise UserError(f"{self._thread.failure}; this machine's part of the newest checkpoint is "
                                 f"{self.folder.resolve() / kept[-1] if kept else 'none'}")
 
     def _parts_here(self, parts: list[str]) -> list[str]:

@@ -52,12 +52,14 @@ class Shipper:
     Args:
         folder: of the process's files.
         place: the attempt's folder.
+        rank: of the process, whose heartbeat is its own.
         seconds: between two looks.
         warn: takes a line the first time that something could not be sent.
     """
 
-    def __init__(self, folder: Path, place: StorePath, seconds: float, warn: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, place: StorePath, rank: int, seconds: float, warn: Callable[[str], None]) -> None:
         self._folder, self._place, self._seconds, self._warn = folder, place, seconds, warn
+        self._whole = (START, STATUS, TRACKERS, f"{HEARTBEATS}/rank-{rank:05d}.json")
         self._sent: dict[str, int] = {}  # bytes of files that grow
         self._numbers: dict[str, int] = {}
         self._last: dict[str, bytes] = {}  # of files that are replaced
@@ -77,20 +79,17 @@ class Shipper:
     def ship(self) -> None:
         """Send what is new, now. Raises UserError if the store can't be used."""
         with self._sending:
-            for name in (START, STATUS, TRACKERS, *self._below(f"{HEARTBEATS}/rank-*.json")):
+            for name in self._whole:
                 self._ship_whole(name)
             if METRICS in self._sent:
                 self._ship_growth(METRICS, _whole_lines)
-            for name in self._below(_EVENTS):
+            for name in sorted(path.name for path in self._folder.glob(_EVENTS)):
                 self._ship_growth(name, _whole_events)
 
     def close(self) -> None:
         """Send what is left, for some time."""
         self._ended.set()
         self._thread.join(_LEAVE_SECONDS)
-
-    def _below(self, pattern: str) -> list[str]:
-        return sorted(str(path.relative_to(self._folder)) for path in self._folder.glob(pattern))
 
     def _ship_whole(self, name: str) -> None:
         try:

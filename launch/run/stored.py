@@ -24,7 +24,7 @@ from pathlib import Path
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
-from cloze.launch.run.segments import LOG, LogReader, Shipper
+from cloze.launch.run.segments import LOG, LogReader, Shipper, fetch_heartbeats
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
@@ -63,7 +63,7 @@ class StoredRun:
         self.ended = threading.Event()
         """Set when this process is done with the run."""
         self._seconds = config.monitor.store_seconds
-        self._console = console
+        self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
         self._lease = None
 
@@ -122,7 +122,8 @@ class StoredRun:
     def meet(self, attempt: str) -> None:
         """Go by the name of this start, and send from here on what this process tells."""
         self.attempt = attempt
-        self._shipper = Shipper(self.folder, self.place / LOG / attempt, self._seconds, self._console.warn)
+        self._shipper = Shipper(self.folder, self.place / LOG / attempt, self._rank, self._seconds,
+                                self._console.warn)
 
     def begin(self, step: int, evaluated_step: int) -> None:
         """Send the description, and the curves from here on. For rank 0.
@@ -146,6 +147,10 @@ class StoredRun:
         self.ended.set()
         if self._shipper is not None:
             self._shipper.close()
+
+    def fetch_heartbeats(self) -> None:
+        """Bring those of all processes into this one's folder, as they were sent. Raises UserError."""
+        fetch_heartbeats(self.place, self.folder)
 
     def lost(self) -> str | None:
         """Why another job has the run by now; None: it has not, for all that is known."""

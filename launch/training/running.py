@@ -75,7 +75,8 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     main = environment.is_main
     with runs.locked(output) if main else nullcontext(), runs.failure_told(output) if main else nullcontext():
-        with Heartbeat(output, environment, config.monitor) as heartbeat:  # it names a rank that does not join
+        fetch = stored.fetch_heartbeats if stored else None
+        with Heartbeat(output, environment, config.monitor, fetch=fetch) as heartbeat:  # names a rank that doesn't join
             if config.train.deterministic:
                 keep_products_deterministic()
             device = distributed.initialize(environment)

@@ -44,6 +44,7 @@ class Machine:
     """A machine with a scratch disk of its own."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.variables = {"XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
         (folder / "cache").mkdir(parents=True)
 

@@ -136,7 +136,7 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
             LogReader(place).write(folder)
             assert (folder / "metrics.jsonl").read_text() == lines(1, 2, 3, 4)
             (folder / "metrics.jsonl").write_text(lines(1, 2))  # as the writer of metrics does
-        shipper = Shipper(folder, place / "log" / f"000{number}-a", 1000, print)
+        shipper = Shipper(folder, place / "log" / f"000{number}-a", 0, 1000, print)
         shipper.begin(start, start)
         board = SummaryWriter(str(folder))
         for step in own:
@@ -179,7 +179,7 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
 
 def test_a_store_that_is_away_is_no_harm_to_what_tells(bucket, proxy, impatient, tmp_path):
     place, said = to_place(bucket) / "run/log/0001-a", []
-    shipper = Shipper(tmp_path, place, 0.02, said.append)
+    shipper = Shipper(tmp_path, place, 0, 0.02, said.append)
     shipper.begin(0, -1)
     proxy.fault = lambda request: lambda _: BUSY
     (tmp_path / "metrics.jsonl").write_text(lines(1, 2))
