@@ -24,12 +24,12 @@ from cloze.launch.checkpoint.deepspeed_files import (
     whole_weights,
 )
 from cloze.launch.checkpoint.saving import BackgroundWriter
-from cloze.launch.checkpoint.state import CHECKSUMS, STATE, TrainState, damage, hash_of_files, read_state
+from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state
 from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import publish_text, readable_errors, sha256_of, sync_folder
+from cloze.pipeline.storage import readable_errors, sync_folder
 
 # fp32 master weight and two Adam moments, and a 16-bit or fp32 copy of the weight, for each parameter.
 _BYTES_PER_PARAMETER = 16
@@ -68,6 +68,11 @@ class CheckpointManager:
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of a step."""
         return self.folder / f"step-{step:08d}"
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process looks after the folder."""
+        return self.environment.is_main
 
     @staticmethod
     def _rank_file(rank: int) -> str:
@@ -128,7 +133,7 @@ class CheckpointManager:
         self.publish()
         aside = self.path(state.step).with_name(self.path(state.step).name + ".tmp")
         with self._together("make room"), readable_errors(aside):
-            if self.environment.is_main:
+            if self.leads:
                 self._make_room(engine, aside)
         durable = DurableCheckpointEngine()
         engine.checkpoint_engine = durable
@@ -142,9 +147,10 @@ class CheckpointManager:
     def _together(self, what: str) -> AbstractContextManager[None]:
         return distributed.together(what, self.folder, self.device)
 
-    def written(self) -> bool:
-        """Whether this rank has written all of a checkpoint that is not published yet, or has failed to."""
-        return self._writing is not None and self._writing.writer.done()
+    def votes(self) -> int:
+        """This rank's for calling `publish`, which all do once there are as many as ranks: 1 if it has written all of a
+        checkpoint that is not published yet, or has failed to."""
+        return int(self._writing is not None and self._writing.writer.done())
 
     def publish(self) -> None:
         """Wait until every rank has written and verified its files, then publish them. Collective.
@@ -161,11 +167,34 @@ class CheckpointManager:
         # Each rank vouches for its own files.
         parts = distributed.gather_texts(json.dumps(mine), self.device)
         with self._together("publish a checkpoint"), readable_errors(writing.aside):
-            if self.environment.is_main:
-                self._publish(writing.aside, self.path(step), parts, writing.facts)
+            if self.leads:
+                self._publish(writing.aside, self.path(step), self._parts_here(parts), writing.facts)
+        self._published(step, parts, writing.facts)
         self._good.add(step)
         self._damaged.discard(step)
         self._best = {writing.state.best_step}
+
+    def _parts_here(self, parts: list[str]) -> list[str]:
+        """Of what each rank vouches for, what lies in this folder."""
+        return parts
+
+    def _published(self, step: int, parts: list[str], state: dict) -> None:
+        """Called on every rank for what has just been published; nothing more is done with it here."""
+
+    def finish(self, best: int | None, beat: Callable[[], None]) -> None:
+        """End the run's saving: publish what is written, and with `best`, as in `retire`, remove old checkpoints.
+        Collective.
+
+        Args:
+            beat: called while it waits.
+
+        Raises:
+            UserError: as `publish`.
+        """
+        beat()
+        self.publish()
+        if best is not None:
+            self.retire(best)
 
     def _make_room(self, engine, aside: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -190,9 +219,7 @@ class CheckpointManager:
             if missing := [name for name in files if not (aside / name).is_file()]:
                 raise UserError(f"output: found no {missing[0]} of process {rank} in {aside}, expected the files of "
                                 "all processes; --output must be a folder that all machines share")
-        publish_text(aside / STATE, json.dumps(state | {"files_hash": hash_of_files(checksums)}, indent=1) + "\n")
-        checksums[STATE] = ((aside / STATE).stat().st_size, sha256_of(aside / STATE))
-        publish_text(aside / CHECKSUMS, json.dumps(checksums, indent=1) + "\n")
+        describe(aside, checksums, state)
         # One of the same step: damaged, so that `latest` has passed over it, or of before the step's evaluation.
         replaced = final.with_name(final.name + _REPLACED)
         if final.exists():  # a death between the two renames is made good by `take_up`
@@ -245,7 +272,7 @@ class CheckpointManager:
             UserError: the disk has too little room or refuses, or the checkpoint holds anything but tensors.
         """
         with self._together("convert a checkpoint"), readable_errors(self._universal(step)):
-            if self.environment.is_main:
+            if self.leads:
                 self.workplace.mkdir(parents=True, exist_ok=True)
                 convert_to_universal(self.path(step), self._universal(step))
 
@@ -278,7 +305,7 @@ class CheckpointManager:
                             "remove the folder to continue from an older checkpoint")
         if source != folder:
             distributed.barrier()
-            if self.environment.is_main:
+            if self.leads:
                 shutil.rmtree(source, ignore_errors=True)  # what is left of it goes with the next save
         if world_size == self.environment.world_size:
             rank_states = [load_pickled(folder / self._rank_file(self.environment.rank))]

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloze.pipeline.storage import sha256_of
+from cloze.pipeline.storage import publish_text, sha256_of
 
 CHECKSUMS = "checksums.json"
 STATE = "state.json"
@@ -71,6 +71,13 @@ def damage(folder: Path) -> str | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"{CHECKSUMS} or {STATE} is missing or damaged ({type(error).__name__})"
     return None
+
+
+def describe(folder: Path, files: dict[str, tuple[int, str]], state: dict) -> None:
+    """Write state.json and, last, checksums.json of a folder with such files: by name their sizes and SHA-256."""
+    publish_text(folder / STATE, json.dumps(state | {"files_hash": hash_of_files(files)}, indent=1) + "\n")
+    listed = {**files, STATE: ((folder / STATE).stat().st_size, sha256_of(folder / STATE))}
+    publish_text(folder / CHECKSUMS, json.dumps(listed, indent=1) + "\n")
 
 
 def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:

@@ -13,7 +13,8 @@ class ExportConfig:
     """Turn a run's newest good checkpoint into a Hugging Face folder."""
 
     run: str
-    """Folder of a run of pretraining; or of a fine-tuning, or of a model, which are copied."""
+    """Folder of a run of pretraining, or its URL in an object store; or of a fine-tuning, or of a model, which are
+    copied."""
     output: str | None = None
     """Folder to write, which must not exist yet or be empty; null: RUN-hf."""
     step: int | Literal["best"] | None = None
@@ -76,7 +77,7 @@ class RunsConfig:
     """List the runs in a folder: state, step, loss, speed, time left, last heartbeat, restarts."""
 
     folder: str
-    """Folder with runs of pretraining or fine-tuning, at any depth."""
+    """Folder with runs of pretraining or fine-tuning, at any depth; or its URL in an object store."""
     json: str | None = None
     """File for the same as JSON; null: none."""
 
@@ -86,7 +87,7 @@ class StatusConfig:
     """Show how a run stands; from any machine that sees its folder."""
 
     run: str
-    """Folder of a run of pretraining or fine-tuning."""
+    """Folder of a run of pretraining or fine-tuning, or its URL in an object store."""
     follow: bool = False
     """Whether the last lines of its metrics and every new one are shown until it ends; its end is the exit status."""
     interval_seconds: float = 2.0

@@ -10,7 +10,8 @@ class ModelConfig:
     """A model to use, by folder or by name."""
 
     model: str
-    """A Hugging Face folder of a BERT, the folder of a Cloze run, or the name of a hub model."""
+    """A Hugging Face folder of a BERT, the folder of a Cloze run or its URL in an object store, or the name of a hub
+    model."""
     revision: str | None = None
     """Branch, tag or commit of a hub name; null: its main branch."""
     cache_dir: str | None = None

@@ -46,7 +46,8 @@ class PretrainConfig(RunConfig):
     """Folder that `cloze prepare` wrote, or its URL in an object store; or several to mix: a section with sources, or a
     YAML file of it (--data.help and docs/training.md#mixtures)."""
     output: str
-    """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration."""
+    """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration; or its URL in an object
+    store, as s3://bucket/runs/name."""
     seed: int = 42
     """Seed of initial weights, order of samples and dropout, 0 or more."""
     processes: int | Literal["auto"] = 1

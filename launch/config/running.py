@@ -23,9 +23,15 @@ class CheckpointConfig:
     """auto: go on from the newest good checkpoint, if any; required: fail without one; never: fail with one."""
     accept_changes: bool = False
     """Whether a run may go on with other values of the fields that shape its result."""
+    scratch: str | None = None
+    """Folder on a local disk where a run whose output is in an object store writes its checkpoints before they are
+    uploaded, with room for four of a machine's share; null: ~/.cache/cloze/runs."""
+    store_patience_seconds: float = 900.0
+    """How long an object store may be away, at least 0, before a run whose output is there ends with its newest
+    checkpoint on scratch."""
 
     def __post_init__(self) -> None:
-        at_least("checkpoint", self, every_steps=0, keep_last=1)
+        at_least("checkpoint", self, every_steps=0, keep_last=1, store_patience_seconds=0)
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,9 @@ class MonitorConfig:
     """Whether each evaluation takes a snapshot of the word embeddings for TensorBoard's projector."""
     profile_steps: list[int] = field(default_factory=list)
     """First and last of the steps, from 0, that torch.profiler records into RUN/profile; empty: none."""
+    store_seconds: float = 30.0
+    """Time after which what a run tells (curves, events, status, heartbeats) goes to the object store that its output
+    is in, above 0."""
     heartbeat_seconds: float = 10.0
     """Time between two writings of each process's heartbeat file, above 0."""
     hang_seconds: float = 600.0
@@ -82,8 +91,9 @@ class MonitorConfig:
         at_least("monitor", self, inspect_every_steps=0, examples=0)
         if len(set(self.trackers)) < len(self.trackers):
             raise UserError(f"monitor.trackers: found {self.trackers}, expected each at most once")
-        if self.heartbeat_seconds <= 0:
-            raise UserError(f"monitor.heartbeat_seconds: found {self.heartbeat_seconds}, expected more than 0")
+        for name in ("store_seconds", "heartbeat_seconds"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"monitor.{name}: found {getattr(self, name)}, expected more than 0")
         if self.hang_seconds <= self.heartbeat_seconds:
             raise UserError(f"monitor.hang_seconds: found {self.hang_seconds}, expected more than "
                             f"monitor.heartbeat_seconds = {self.heartbeat_seconds}")

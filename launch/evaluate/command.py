@@ -23,6 +23,7 @@ from cloze.launch.run import runs
 from cloze.launch.system.console import Console, clock
 from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import is_url
 
 _CHECKPOINT = re.compile(r"step-(\d+)")
 _PROGRESS_SECONDS = 30.0
@@ -63,7 +64,10 @@ def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"]
 
 def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
     """The model's folder and the step; the folder of a checkpoint, RUN/checkpoints/step-00001000, says both."""
-    folder = model_path(config)
+    if config.every_checkpoint and is_url(config.model):
+        raise UserError(f"every_checkpoint: found true with {config.model}, expected a folder, where results are kept "
+                        "beside the checkpoints; name a checkpoint with step")
+    folder = model_path(config, config.step)
     found = _CHECKPOINT.fullmatch(folder.resolve().name)
     if not found or folder.resolve().parent.name != runs.CHECKPOINTS:
         return folder, config.step

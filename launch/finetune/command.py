@@ -34,6 +34,7 @@ from cloze.launch.training.running import Process
 from cloze.model.flops import encoder_weights, num_parameters, training_flops
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
+from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import copy_tokenizer
 
 
@@ -88,6 +89,9 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     """Run or continue a fine-tuning; returns the exit status. Called by every process of the run, with what
     `prepare_process` has returned.
     """
+    if is_url(config.output):
+        raise UserError(f"output: found {config.output}, expected a folder: of all runs those of cloze pretrain go to "
+                        "an object store by themselves; copy the finished one there")
     if config.seeds > 1 or config.grid:
         if environment.world_size > 1:
             raise UserError(f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
@@ -139,7 +143,7 @@ def prepare_trainer(job: Job, process: Process):
     learned = _with_features(job, engine, process)  # by the encoder that was resumed
     trainer.evaluate = Evaluation(learned, engine, environment, process.device)
     if environment.is_main:
-        runs.describe(config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
+        runs.describe(Path(config.output), config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
     return trainer, learned
 
 

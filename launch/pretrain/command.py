@@ -40,6 +40,7 @@ from cloze.launch.pretrain.probing import resolve
 from cloze.launch.pretrain.sources import Sources
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.stored import StoredRun, stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import take_flash_attention_3
 from cloze.launch.system.environment import Environment
@@ -65,11 +66,15 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    with read_once(config, environment):
-        return _pretrain(config, environment)
+    with stored(config, environment, Console(environment.is_main)) as (config, run), read_once(config, environment):
+        status = _pretrain(config, environment, run)
+        if run and status == running.EXIT_COMPLETE:
+            run.clear()
+        return status
 
 
-def _pretrain(config: PretrainConfig, environment: Environment) -> int:
+def _pretrain(config: PretrainConfig, environment: Environment, run: StoredRun | None) -> int:
+    """`pretrain` into a folder of this machine, which may stand for a run in a store."""
     given = config.train.learning_rate
     config, data, objective, callbacks, facts = resolve_run(config, environment.world_size)
     console = Console(environment.is_main)
@@ -86,9 +91,9 @@ def _pretrain(config: PretrainConfig, environment: Environment) -> int:
         resolved = resolve_compile(config, process.device, process.console)
         resolved = resolve(resolved, data, objective, partial(build_model, resolved, objective), environment,
                            process.device, process.console)
-        return train(resolved, data, prepare_trainer(resolved, data, process, objective, callbacks, facts), stop)
+        return train(resolved, data, prepare_trainer(resolved, data, process, objective, callbacks, facts), stop, run)
 
-    return running.carry_out(config, facts, environment, console, work)
+    return running.carry_out(config, facts, environment, console, work, run)
 
 
 class ResolvedRun(NamedTuple):
@@ -206,7 +211,7 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
         runs.keep_device_facts(output, decided)
         # Fetched or not, its folder is on this machine.
         save_tokenizer = partial(shutil.copytree, Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER).folder)
-        runs.describe(config, facts, save_tokenizer, made)
+        runs.describe(output, process.shown(config), facts, save_tokenizer, made)
     return trainer
 
 
@@ -222,7 +227,7 @@ def _print_facts(config: PretrainConfig, data: TrainingData, process: Process, e
               f"({samples:,} samples, {tokens:,} tokens)")
     entropies = ", ".join(f"{name} {manifest.unigram_entropy:.3f}".lstrip() for name, manifest in
                           zip(data.names or ("",), data.manifests, strict=True))
-    process.console.facts(f"cloze pretrain -> {config.output}", [
+    process.console.facts(f"cloze pretrain -> {process.shown(config).output}", [
         ("parameters", f"{parameters:,}"),
         ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
         *data.described(),
@@ -266,7 +271,7 @@ def validation_sets(config: PretrainConfig, data: TrainingData, process: Process
     ]
 
 
-def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest) -> bool:
+def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest, run: StoredRun | None = None) -> bool:
     """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
     environment = trainer.environment
     stream = BatchStream(
@@ -277,7 +282,7 @@ def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest
     )
     try:
         shown = partial(showing, config, data, trainer) if trainer.evaluate else None
-        return running.run(config, trainer, stream, stop, shown)
+        return running.run(config, trainer, stream, stop, shown, stored=run)
     finally:
         stream.close()
 

@@ -20,6 +20,7 @@ from cloze.model.config import BertConfig
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Fields of a model that may differ between phases: no weight hangs on them. A rotary base does change the outputs: it
@@ -57,6 +58,9 @@ def read_source(config: PretrainConfig, manifest: Manifest, checkpoints: Checkpo
     Raises:
         UserError: it is neither a run nor a model's folder, or its vocabulary or shape is not that of the new run.
     """
+    if is_url(config.init_from):
+        raise UserError(f"init_from: found {config.init_from}, expected a folder; `cloze export {config.init_from}` "
+                        "makes one to start from")
     path = Path(config.init_from)
     if (path / runs.CONFIG).is_file():
         # Agreed: it may still be training, and every process must take the same step.

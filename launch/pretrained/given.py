@@ -9,6 +9,7 @@ from cloze.launch.parsing import shipped
 from cloze.launch.pretrained.hub import is_name
 from cloze.launch.run import runs
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import is_url
 
 
 def named_shape(model: str) -> Path | None:
@@ -21,6 +22,8 @@ def named_shape(model: str) -> Path | None:
 
 def check_model(config: FinetuneConfig) -> None:
     """Raise UserError for a model that is neither here nor a name, and for a shape without a tokenizer."""
+    if is_url(config.model):
+        return  # of a store, which is asked later: it may be slow
     shape = named_shape(config.model)
     path = shape or Path(config.model)
     if not path.exists() and (shape is not None or not is_name(config.model)):

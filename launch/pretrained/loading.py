@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
+from cloze.launch.system.console import Console
 from cloze.launch.system.environment import prepare_deepspeed, read_environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
@@ -20,6 +22,7 @@ from cloze.model.config import check_kinds
 from cloze.model.huggingface import check_finite, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import is_url, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _PARTS = ("bert.", "masked_lm.", "next_sentence.")  # of BertForPreTraining
@@ -32,7 +35,7 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     Raises:
         UserError, ModelError: the folder holds neither, or something in it is damaged, or it has no such checkpoint.
     """
-    folder = Path(folder)
+    folder = fetched_run(folder, step) if is_url(folder) else Path(folder)
     runs.check_holds_model(folder)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
@@ -48,6 +51,14 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
                                   load_truncation(folder), _noted(folder, ANSWERING, Answering),
                                   columns_of(load_note(folder, COLUMNS))))
+
+
+@functools.cache
+def fetched_run(url: str, step: int | Literal["best"] | None = None, count: int = 1) -> Path:
+    """A folder of this machine, for as long as this process lives, with what is asked for of a run in an object store:
+    as `checkpoint.fetch_run`, once.
+    """
+    return _checkpoints().fetch_run(to_place(url), step, count, Console().warn)
 
 
 def load_truncation(folder: Path) -> Truncation | None:

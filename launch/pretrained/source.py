@@ -12,12 +12,13 @@ import yaml
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.pretrained.given import check_model, named_shape
 from cloze.launch.pretrained.hub import fetch_model
-from cloze.launch.pretrained.loading import load_truncation, read_run_weights
+from cloze.launch.pretrained.loading import fetched_run, load_truncation, read_run_weights
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, HeadConfig
 from cloze.model.huggingface import OWN_MODEL_TYPE, StateDict, load_architecture, load_head, load_note, load_pretrained
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.yaml_text import load_yaml
 
@@ -48,8 +49,9 @@ def find_source(config: FinetuneConfig) -> Source:
         UserError: there is no such model, or the tokenizer is not the one that it was trained with.
     """
     check_model(config)
-    described = named_shape(config.model)
-    path, architecture, step, length = described or Path(config.model), None, None, None
+    described, architecture, step, length = named_shape(config.model), None, None, None
+    stored = fetched_run(config.model, config.model_step) if is_url(config.model) else Path(config.model)
+    path = described or stored
     if config.model_step is not None and not runs.is_pretraining(path):
         raise UserError(f"model_step: found {config.model_step} with {config.model}, expected null: it is for a run of "
                         "pretraining")

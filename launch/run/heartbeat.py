@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.runs import HEARTBEATS
 from cloze.launch.system.environment import Environment
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
 
 # Phases in the order of a step, from the moment that it has its number.
@@ -33,12 +34,15 @@ class Heartbeat:
 
     Args:
         say: takes the lines about a stand-still.
+        fetch: where processes share no folder: brings the files of all into this one's. Rank 0 calls it; the others
+            tell of themselves alone.
     """
 
     def __init__(self, run: Path, environment: Environment, config: MonitorConfig,
-                 say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)) -> None:
+                 say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+                 fetch: Callable[[], None] | None = None) -> None:
         self._folder = run / HEARTBEATS
-        self._environment, self._config, self._say = environment, config, say
+        self._environment, self._config, self._say, self._fetch = environment, config, say, fetch
         self._now = (0, "start")
         self._moved = time.time()
         self._warned = False
@@ -132,7 +136,8 @@ class Heartbeat:
     def _places(self) -> list[str]:
         """A line of each rank, in a large world of those alone that are waited for; and who these are."""
         now = time.time()
-        beats = {rank: self._read(rank) for rank in range(self._environment.world_size)}
+        notes: list[str] = []
+        beats = {rank: self._read(rank) for rank in self._seen(notes)}
         # Clocks of hosts differ, and a shared folder shows changes late.
         late = max(2 * self._config.heartbeat_seconds, self._config.hang_seconds / 2)
         lines, culprits = {}, []
@@ -159,7 +164,19 @@ class Heartbeat:
         if len(culprits) < len(beats):
             more = f" and {len(culprits) - _LARGE_WORLD} more" if len(culprits) > _LARGE_WORLD else ""
             told.append(f"waited for: rank {', '.join(map(str, culprits[:_LARGE_WORLD]))}{more}")
-        return told
+        return [*notes, *told]
+
+    def _seen(self, lines: list[str]) -> Iterable[int]:
+        """Ranks whose files there are, as far as they have written any."""
+        if self._fetch is None:
+            return range(self._environment.world_size)
+        if self._environment.is_main:
+            try:
+                self._fetch()
+                return range(self._environment.world_size)
+            except (UserError, OSError) as error:
+                lines.append(f"  those of the others can't be read ({error})")
+        return [self._environment.rank]
 
     def _read(self, rank: int) -> dict | None:
         if rank == self._environment.rank:

@@ -18,7 +18,7 @@ from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from cloze.launch.run.runs import METRICS, read_metrics
+from cloze.launch.run.runs import METRICS, kept_lines, read_metrics
 from cloze.launch.run.trackers import TRACKERS, Tracking
 from cloze.launch.system.console import Console
 from cloze.pipeline.storage import publish_text, readable_errors
@@ -174,8 +174,5 @@ def _spike(loss: float, before: deque[float]) -> float | None:
 
 
 def _truncate(path: Path, step: int, evaluated_step: int) -> None:
-    def known(line: dict) -> bool:
-        return line["step"] <= (evaluated_step if "validation/loss" in line else step)
-
-    kept = [line for line in read_metrics(path.parent) if known(line)]
+    kept = kept_lines(read_metrics(path.parent), step, evaluated_step)
     publish_text(path, "".join(json.dumps(line) + "\n" for line in kept))

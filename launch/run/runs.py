@@ -192,23 +192,25 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
     return streams
 
 
-def check_folder(config, facts: dict[str, str]) -> None:
+def check_folder(config, facts: dict[str, str], shown: str | None = None) -> None:
     """Refuse a folder that holds something else than an earlier part of this very run.
 
     Args:
         config: of the run, with `output` and the section checkpoint.
         facts: hashes of what the run reads, among them the tokenizer's fingerprint.
+        shown: what errors call the folder; None: itself.
 
     Raises:
         UserError: names the first field that differs, with both values.
     """
     folder = Path(config.output)
+    shown = shown or str(folder)
     if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS, DATA, DEVICE, STATUS}):
         return  # a start that was cut short leaves no more
     if not (folder / CONFIG).is_file():
-        raise UserError(f"output: found {folder} with files that are no run, expected a new folder or an earlier part "
+        raise UserError(f"output: found {shown} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
-    _refuse_another(f"output: found {folder} with another run", _shaping(_read(folder / CONFIG)) | _read(folder / DATA),
+    _refuse_another(f"output: found {shown} with another run", _shaping(_read(folder / CONFIG)) | _read(folder / DATA),
                     config, facts, "choose another --output")
 
 
@@ -259,9 +261,9 @@ def _entries(folder: Path) -> set[str]:
     return names - ({CHECKPOINTS} if empty else set())
 
 
-def describe(config, facts: dict[str, str], save_tokenizer: Callable[[Path], object], deepspeed: dict) -> None:
+def describe(folder: Path, config, facts: dict[str, str], save_tokenizer: Callable[[Path], object], deepspeed: dict
+             ) -> None:
     """Write what is needed to understand, repeat and export the run: its configurations and its tokenizer."""
-    folder = Path(config.output)
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # What makes the folder a run's, after what it is compared by; the next start adds what one cut short has not.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
@@ -338,10 +340,20 @@ def num_starts(folder: Path) -> int:
 
 def read_metrics(folder: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl; a last line that was cut short is left out."""
+    return lines_of((folder / METRICS).read_text(encoding="utf-8"))
+
+
+def lines_of(text: str) -> list[dict]:
+    """The lines of a text of metrics.jsonl, up to one that was cut short."""
     lines = []
-    for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:
             break
     return lines
+
+
+def kept_lines(lines: list[dict], step: int, evaluated_step: int) -> list[dict]:
+    """Those that stay when a run goes on from a step, whose last evaluation was at another one."""
+    return [line for line in lines if line["step"] <= (evaluated_step if "validation/loss" in line else step)]

@@ -10,7 +10,7 @@ import torch
 
 from cloze.launch.config import ExportConfig
 from cloze.launch.pretrained.hub import check_push, push_model
-from cloze.launch.pretrained.loading import read_run_average
+from cloze.launch.pretrained.loading import fetched_run, read_run_average
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
@@ -21,6 +21,7 @@ from cloze.launch.tools.remote import write_remote_code
 from cloze.model.huggingface import cast_pretrained, check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.stores.places import is_url, to_place
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,8 +31,9 @@ def export(config: ExportConfig) -> int:
     is made; with `onnx` a graph. Returns the exit status.
     """
     console = Console()
-    run = Path(config.run)
-    output = Path(config.output or os.path.abspath(run) + "-hf")  # "." has no name of its own
+    # "." has no name of its own; beside a run in a store nothing can be put
+    named = to_place(config.run).name if is_url(config.run) else os.path.abspath(config.run)
+    output = Path(config.output or f"{named}-hf")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"output: found {output} there already, expected a new or empty folder; remove it or choose "
                         "another --output")
@@ -39,6 +41,7 @@ def export(config: ExportConfig) -> int:
         check_installed()
     if config.push:
         check_push(config.push)
+    run = fetched_run(config.run, config.step, config.average) if is_url(config.run) else Path(config.run)
     aside = Path(os.path.abspath(output) + ".tmp")  # renamed when it is whole
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -67,7 +70,8 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
     model_config = runs.model_config(run)
     steps, weights = read_run_average(run, config.average, config.step, console.warn)
     named = ", ".join(map(str, steps))
-    said = f"step {named} of {run}" if len(steps) == 1 else f"the mean of steps {named} of {run}"
+    shown = config.run if is_url(config.run) else run
+    said = f"step {named} of {shown}" if len(steps) == 1 else f"the mean of steps {named} of {shown}"
     check_finite(weights, said)
     length = runs.trained_length(run)
     notes = {TRUNCATION: described(Truncation(length))} if length else {}

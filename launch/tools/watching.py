@@ -1,4 +1,5 @@
-"""`cloze runs` and `cloze status`: how runs stand, from the files in their folders alone, from any machine.
+"""`cloze runs` and `cloze status`: how runs stand, from the files in their folders, or from what they have sent to an
+object store, from any machine.
 
 Nothing is locked and nothing written: a job that starts meanwhile does not notice.
 """
@@ -15,13 +16,18 @@ from pathlib import Path
 
 from cloze.launch.config.commands import RunsConfig, StatusConfig
 from cloze.launch.run import runs
+from cloze.launch.run.segments import LogReader, fetch_heartbeats
+from cloze.launch.run.stored import fetch_objects
 from cloze.launch.system.console import Console, clock
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.stores.places import StorePath, is_url, to_place
+from cloze.pipeline.stores.scratch import scratch_folder
 
 # A process writes its heartbeat every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and
 # shared folders show changes late.
 _SILENT_SECONDS = 120.0
+_NEWEST_PIECES = 64  # of metrics.jsonl in a store: half an hour of them
 _TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
 _LINES_BEFORE = 10  # shown of what was there already, as `tail` does
 _LONG_PHASE_SECONDS = 30.0
@@ -54,11 +60,12 @@ class RunState:
     of several that do different things each, with how many."""
 
 
-def read_run(folder: Path, now: float | None = None) -> RunState:
+def read_run(folder: Path, now: float | None = None, shown: str | None = None) -> RunState:
     """How a run of pretraining or of fine-tuning stands.
 
     Args:
         now: seconds since the epoch; None: the clock's.
+        shown: what it is called; None: its folder.
 
     Raises:
         UserError: the folder holds no run.
@@ -80,10 +87,49 @@ def read_run(folder: Path, now: float | None = None) -> RunState:
     running = state == "running" and max_steps is not None and seconds is not None
     starts = runs.num_starts(folder)
     return RunState(
-        str(folder), state, step, max_steps, last.get("train/loss"), last.get("validation/loss"),
+        shown or str(folder), state, step, max_steps, last.get("train/loss"), last.get("validation/loss"),
         last.get("speed/tokens_per_second"), last.get("speed/mfu"),
         max(0, max_steps - step) * seconds if running else None, silence, starts - 1 if starts else None,
         _phase(beats, now) if state in ("running", "silent") else None)
+
+
+class _Stored:
+    """A run in a store as a folder of this machine, which `look` renews."""
+
+    def __init__(self, place: StorePath) -> None:
+        self.place, self.folder = place, scratch_folder()
+        self._reader = LogReader(place, _NEWEST_PIECES)
+
+    def look(self) -> None:
+        """Copy what says how the run stands."""
+        fetch_objects(self.place, (runs.CONFIG, runs.SOFTWARE), self.folder)
+        if not (self.folder / runs.CONFIG).exists():
+            raise UserError(f"{self.place}: found no run there, expected one of `cloze pretrain`; look at the name")
+        self._reader.write(self.folder, (runs.METRICS, runs.STATUS))
+        fetch_heartbeats(self.place, self.folder)
+
+
+def _find_stored(place: StorePath) -> list[StorePath]:
+    names = place.client.names(place.key)
+    if {runs.CONFIG, runs.DATA} <= set(names):
+        return [place]
+    return [found for name in names for found in _find_stored(place / name)]
+
+
+def _read_stored(place: StorePath) -> RunState:
+    stored = _Stored(place)
+    stored.look()
+    return read_run(stored.folder, shown=str(place))
+
+
+def _read_all(folder: str) -> list[RunState]:
+    """The runs in a folder or below a URL. Raises UserError: there is none."""
+    if not is_url(folder):
+        return [read_run(each) for each in find_runs(Path(folder))]
+    found = _find_stored(to_place(folder))
+    if not found:
+        raise UserError(f"folder: found no run below {folder}, expected runs of `cloze pretrain`")
+    return [_read_stored(each) for each in found]
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -105,9 +151,9 @@ def find_runs(folder: Path) -> list[Path]:
 
 def list_runs(config: RunsConfig) -> int:
     """`cloze runs`: a line for each run in a folder; returns the exit status."""
-    states = [read_run(folder) for folder in find_runs(Path(config.folder))]
+    states = _read_all(config.folder)
     columns = "run", "state", "step", "loss", "validation", "tokens/s", "MFU", "left", "heartbeat", "restarts"
-    Console().table(config.folder, columns, [_row(each, Path(config.folder)) for each in states])
+    Console().table(config.folder, columns, [_row(each, config.folder) for each in states])
     if config.json:
         with readable_errors(Path(config.json)):
             publish_text(Path(config.json), json.dumps([asdict(each) for each in states], indent=1) + "\n")
@@ -120,18 +166,25 @@ def show_status(config: StatusConfig) -> int:
     Returns:
         The exit status: 0, and with `follow` that of the run's end: 0 complete, 75 requeue, 2 failed.
     """
-    console, folder = Console(), Path(config.run)
-    state = read_run(folder)
+    console, stored = Console(), _Stored(to_place(config.run)) if is_url(config.run) else None
+    folder = stored.folder if stored else Path(config.run)
+
+    def look() -> RunState:
+        if stored:
+            stored.look()
+        return read_run(folder)
+
+    state = look()
     console.facts(config.run, [(name, value) for name, value in zip(
         ("state", "step", "loss", "validation loss", "tokens/s", "MFU", "time left", "heartbeat", "restarts"),
-        _row(state, folder)[1:], strict=True) if value])
+        _row(state, str(folder))[1:], strict=True) if value])
     if not config.follow:
         return 0
     path = folder / runs.METRICS
     seen = max(0, _size(path) - _TAIL_BYTES)
     seen = _size(path) - sum(map(len, _lines_from(path, seen)[-_LINES_BEFORE:]))
     while True:
-        state = read_run(folder)
+        state = look()
         for line in _lines_from(path, seen):
             seen += len(line)
             scalars = json.loads(line)
@@ -143,11 +196,11 @@ def show_status(config: StatusConfig) -> int:
         time.sleep(config.interval_seconds)
 
 
-def _row(state: RunState, folder: Path) -> tuple[str, ...]:
+def _row(state: RunState, folder: str) -> tuple[str, ...]:
     def shown(value: float | None, form: str) -> str:
         return "" if value is None else form.format(value)
 
-    name = os.path.relpath(state.run, folder)
+    name = state.run.removeprefix(folder.rstrip("/") + "/") if is_url(folder) else os.path.relpath(state.run, folder)
     return (
         state.run if name == "." else name, f"{state.state}: {state.phase}" if state.phase else state.state,
         f"{state.step:,}" + ("" if state.max_steps is None else f" of {state.max_steps:,}"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints
 from cloze.launch.config import BatchArithmetic, RunConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.engine.state import base_optimizer, compute_dtype, live_precision
@@ -18,6 +18,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
 from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
+from cloze.launch.run.stored import StoredRun
 from cloze.launch.run.trackers import check_installed
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
@@ -51,19 +52,26 @@ class Process:
     device: torch.device
     console: Console
     heartbeat: Heartbeat
+    stored: StoredRun | None = None
+    """The run in an object store that the folder stands for."""
+
+    def shown(self, config: RunConfig) -> RunConfig:
+        """The configuration with the output that was asked for."""
+        return replace(config, output=str(self.stored.place)) if self.stored else config
 
 
 def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment, console: Console,
-              work: Callable[[Process, StopRequest], bool]) -> int:
+              work: Callable[[Process, StopRequest], bool], stored: StoredRun | None = None) -> int:
     """Hold the run's folder, join the other processes and do the work; returns the exit status.
 
     Args:
         config: of the run, for this number of processes.
         facts: what the run may not go on with another of (runs.check_folder).
         work: returns whether the run is complete (True) or was asked to stop (False).
+        stored: the run in an object store that the configuration's output stands for.
     """
     output = Path(config.output)
-    runs.check_folder(config, facts)
+    runs.check_folder(config, facts, stored and str(stored.place))
     check_installed(config.monitor.trackers)
     if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
         console.warn(f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
@@ -71,7 +79,8 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     main = environment.is_main
     with runs.locked(output) if main else nullcontext(), runs.failure_told(output) if main else nullcontext():
-        with Heartbeat(output, environment, config.monitor) as heartbeat:  # it names a rank that does not join
+        fetch = stored.fetch_heartbeats if stored else None
+        with Heartbeat(output, environment, config.monitor, fetch=fetch) as heartbeat:  # names a rank that doesn't join
             if config.train.deterministic:
                 keep_products_deterministic()
             if device_type() == "cuda":
@@ -79,7 +88,8 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
             device = distributed.initialize(environment)
             choose_kernels(device, tf32=config.train.tf32, deterministic=config.train.deterministic)
             heartbeat.beat(0, "start")
-            complete = work(Process(environment, device, console, heartbeat), StopRequest(deadline, console.say))
+            complete = work(Process(environment, device, console, heartbeat, stored),
+                            StopRequest(deadline, console.say))
         distributed.shutdown()
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
@@ -95,8 +105,13 @@ def open_checkpoints(config: RunConfig, facts: dict[str, str], process: Process
         UserError: checkpoint.resume demands or forbids a checkpoint, there are only damaged ones, or the newest good
             one is of another run.
     """
-    checkpoints = CheckpointManager(Path(config.output) / runs.CHECKPOINTS, process.environment, process.device,
-                                    keep_last=config.checkpoint.keep_last, warn=process.console.warn)
+    folder, options = Path(config.output) / runs.CHECKPOINTS, {"keep_last": config.checkpoint.keep_last,
+                                                               "warn": process.console.warn}
+    if process.stored:
+        checkpoints = StoredCheckpoints(process.stored, folder, process.environment, process.device,
+                                        say=process.console.say, **options)
+    else:
+        checkpoints = CheckpointManager(folder, process.environment, process.device, **options)
     step = _find_resume(config, checkpoints)
     if step is not None:
         runs.check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
@@ -197,13 +212,14 @@ def _live_kernel(engine, device) -> str:
 
 def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest,
         showing: Callable[[MetricsWriter | None], Callable[[int], None]] | None = None,
-        report: Callable[[StopRequest], bool] | None = None) -> bool:
+        report: Callable[[StopRequest], bool] | None = None, stored: StoredRun | None = None) -> bool:
     """Train until complete (True) or asked to stop (False), with the run's metrics, its status and its description.
 
     Args:
         showing: makes what each evaluation shows (Trainer.run) of rank 0's metrics writer (None elsewhere).
         report: what is done once no step is left, without which the run is not complete: given `stop`, whether it got
             to its end.
+        stored: the run in an object store that the folder stands for.
     """
     output = Path(config.output)
     main = trainer.environment.is_main
@@ -213,6 +229,8 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
         with stop:
             if metrics:
                 runs.set_status(output, "running", trainer.state.step)
+                if stored:
+                    stored.begin(trainer.state.step, trainer.state.evaluated_step)
                 metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
                                  runs.flatten(asdict(config)))
             complete = trainer.run(stream, metrics, stop, showing and showing(metrics))

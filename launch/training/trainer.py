@@ -162,9 +162,8 @@ class Trainer:
         self.profiler.close()
         self._save()
         with self._not_training("save"):
-            self.checkpoints.publish()
-            if self.completion and not self._skipped_in_a_row:
-                self.checkpoints.retire(self.state.best_step)
+            proven = self.completion and not self._skipped_in_a_row
+            self._finish_saving(self.state.best_step if proven else None)
         for callback in self.callbacks:
             callback.on_end(self._view(), self.completion is not None)
         return self.completion is not None
@@ -182,7 +181,7 @@ class Trainer:
         self.heartbeat.beat(self.state.step, "collective")
         seconds = time.monotonic() - self._began if self.environment.is_main else 0.0
         counts = [*self.objective.counts(batch.micro_batches), batch.num_tokens, stop.wanted,
-                  self.checkpoints.written(), seconds]
+                  self.checkpoints.votes(), seconds]
         totals = distributed.reduce_sum(numbers_on(self.device, *counts))
         # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
         told = distributed.HostCopy(totals[-4:])
@@ -257,13 +256,13 @@ class Trainer:
         self.engine.step()
         return sums
 
-    def _hear(self, stops: float, written: float, seconds: float) -> None:
-        """Act on what all ranks know since this step began: wishes to stop, ranks that have written a checkpoint, rank
-        0's clock.
+    def _hear(self, stops: float, votes: float, seconds: float) -> None:
+        """Act on what all ranks know since this step began: wishes to stop, votes for publishing a checkpoint, rank 0's
+        clock.
         """
         self._stop_agreed |= stops > 0
         self._seconds = seconds
-        if written == self.environment.world_size:
+        if votes >= self.environment.world_size:
             with self._not_training("save"):
                 self.checkpoints.publish()
 
@@ -299,10 +298,13 @@ class Trainer:
         return (f"step {step.state.step}, on samples {step.position:,} to {step.state.samples_consumed - 1:,} of the "
                 f"stream (epoch {step.state.epoch})")
 
+    def _finish_saving(self, best: int | None) -> None:
+        self.checkpoints.finish(best, partial(self.heartbeat.beat, self.state.step, "save"))
+
     def _give_up(self, last: _Step) -> None:
         """Leave a checkpoint of the last good state and end the run."""
         self._save()
-        self.checkpoints.publish()
+        self._finish_saving(None)
         kept = ", ".join(map(str, self.checkpoints.steps()))
         raise UserError(
             f"train.learning_rate: found {self.train.max_skipped_steps} steps in a row whose loss or gradient are "

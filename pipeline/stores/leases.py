@@ -42,6 +42,12 @@ class Lease:
             raise UserError(f"{self._path}: the lease was lost ({self._lost}), expected to hold it to the end: another "
                             "command may be at work there; run the same command again when that has ended")
 
+    @property
+    def taken(self) -> str | None:
+        """Why it is lost for good; None as long as it is held, or nobody can be asked: a renewal that comes late and
+        finds the object as this holder has left it shows that nobody has had it meanwhile."""
+        return self._lost
+
     def release(self) -> None:
         """Remove it, unless another may have taken it over."""
         self._ended.set()
@@ -112,6 +118,8 @@ def leased(path: StorePath, note: Callable[[str], None]) -> Iterator["Lease | _U
 
 class _Unchecked:
     """In the place of a lease where there can be none."""
+
+    taken = None
 
     def check(self) -> None:
         """Nothing can be known."""

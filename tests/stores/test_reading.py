@@ -34,7 +34,7 @@ def local(tmp_path_factory):
     """Shards of several blocks each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "BLOCK_TOKENS", 1 << 10)
-        yield make_shards(tmp_path_factory.mktemp("data"), train=800, mask_sets=10)
+        return make_shards(tmp_path_factory.mktemp("data"), train=800, mask_sets=10)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,334 @@
+"""Checkpoints of a run whose output is in an object store: written on scratch as any, uploaded beside the training.
+
+Each process uploads its own files; rank 0 sees in the listing when all are there with their sizes, writes the index and
+commits (launch/run/commits.py). One checkpoint is on its way at a time; of those that are published meanwhile the
+newest waits, and older ones are left out. All of that is agreed where the ranks meet anyway (`votes`, `publish`), so
+that no step waits for a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from cloze.launch.checkpoint.fetching import INDEX, Files, missing_part, owner_of, read_index, step_place
+from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, describe, hash_of_files, read_state
+from cloze.launch.checkpoint.transfer import Damaged, Patience, StoreThread, fetch, upload
+from cloze.launch.run.commits import Commit, TakenOver
+from cloze.launch.run.stored import StoredRun
+from cloze.launch.system import distributed
+from cloze.launch.system.environment import Environment
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors, sha256_of
+from cloze.pipeline.stores.places import StorePath
+
+_LOOK_SECONDS = 1.0  # between two listings while other ranks upload
+_WAIT_SECONDS = 0.1  # between two looks at the end of a run
+
+@dataclass(frozen=True)
+class _Published:
+    """A checkpoint that lies on the scratch of the machines."""
+
+    step: int
+    files: Files
+    """Of all ranks."""
+    mine: Files
+    state: dict
+
+
+class StoredCheckpoints(CheckpointManager):
+    """The checkpoints of a run in a store. On this machine's scratch they look like any other's, but that of other
+    machines' files none is there."""
+
+    def __init__(self, run: StoredRun, folder: Path, environment: Environment, device: torch.device, *,
+                 keep_last: int = 2, warn: Callable[[str], None] = print, say: Callable[[str], None] = print) -> None:
+        super().__init__(folder, environment, device, keep_last=keep_last, warn=warn)
+        self._run, self._say = run, say
+        self._place = run.checkpoints
+        self._patience = Patience(run.patience_seconds, warn, run.ended)
+        self._thread = StoreThread()
+        self._committed: set[int] = set()  # as rank 0 has told it when the ranks met
+        self._waiting: _Published | None = None
+        self._sending: int | None = None  # the step that is on its way, or was the last
+        self._sent = 0
+        self._measured = False
+        self._machine: list[int] = []  # ranks on this one
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process looks after the folder on this machine's scratch."""
+        return self.environment.rank == min(self._machine, default=self.environment.rank)
+
+    def steps(self) -> list[int]:
+        """Steps of the committed checkpoints, ascending, damaged ones included: as of now on rank 0."""
+        return sorted(self._run.log.commits if self._run.log else self._committed)
+
+    def agree_on_latest(self) -> int | None:
+        """The newest committed checkpoint of which every rank has fetched what it needs, undamaged; or a newer one that
+        this machine's scratch holds whole. Collective.
+
+        Raises:
+            UserError: the store or the disk can't be used.
+        """
+        self._meet()
+        step = self._agree_on_scratch()
+        if step is not None:
+            return step
+        for step in sorted(self._committed, reverse=True):
+            index = self._agree_on_index(step)
+            if index is None:
+                continue
+            problems = self._fetch(step, index)
+            for rank, problem in enumerate(problems):
+                if problem:
+                    self.warn(f"{self._place}: step {step} is damaged (process {rank}: {problem}); passed over")
+            if not any(problems):
+                self._good.add(step)
+                return step
+        return None
+
+    def _meet(self) -> None:
+        """Learn the name of this start, what is committed, and who is on this machine."""
+        log = self._run.log
+        told = json.dumps([self._run.attempt, sorted(log.commits)]) if log else ""
+        attempt, committed = json.loads(distributed.gather_texts(told, self.device)[0])
+        self._committed = set(committed)
+        if log is None:
+            self._run.meet(attempt)
+        status = self.folder.stat()
+        machines = distributed.gather_texts(f"{platform.node()} {status.st_dev} {status.st_ino}", self.device)
+        here = machines[self.environment.rank]
+        self._machine = [rank for rank, machine in enumerate(machines) if machine == here]
+        if log:
+            self._thread.submit(self._clean)
+
+    def _agree_on_scratch(self) -> int | None:
+        """A checkpoint that an earlier start could not commit any more, if it lies whole on the one machine of the run.
+        It is uploaded as soon as the run goes on."""
+        if len(self._machine) < self.environment.world_size:
+            return None  # each machine has its own files, and none those that are for all
+        newer = [step for step in super().steps() if step > max(self._committed, default=-1)] if self.leads else []
+        found = next((step for step in reversed(newer) if damage(self.path(step)) is None), -1)
+        found = distributed.from_main(found, self.device)
+        if found < 0:
+            return None
+        state = read_state(self.path(found))
+        if state["world_size"] != self.environment.world_size:
+            return None
+        checksums = json.loads((self.path(found) / CHECKSUMS).read_text(encoding="utf-8"))
+        files = {name: tuple(each) for name, each in checksums.items() if name != STATE}
+        mine = {name: each for name, each in files.items() if (owner_of(name) or 0) == self.environment.rank}
+        self._waiting = _Published(found, files, mine, state)
+        self._say(f"step {found} lies on this machine's scratch and not in the store yet: going on from it")
+        return found
+
+    def _agree_on_index(self, step: int) -> dict | None:
+        """What rank 0 has read; None, said by it, if the checkpoint is damaged as far as it can see."""
+        told = ""
+        with self._together("read a checkpoint's index"):
+            if self._run.log:
+                try:
+                    told = json.dumps(read_index(self._place, step, self._run.log.commits[step]))
+                except Damaged as error:
+                    self.warn(f"{self._place}: step {step} is damaged ({error}); passed over")
+        told = distributed.gather_texts(told, self.device)[0]
+        return json.loads(told) if told else None
+
+    def _fetch(self, step: int, index: dict) -> list[str]:
+        """Fetch what the ranks of this machine need, each its share, into the folder of the step.
+
+        Returns:
+            For each rank what is damaged of its share; empty: nothing.
+        """
+        state = index["state"]
+        resized = state["world_size"] != self.environment.world_size  # each machine then converts all of it
+        files = {name: tuple(each) for name, each in sorted(index["files"].items())
+                 if resized or owner_of(name) is None or owner_of(name) in self._machine}
+        aside = self.path(step).with_name(self.path(step).name + ".fetched.tmp")
+        with self._together("make room for a checkpoint"), readable_errors(aside):
+            if self.leads:
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
+        folder = step_place(self._place, step) / index["folder"]
+        problem = ""
+        with self._together("fetch a checkpoint"), readable_errors(aside):
+            try:
+                for number, (name, (size, digest)) in enumerate(files.items()):
+                    rank = owner_of(name)
+                    rank = rank if rank in self._machine else self._machine[number % len(self._machine)]
+                    if rank == self.environment.rank:
+                        self._fetch_file(folder, size, digest, aside / name, self.path(step) / name)
+            except Damaged as error:
+                problem = str(error)
+        problems = distributed.gather_texts(problem, self.device)
+        with self._together("take up a checkpoint"), readable_errors(aside):
+            if self.leads and not any(problems):
+                describe(aside, files, state)
+                shutil.rmtree(self.path(step), ignore_errors=True)
+                os.replace(aside, self.path(step))
+        return problems
+
+    @staticmethod
+    def _fetch_file(folder: StorePath, size: int, digest: str, target: Path, here: Path) -> None:
+        """From this machine's scratch, if it has it still; else from the store."""
+        if here.is_file() and here.stat().st_size == size and sha256_of(here) == digest:
+            os.link(here, target)
+        else:
+            fetch(folder, size, digest, target)
+
+    def _make_room(self, engine, aside: Path) -> None:
+        super()._make_room(engine, aside)
+        aside.mkdir()  # not every machine has a rank for which DeepSpeed makes it
+
+    def votes(self) -> int:
+        """As of any checkpoints; and of those that wait, when this rank has uploaded what is on its way."""
+        if self._thread.failure or self._run.lost():
+            return self.environment.world_size
+        if self._writing is not None:
+            return super().votes()
+        return int(self._waiting is not None and self._thread.idle)
+
+    def publish(self) -> None:
+        """As of any checkpoints, on each machine's scratch; then begin to upload what waits, if nothing is on its way.
+
+        Raises:
+            UserError: also if another job holds the run, or the store was away for too long.
+        """
+        self._raise_failure()
+        super().publish()
+        self._begin_upload()
+
+    def _raise_failure(self) -> None:
+        with self._together("upload a checkpoint"):
+            if (lost := self._run.lost()) is not None:
+                raise TakenOver(f"output: found {self._run.place} held by another job ({lost}), expected this one to "
+                                "hold it to the end; this one ends, and nothing of it counts from there on")
+            if self._thread.failure is not None:
+                kept = [path.name for path in sorted(self.folder.glob("step-*")) if path.name[-1].isdigit()]
+                raise UserError(f"{self._thread.failure}; this machine's part of the newest checkpoint is "
+                                f"{self.folder.resolve() / kept[-1] if kept else 'none'}")
+
+    def _parts_here(self, parts: list[str]) -> list[str]:
+        return [part if rank in self._machine else "{}" for rank, part in enumerate(parts)]
+
+    def _published(self, step: int, parts: list[str], state: dict) -> None:
+        files: Files = {}
+        for part in parts:
+            files.update(json.loads(part))
+        self._waiting = _Published(step, files, json.loads(parts[self.environment.rank]), state)
+
+    def _begin_upload(self) -> None:
+        """Collective."""
+        if self._waiting is None:
+            return
+        busy = distributed.reduce_sum(torch.tensor(float(not self._thread.idle), device=self.device))
+        if busy.item():
+            return
+        published, self._waiting = self._waiting, None
+        self._sending, self._sent = published.step, self._sent + 1
+        name = f"{self._run.attempt}-{self._sent}"
+        self._thread.submit(partial(self._upload, published, name))
+
+    def _upload(self, published: _Published, name: str) -> None:
+        """Send this rank's files; on rank 0 wait for those of the others, and commit. In the thread."""
+        began = time.monotonic()
+        folder = step_place(self._place, published.step) / name
+        for file, (size, digest) in published.mine.items():
+            upload(self.path(published.step) / file, size, digest, folder, self._patience)
+        log = self._run.log
+        if log is None:
+            return
+        while self._patience(lambda: missing_part(folder, published.files)):
+            time.sleep(_LOOK_SECONDS)
+        state = published.state | {"files_hash": hash_of_files(published.files)}
+        index = json.dumps({"state": state, "files": published.files, "folder": name}, indent=1).encode()
+        self._patience(lambda: (folder / INDEX).write(index))
+        self._patience(self._run.ship)  # so that the curves know what the checkpoint does
+        num_bytes = sum(size for size, _ in published.files.values())
+        before = log.commits.get(published.step)
+        commit = Commit(name, hashlib.sha256(index).hexdigest(), num_bytes)
+        self._patience(lambda: log.commit(published.step, commit))
+        if before is not None:
+            self._delete(published.step, before)
+        if not self._measured:
+            self._measured = True
+            seconds = time.monotonic() - began
+            self._say(f"{self._run.place}: step {published.step} is there after {seconds:.1f} s "
+                      f"({num_bytes / 1e6:,.1f} MB); a stop takes as long, so give the job more time than that between "
+                      "its signal and its end")
+
+    def finish(self, best: int | None, beat: Callable[[], None]) -> None:
+        """As of any checkpoints; returns when the newest is committed.
+
+        Raises:
+            UserError: as `publish`.
+        """
+        self.publish()
+        self._drain(beat)
+        if best is not None:
+            self.retire(best)
+            self._drain(beat)
+
+    def _drain(self, beat: Callable[[], None]) -> None:
+        while True:
+            beat()
+            self._raise_failure()
+            self._begin_upload()
+            left = float(self._waiting is not None or not self._thread.idle)
+            if not distributed.reduce_sum(torch.tensor(left, device=self.device)).item():
+                return
+            time.sleep(_WAIT_SECONDS)
+
+    def retire(self, best: int) -> None:
+        """Remove all but the newest committed checkpoints and that of the best evaluation: from the list first, then
+        their files. Scratch keeps what is on its way and the newest.
+        """
+        log = self._run.log
+        if log:
+            old = set(sorted(log.commits)[:-self.keep_last]) - {best, *self._best}
+            if old - self._damaged:
+                self._thread.submit(partial(self._retire, old - self._damaged))
+        if self.leads:
+            local = super().steps()
+            waiting = self._waiting.step if self._waiting else None
+            for step in set(local[:-1]) - {self._sending, waiting}:
+                shutil.rmtree(self.path(step), ignore_errors=True)
+
+    def _retire(self, steps: set[int]) -> None:
+        log = self._run.log
+        old = {step: log.commits[step] for step in steps if step in log.commits}
+        self._patience(lambda: log.remove(set(old)))
+        for step, commit in old.items():
+            self._delete(step, commit)
+
+    def _delete(self, step: int, commit: Commit) -> None:
+        """Remove the files of a checkpoint that does not count any more; what stays goes with the next start."""
+        folder = step_place(self._place, step) / commit.folder
+        try:
+            folder.client.delete([each.key for each in folder.objects()])
+        except UserError as error:
+            self.warn(f"{folder}: an old checkpoint could not be removed ({error})")
+
+    def _clean(self) -> None:
+        """Remove the files of checkpoints that were never committed: of earlier starts, which can commit no more."""
+        log, start = self._run.log, len(self._place.key) + 1
+        counted = {f"{step_place(self._place, step).name}/{commit.folder}" for step, commit in log.commits.items()}
+        try:
+            found = [each.key for each in self._place.objects()]
+            old = [key for key in found if key[start:].startswith("step-")
+                   and "/".join(key[start:].split("/")[:2]) not in counted
+                   and not key[start:].partition("/")[2].startswith(self._run.attempt)]
+            self._place.client.delete(old)
+        except UserError as error:
+            self.warn(f"{self._place}: what interrupted uploads have left could not be removed ({error})")

@@ -1,0 +1,172 @@
+"""Files of checkpoints to an object store and back: in parts of a bounded size, hashed on both ways.
+
+In parts that are objects by themselves, and not in one upload of several parts: of that, when it is cut short,
+something stays that no listing shows and that is paid for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from cloze.launch.run.commits import TakenOver
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import sha256_of
+from cloze.pipeline.stores.places import StorePath
+
+PART_BYTES = 128 << 20
+_AT_ONCE = 4  # parts on their way, for each process: they lie in its memory
+_REST_SECONDS = 5.0  # between two tries, when the client has given up after a minute
+_Answer = TypeVar("_Answer")
+
+
+class Damaged(Exception):
+    """What the store holds is not what was uploaded."""
+
+
+def parts_of(size: int) -> list[tuple[int, int]]:
+    """Byte ranges [start, stop) of a file's parts: one, or alike ones of more than half of PART_BYTES."""
+    count = max(1, -(-size // PART_BYTES))
+    edges = [size * number // count for number in range(count + 1)]
+    return list(zip(edges, edges[1:], strict=False))
+
+
+def part_name(name: str, number: int) -> str:
+    """The object of a file's part."""
+    return f"{name}.{number:05d}"
+
+
+class Patience:
+    """Asks a store again and again, until it has been away for too long.
+
+    Args:
+        warn: takes a line when it does not answer any more, and when it does again.
+        ended: set when nobody waits for the answer any more.
+    """
+
+    def __init__(self, seconds: float, warn: Callable[[str], None], ended: threading.Event) -> None:
+        self._seconds, self._warn, self._ended = seconds, warn, ended
+
+    def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
+        """What `ask` gives. Raises UserError when the time is over, TakenOver at once."""
+        began = time.monotonic()
+        warned = False
+        while True:
+            try:
+                answer = ask()
+            except TakenOver:
+                raise
+            except UserError as error:
+                left = self._seconds - (time.monotonic() - began)
+                if left <= 0 or self._ended.is_set():
+                    raise
+                if not warned:
+                    self._warn(f"{error}; the training goes on, and the upload is tried again for {left:.0f} s")
+                warned = True
+                self._ended.wait(min(_REST_SECONDS, left))
+            else:
+                if warned:
+                    self._warn("the store answers again")
+                return answer
+
+
+def upload(path: Path, size: int, digest: str, folder: StorePath, patience: Patience) -> None:
+    """Send a file as `folder`'s objects `NAME.00000` and so on.
+
+    Raises:
+        UserError: the disk gives back something else than was written there, or the store can't be used.
+    """
+    found = hashlib.sha256()
+    with open(path, "rb") as file, ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload") as senders:
+        sent: deque[Future] = deque()
+        for number, (start, stop) in enumerate(parts_of(size)):
+            data = file.read(stop - start)
+            found.update(data)
+            if len(sent) == _AT_ONCE:
+                sent.popleft().result()
+            target = folder / part_name(path.name, number)
+            sent.append(senders.submit(patience, lambda target=target, data=data: target.write(data)))
+        for each in sent:
+            each.result()
+    if found.hexdigest() != digest:
+        raise UserError(f"{path}: found other bytes on the disk than were written, expected the same; check the disk, "
+                        "then run the same command again")
+
+
+def fetch(folder: StorePath, size: int, digest: str, target: Path) -> None:
+    """Write a file from its parts.
+
+    Raises:
+        Damaged: a part is missing, or they are not what was uploaded.
+        UserError: the store can't be used.
+        OSError: the disk is full or refuses.
+    """
+
+    def copy(number: int, start: int, stop: int) -> None:
+        data = (folder / part_name(target.name, number)).read_bytes()
+        if len(data) != stop - start:
+            raise Damaged(f"{part_name(target.name, number)} has {len(data)} bytes, expected {stop - start}")
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(file.fileno(), view, stop - len(view))
+            view = view[count:]
+
+    with open(target, "wb") as file, ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as readers:
+        try:
+            list(readers.map(lambda each: copy(each[0], *each[1]), enumerate(parts_of(size))))
+        except FileNotFoundError as error:
+            raise Damaged(f"{error.filename} is missing") from error
+    if sha256_of(target) != digest:
+        raise Damaged(f"{target.name} has another SHA-256 than when it was written")
+
+
+class StoreThread:
+    """The thread of a process that does one thing after another in a store; the first failure is kept, and ends it."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._failure: UserError | None = None
+        self._left = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Have it done behind what waits."""
+        with self._lock:
+            self._left += 1
+        self._tasks.put(task)
+        if not self._thread.is_alive() and self._failure is None:
+            self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._left == 0
+
+    @property
+    def failure(self) -> UserError | None:
+        """What could not be done."""
+        return self._failure
+
+    def _work(self) -> None:
+        while self._failure is None:
+            task = self._tasks.get()
+            try:
+                task()
+            except UserError as error:
+                self._failure = error
+            except Exception as error:  # a bug must end the run, not leave it without checkpoints
+                self._failure = UserError(f"the thread that uploads checkpoints has failed ({type(error).__name__}: "
+                                          f"{error}), expected it to go on")
+                raise
+            finally:
+                with self._lock:
+                    self._left -= 1

@@ -1,0 +1,172 @@
+"""Which checkpoints of a run in an object store count: one small object, changed by conditional writes alone.
+
+A store cannot rename a folder, so that a checkpoint's files are uploaded to a folder of their own and count from the
+write on that names it here. Each job that takes the run up writes its name first, on the condition that the object is
+as it was read: what an older job, that was held up and goes on, then writes on the condition of its own last version is
+refused. No clock decides.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import StorePath
+
+_FORMAT = 1
+
+
+class TakenOver(UserError):
+    """Another job has taken the run up; this one may write nothing more there."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Where a checkpoint lies, and what its index must be."""
+
+    folder: str
+    """Below step-N/."""
+    digest: str
+    """SHA-256 of its index."""
+    num_bytes: int
+    """Of all its files."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    owner: str
+    starts: int
+    commits: dict[int, Commit]
+
+
+def read_commits(path: StorePath) -> dict[int, Commit]:
+    """The checkpoints that count, by step; none where there is no such object."""
+    try:
+        return _parsed(path, path.read_bytes())[0].commits
+    except FileNotFoundError:
+        return {}
+
+
+def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
+    """The content and the mark of the write that made it."""
+    try:
+        told = json.loads(data)
+        if told["format"] != _FORMAT:
+            raise UserError(f"{path}: found format {told['format']}, expected {_FORMAT}; take the version of Cloze "
+                            "that wrote it")
+        commits = {int(step): Commit(**each) for step, each in told["commits"].items()}
+        return _Content(told["owner"], int(told["starts"]), commits), told["mark"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: found no list of checkpoints ({type(error).__name__}), expected the one that `cloze "
+                        "pretrain` wrote; restore it, or choose another --output") from error
+
+
+class CommitLog:
+    """The list of a run that this job holds. One thread at a time changes it.
+
+    Args:
+        path: of the object.
+    """
+
+    def __init__(self, path: StorePath) -> None:
+        self._path = path
+        self._token = uuid.uuid4().hex
+        self._version: dict | None = None
+        self._content = _Content("", 0, {})
+        self.conditional = True
+        """Whether the store has kept a write from happening whose condition did not hold."""
+
+    @property
+    def commits(self) -> dict[int, Commit]:
+        """Those that count, by step."""
+        return self._content.commits
+
+    def claim(self) -> str:
+        """Take the run up: from here on no earlier job can commit. Returns the name of this attempt, which sorts behind
+        those of earlier ones.
+
+        Raises:
+            UserError: another job takes it up at the same moment, or the store can't be used.
+        """
+        self._content, _, self._version = self._read()
+        stale = self._version
+        self._write(_Content(self._token, self._content.starts + 1, self._content.commits))
+        self._probe(stale)
+        return f"{self._content.starts:04d}-{self._token[:8]}"
+
+    def _probe(self, stale: dict | None) -> None:
+        """Find out whether the store enforces conditions: a write on one that does not hold any more must be refused.
+        What it would write is what is there."""
+        if not self.conditional:
+            return
+        data, _ = self._encoded(self._content)
+        if self._path.client.write_if(self._path.key, data, stale) is not None:
+            self.conditional = False
+
+    def commit(self, step: int, commit: Commit) -> None:
+        """Have a checkpoint count, in the place of one of the same step.
+
+        Raises:
+            TakenOver: another job has taken the run up.
+            UserError: the store can't be used.
+        """
+        self._write(_Content(self._token, self._content.starts, self._content.commits | {step: commit}))
+
+    def remove(self, steps: set[int]) -> None:
+        """Have checkpoints count no more. Raises as `commit`."""
+        kept = {step: each for step, each in self._content.commits.items() if step not in steps}
+        self._write(_Content(self._token, self._content.starts, kept))
+
+    def _read(self) -> tuple[_Content, str, dict | None]:
+        """Content, its mark, and the version that it has: of one state of the object."""
+        while True:
+            before = self._path.info()
+            if before is None:
+                return _Content("", 0, {}), "", None
+            try:
+                content, mark = _parsed(self._path, self._path.read_bytes())
+            except FileNotFoundError:
+                continue
+            after = self._path.info()
+            if after is not None and after.version == before.version:
+                return content, mark, after.version
+
+    @staticmethod
+    def _encoded(content: _Content) -> tuple[bytes, str]:
+        mark = uuid.uuid4().hex  # no two writes are the same, so that no version comes twice
+        commits = {str(step): asdict(each) for step, each in sorted(content.commits.items())}
+        told = {"format": _FORMAT, "owner": content.owner, "starts": content.starts, "mark": mark, "commits": commits}
+        return (json.dumps(told, indent=1) + "\n").encode(), mark
+
+    def _write(self, content: _Content) -> None:
+        data, mark = self._encoded(content)
+        while True:
+            version = self._conditional_write(data)
+            if version is not None:
+                break
+            found, found_mark, now = self._read()
+            if found_mark == mark:  # an answer was lost, and its repetition met its own write
+                version = now
+                break
+            if found.owner != self._token:
+                raise self._taken_over()
+            self._version = now  # an earlier write of this job, of which nothing was heard
+        self._content, self._version = content, version
+
+    def _conditional_write(self, data: bytes) -> dict | None:
+        if self.conditional:
+            try:
+                return self._path.client.write_if(self._path.key, data, self._version)
+            except NotImplementedError:
+                self.conditional = False
+        # All that is left is to look: of two jobs that write at the same moment one is lost.
+        if self._read()[0].owner != self._content.owner:
+            raise self._taken_over()
+        self._path.write(data)
+        return self._read()[2]
+
+    def _taken_over(self) -> TakenOver:
+        return TakenOver(f"{self._path}: found the run taken up by another job, expected this one to hold it; this one "
+                         "ends, and nothing of it counts from there on")

@@ -1,0 +1,205 @@
+"""What a run tells while it goes on, in an object store: curves, events, status, heartbeats, in immutable pieces.
+
+A store does not append, and to send a growing file again and again would cost its square. Each start of a run (attempt)
+has a folder, `log/ATTEMPT/`: of a file that grows each object has the bytes that came since the one before, cut at the
+end of a line or of an event; of a file that is replaced each object has it whole, and the newest counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, kept_lines, lines_of
+from cloze.launch.run.trackers import FILE as TRACKERS
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text
+from cloze.pipeline.stores.places import StorePath
+
+LOG = "log"
+START = "start.json"  # from which step an attempt goes on
+_NUMBER = re.compile(r"(.+)\.(\d{6})")
+_EVENTS = "*tfevents*"
+# An event of TensorBoard: its length (8 bytes, little-endian), a checksum of that (4), the event, its checksum (4).
+_EVENT_HEAD, _EVENT_REST = struct.Struct("<Q"), 8
+_LEAVE_SECONDS = 60.0  # the end of a run waits no longer for a store
+_READERS = 32  # at a time: the pieces are small
+
+
+def _whole_events(data: bytes) -> int:
+    """Bytes of whole events at the beginning."""
+    end = 0
+    while end + _EVENT_HEAD.size <= len(data):
+        after = end + _EVENT_HEAD.size + _EVENT_REST + _EVENT_HEAD.unpack_from(data, end)[0]
+        if after > len(data):
+            break
+        end = after
+    return end
+
+
+def _whole_lines(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
+class Shipper:
+    """Sends what a process tells, in a thread, every so often; a store that is away for a while is no harm.
+
+    Args:
+        folder: of the process's files.
+        place: the attempt's folder.
+        rank: of the process, whose heartbeat is its own.
+        seconds: between two looks.
+        warn: takes a line the first time that something could not be sent.
+    """
+
+    def __init__(self, folder: Path, place: StorePath, rank: int, seconds: float, warn: Callable[[str], None]) -> None:
+        self._folder, self._place, self._seconds, self._warn = folder, place, seconds, warn
+        self._whole = (START, STATUS, TRACKERS, f"{HEARTBEATS}/rank-{rank:05d}.json")
+        self._sent: dict[str, int] = {}  # bytes of files that grow
+        self._numbers: dict[str, int] = {}
+        self._last: dict[str, bytes] = {}  # of files that are replaced
+        self._sending = threading.Lock()
+        self._ended = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._work, name="log", daemon=True)
+        self._thread.start()
+
+    def begin(self, step: int, evaluated_step: int) -> None:
+        """From here on the curves are sent: what stands in them now is of before, and lies in the store already."""
+        with self._sending:
+            path = self._folder / METRICS
+            self._sent[METRICS] = path.stat().st_size if path.exists() else 0
+        (self._folder / START).write_text(json.dumps({"step": step, "evaluated_step": evaluated_step}))
+
+    def ship(self) -> None:
+        """Send what is new, now. Raises UserError if the store can't be used."""
+        with self._sending:
+            for name in self._whole:
+                self._ship_whole(name)
+            if METRICS in self._sent:
+                self._ship_growth(METRICS, _whole_lines)
+            for name in sorted(path.name for path in self._folder.glob(_EVENTS)):
+                self._ship_growth(name, _whole_events)
+
+    def close(self) -> None:
+        """Send what is left, for some time."""
+        self._ended.set()
+        self._thread.join(_LEAVE_SECONDS)
+
+    def _ship_whole(self, name: str) -> None:
+        try:
+            data = (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return
+        if data != self._last.get(name):
+            number = self._send(name, data)
+            self._last[name] = data
+            if number > 1:  # the one before stays for whoever has just seen it listed
+                (self._place / f"{name}.{number - 2:06d}").unlink()
+
+    def _ship_growth(self, name: str, whole: Callable[[bytes], int]) -> None:
+        begin = self._sent.get(name, 0)
+        with open(self._folder / name, "rb") as file:
+            file.seek(begin)
+            data = file.read()
+        if end := whole(data):
+            self._send(name, data[:end])
+            self._sent[name] = begin + end
+
+    def _send(self, name: str, data: bytes) -> int:
+        number = self._numbers.get(name, 0)
+        (self._place / f"{name}.{number:06d}").write(data)
+        self._numbers[name] = number + 1
+        return number
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._ended.wait(self._seconds)
+            try:
+                self.ship()
+                self._warned = False
+            except (UserError, OSError) as error:
+                if not self._warned:
+                    self._warned = True
+                    self._warn(f"the run's curves and status do not arrive in the store; the run goes on, and they are "
+                               f"sent when they can be ({error})")
+
+
+def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:
+    """Keys of all pieces, in their order: by attempt, by file."""
+    found: dict[str, dict[str, list[str]]] = {}
+    start = len((place / LOG).key) + 1
+    for each in (place / LOG).objects():
+        attempt, _, rest = each.key[start:].partition("/")
+        if named := _NUMBER.fullmatch(rest):
+            found.setdefault(attempt, {}).setdefault(named[1], []).append(each.key)
+    return {attempt: found[attempt] for attempt in sorted(found)}
+
+
+class LogReader:
+    """What a run has told, as the files that it told it by; each piece is read once, however often one looks.
+
+    Args:
+        place: of the run.
+        newest_pieces: how many of metrics.jsonl's pieces the first look reads; None: all.
+    """
+
+    def __init__(self, place: StorePath, newest_pieces: int | None = None) -> None:
+        self._place, self._newest = place, newest_pieces
+        self._first: str | None = None  # the oldest piece that is read
+        self._texts: dict[str, str] = {}
+
+    def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKERS)) -> None:
+        """Write files into a folder of this machine; of metrics.jsonl later attempts win, by step.
+
+        Raises:
+            UserError: the store can't be used.
+        """
+        attempts = _segments(self._place)
+        for name in names:
+            if name == METRICS:
+                self._write_metrics(attempts, folder)
+            else:
+                _fetch_newest(self._place, attempts, name, folder)
+
+    def _write_metrics(self, attempts: dict[str, dict[str, list[str]]], folder: Path) -> None:
+        keys = [key for files in attempts.values() for key in files.get(METRICS, ())]
+        if self._first is None and keys:
+            self._first = keys[-min(self._newest or len(keys), len(keys))]
+        new = [key for key in keys if key >= self._first and key not in self._texts]
+        with ThreadPoolExecutor(_READERS) as readers:
+            self._texts |= zip(new, readers.map(lambda key: self._place.at(key).read_text(), new), strict=True)
+        lines: list[dict] = []
+        for files in attempts.values():
+            if START in files:
+                start = json.loads(self._place.at(files[START][-1]).read_bytes())
+                lines = kept_lines(lines, start["step"], start["evaluated_step"])
+            lines += lines_of("".join(self._texts.get(key, "") for key in files.get(METRICS, ())))
+        if lines:
+            publish_text(folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines), durable=False)
+
+
+def fetch_heartbeats(place: StorePath, folder: Path) -> None:
+    """Write the newest heartbeats of the newest attempt as files. Raises UserError if the store can't be used."""
+    for files in list(_segments(place).values())[-1:]:
+        for name in files:
+            if name.startswith(f"{HEARTBEATS}/"):
+                _fetch_newest(place, {"": files}, name, folder)
+
+
+def _fetch_newest(place: StorePath, attempts: dict[str, dict[str, list[str]]], name: str, folder: Path) -> None:
+    for files in reversed(attempts.values()):
+        for key in reversed(files.get(name, ())):
+            try:
+                data = place.at(key).read_bytes()
+            except FileNotFoundError:  # replaced by a newer one since it was listed
+                continue
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+            return

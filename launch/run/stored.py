@@ -1,0 +1,203 @@
+"""A run whose output is in an object store: what lies where there, and its folder on this machine's scratch.
+
+    config.yaml, data.json, tokenizer/ ...   the description, as in a run's folder
+    checkpoints/commits.json                 which checkpoints count (commits.py)
+    checkpoints/step-N/ATTEMPT-n/            files of a checkpoint, in parts, and its index
+    log/ATTEMPT/                             what each start has told (segments.py)
+    lease                                    who holds the run
+
+Each process has a folder of its own on scratch that looks like a run's; the folder of checkpoints in it is one for all
+processes of the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from cloze.launch.config import RunConfig
+from cloze.launch.run import runs
+from cloze.launch.run.commits import CommitLog
+from cloze.launch.run.segments import LOG, LogReader, Shipper, fetch_heartbeats
+from cloze.launch.system.console import Console
+from cloze.launch.system.environment import Environment, cache_folder
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import holding, readable_errors
+from cloze.pipeline.stores.leases import leased
+from cloze.pipeline.stores.places import StorePath, is_url, to_output
+
+LEASE = "lease"
+COMMITS = "commits.json"
+# What a start is decided by, and what a run goes on with; the rest of the description is only written.
+_READ = (runs.CONFIG, runs.DATA, runs.DEVICE, runs.SOFTWARE)
+_DESCRIPTION = (*_READ, runs.DEEPSPEED)
+_OWN = {*_DESCRIPTION, runs.TOKENIZER, runs.CHECKPOINTS, LOG, LEASE}
+
+
+def scratch_of(place: StorePath, scratch: str | None) -> Path:
+    """The folder of a run on this machine's scratch; another one on each machine, also where they share the disk."""
+    root = Path(scratch) if scratch else cache_folder() / "runs"
+    name = hashlib.sha256(f"{place}\n{platform.node()}".encode()).hexdigest()[:12]
+    return root.resolve() / f"{place.name}-{name}"
+
+
+class StoredRun:
+    """A run in a store, as one of its processes has it."""
+
+    def __init__(self, place: StorePath, config: RunConfig, environment: Environment, console: Console) -> None:
+        self.place = place
+        self.patience_seconds = config.checkpoint.store_patience_seconds
+        self.scratch = scratch_of(place, config.checkpoint.scratch)
+        self.folder = self.scratch / f"rank-{environment.rank:05d}"
+        """That looks like the run's to this process."""
+        self.attempt: str | None = None
+        """The name of this start, which rank 0 gives it and the others hear of (`meet`)."""
+        self.log: CommitLog | None = None
+        """On rank 0."""
+        self.ended = threading.Event()
+        """Set when this process is done with the run."""
+        self._seconds = config.monitor.store_seconds
+        self._console, self._rank = console, environment.rank
+        self._shipper: Shipper | None = None
+        self._lease = None
+
+    @property
+    def checkpoints(self) -> StorePath:
+        """Where the checkpoints lie."""
+        return self.place / runs.CHECKPOINTS
+
+    @contextmanager
+    def held(self, main: bool) -> Iterator[None]:
+        """Hold the run, on rank 0, and this process's folder, anew.
+
+        Raises:
+            UserError: another job holds it, something else lies there, or the store can't be used.
+        """
+        with readable_errors(self.scratch):
+            self.scratch.mkdir(parents=True, exist_ok=True)
+        with holding(self.scratch / f"{self.folder.name}{runs.LOCK}") as alone:
+            if not alone:
+                raise UserError(f"output: found {self.scratch} in use by another job on this machine, expected it "
+                                "free; wait for that job, or choose another --checkpoint.scratch")
+            if not main:
+                self._make_folder()
+                yield
+                return
+            self._check_place()
+            with leased(self.place / LEASE, self._console.warn) as lease:
+                if lease is None:
+                    raise UserError(f"output: found {self.place} in use by another job, expected it free; wait for "
+                                    "that job or choose another --output")
+                self._lease = lease
+                self._make_folder()
+                LogReader(self.place).write(self.folder)
+                self.log = CommitLog(self.checkpoints / COMMITS)
+                self.meet(self.log.claim())
+                if not self.log.conditional:
+                    self._console.warn(f"{self.place}: the store does not enforce the conditions of writes, so nothing "
+                                       "keeps an old job that goes on after a pause from committing; see to it that "
+                                       "there is but one")
+                yield
+
+    def _check_place(self) -> None:
+        names = {path.name for path in self.place.iterdir()}
+        if names and runs.CONFIG not in names and (strange := sorted(names - _OWN)):
+            raise UserError(f"output: found {self.place} with objects that are no run ({strange[0]}), expected a new "
+                            "name or an earlier part of this run; choose another --output")
+
+    def _make_folder(self) -> None:
+        with readable_errors(self.folder):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            (self.scratch / runs.CHECKPOINTS).mkdir(exist_ok=True)
+            (self.folder / runs.CHECKPOINTS).symlink_to(self.scratch / runs.CHECKPOINTS)
+            fetch_objects(self.place, _READ, self.folder)
+
+    def meet(self, attempt: str) -> None:
+        """Go by the name of this start, and send from here on what this process tells."""
+        self.attempt = attempt
+        self._shipper = Shipper(self.folder, self.place / LOG / attempt, self._rank, self._seconds,
+                                self._console.warn)
+
+    def begin(self, step: int, evaluated_step: int) -> None:
+        """Send the description, and the curves from here on. For rank 0.
+
+        Raises:
+            UserError: the store can't be used.
+        """
+        paths = [path for path in sorted((self.folder / runs.TOKENIZER).rglob("*")) if path.is_file()]
+        # What makes it a run's comes last.
+        names = [name for name in _DESCRIPTION if name != runs.CONFIG] + [runs.CONFIG]
+        for path in paths + [path for name in names if (path := self.folder / name).exists()]:
+            (self.place / str(path.relative_to(self.folder))).write(path)
+        self._shipper.begin(step, evaluated_step)
+
+    def ship(self) -> None:
+        """Send what this process has told, now. Raises UserError if the store can't be used."""
+        self._shipper.ship()
+
+    def told(self) -> None:
+        """Send the last of what this process tells, for some time; then nothing more is tried."""
+        self.ended.set()
+        if self._shipper is not None:
+            self._shipper.close()
+
+    def fetch_heartbeats(self) -> None:
+        """Bring those of all processes into this one's folder, as they were sent. Raises UserError."""
+        fetch_heartbeats(self.place, self.folder)
+
+    def lost(self) -> str | None:
+        """Why another job has the run by now; None: it has not, for all that is known."""
+        return self._lease.taken if self._lease is not None else None
+
+    def clear(self) -> None:
+        """Remove the checkpoints from scratch: the run is complete, and in the store."""
+        shutil.rmtree(self.scratch / runs.CHECKPOINTS, ignore_errors=True)
+
+
+def fetch_objects(place: StorePath, names: Iterable[str], folder: Path) -> None:
+    """Copy those of the objects that there are into a folder."""
+    for name in names:
+        try:
+            data = (place / name).read_bytes()
+        except FileNotFoundError:
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def fetch_description(place: StorePath, folder: Path) -> None:
+    """Copy a run's configurations and its tokenizer into a folder. Raises UserError if the store can't be used."""
+    tokenizer = (place / runs.TOKENIZER).objects()
+    start = len(place.key) + 1
+    fetch_objects(place, [*_DESCRIPTION, *(each.key[start:] for each in tokenizer)], folder)
+
+
+@contextmanager
+def stored(config: RunConfig, environment: Environment, console: Console
+           ) -> Iterator[tuple[RunConfig, StoredRun | None]]:
+    """The configuration with a folder of this machine as its output, and the run in the store that it stands for; as it
+    is, and None, if the output is a folder.
+
+    Raises:
+        UserError: as StoredRun.held, or the URL is none of a store that can be written.
+    """
+    if not is_url(config.output):
+        yield config, None
+        return
+    place = to_output(config.output)
+    if not place.key:
+        raise UserError(f"output: found {config.output}, a whole bucket, expected a place in it such as "
+                        f"{config.output.rstrip('/')}/runs/name")
+    run = StoredRun(place, config, environment, console)
+    with run.held(environment.is_main):
+        try:
+            yield replace(config, output=str(run.folder)), run
+        finally:
+            run.told()

@@ -1,0 +1,94 @@
+"""Runs whose output is in a store, on machines that share nothing but the store; and what a store then holds."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cloze.launch.checkpoint import transfer
+from cloze.launch.cli import main
+from cloze.launch.run.commits import read_commits
+from cloze.launch.training import trainer
+from cloze.pipeline.stores import clients, leases
+from cloze.pipeline.stores.places import to_place
+from tests.forked import ForkedRun
+from tests.launching import PATIENCE_SECONDS, finish, kill_all, pretrain_arguments
+
+
+def quick_main(command: list[str], step_seconds: float = 0.0) -> int:
+    """The command in a process that waits seconds where others wait minutes: for an abandoned lease, for a store.
+
+    Args:
+        step_seconds: that each step takes longer.
+    """
+    leases.SECONDS = 2.0
+    clients.RETRIES, clients.RETRY_SECONDS = 3, 2.0
+    clients._FIRST_WAIT, clients._LONGEST_WAIT = 0.02, 0.2
+    transfer._REST_SECONDS = 0.2
+    advance = trainer.Trainer._advance
+
+    def slowed(self, *arguments):
+        time.sleep(step_seconds)
+        advance(self, *arguments)
+
+    if step_seconds:
+        trainer.Trainer._advance = slowed
+    return main(command)
+
+
+class Machine:
+    """A machine with a scratch disk of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.variables = {"XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+        (folder / "cache").mkdir(parents=True)
+
+    def start(self, data: Path, output: str, *overrides: str, processes: int = 1, step_seconds: float = 0.0,
+              **variables: str) -> ForkedRun:
+        return ForkedRun(pretrain_arguments(data, output, "--monitor.store_seconds", "0.5", *overrides), processes,
+                         partial(quick_main, step_seconds=step_seconds), **self.variables, **variables)
+
+
+def train_on(machine: Machine, data: Path, output: str, *overrides: str, processes: int = 1, status: int = 0) -> str:
+    """Run to the end; returns what was printed."""
+    return finish(machine.start(data, output, *overrides, processes=processes), status)
+
+
+def start_on(machines: list[Machine], data: Path, output: str, *overrides: str, step_seconds: float = 0.0
+             ) -> list[ForkedRun]:
+    """One process on each machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": str(len(machines)),
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [machine.start(data, output, *overrides, step_seconds=step_seconds, RANK=str(rank), **common)
+            for rank, machine in enumerate(machines)]
+
+
+def finish_all(processes: list[ForkedRun], status: int = 0) -> str:
+    """Wait for all; returns what rank 0 has printed."""
+    try:
+        return [finish(process, status) for process in processes][0]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                kill_all(process)
+
+
+def committed(output: str) -> list[int]:
+    """Steps of the checkpoints that count."""
+    return sorted(read_commits(to_place(output) / "checkpoints/commits.json"))
+
+
+def wait_until(reached: Callable[[], bool], process: ForkedRun) -> None:
+    """Until something is so; the run must not end before."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not reached():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=10)[0][-4000:]
+        time.sleep(0.01)

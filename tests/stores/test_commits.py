@@ -1,0 +1,191 @@
+"""The list of checkpoints that count, and what a run tells: conditional writes, lost answers, old jobs, pieces."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from torch.utils.tensorboard import SummaryWriter
+
+from cloze.launch.checkpoint import transfer
+from cloze.launch.checkpoint.fetching import owner_of
+from cloze.launch.checkpoint.transfer import Damaged, Patience, fetch, parts_of, upload
+from cloze.launch.run.commits import Commit, CommitLog, TakenOver, read_commits
+from cloze.launch.run.segments import LogReader, Shipper, fetch_heartbeats
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores import clients
+from cloze.pipeline.stores.places import to_place
+from tests.stores.server import BUSY
+
+
+def test_an_old_job_cannot_commit(bucket):
+    path = to_place(bucket) / "run/commits.json"
+    assert read_commits(path) == {}
+    old = CommitLog(path)
+    first = old.claim()
+    old.commit(10, Commit("a", "x", 1))
+    new = CommitLog(path)
+    second = new.claim()
+    assert old.conditional and new.conditional and first < second
+    assert sorted(new.commits) == [10]
+    new.commit(20, Commit("b", "y", 2))
+    for late in (lambda: old.commit(30, Commit("c", "z", 3)), lambda: old.remove({10})):
+        with pytest.raises(TakenOver, match="taken up by another job"):
+            late()
+    assert sorted(read_commits(path)) == [10, 20]
+    new.remove({10})
+    assert read_commits(path) == {20: Commit("b", "y", 2)}
+
+
+def test_a_lost_answer_commits_once(bucket, proxy, monkeypatch):
+    """The store has done what it was asked for, and the repetition meets its own write."""
+    monkeypatch.setattr(clients, "_FIRST_WAIT", 0.01)
+    clients.open_client.cache_clear()
+    path = to_place(bucket) / "run/commits.json"
+    log = CommitLog(path)
+    log.claim()
+    log.commit(10, Commit("a", "x", 1))
+    lost = []
+
+    def fault(request):
+        if request.method == "PUT" and not lost:
+            lost.append(request)
+            return lambda answer: None
+        return None
+
+    proxy.fault = fault
+    log.commit(20, Commit("b", "y", 2))
+    log.commit(30, Commit("c", "z", 3))
+    assert lost and sorted(read_commits(path)) == [10, 20, 30]
+
+
+def test_a_write_that_came_through_after_all(bucket, proxy, impatient):
+    """The client has given the write up, which was done; the next one goes on from there."""
+    path = to_place(bucket) / "run/commits.json"
+    log = CommitLog(path)
+    log.claim()
+    proxy.fault = lambda request: (lambda answer: BUSY) if request.method == "PUT" else None
+    with pytest.raises(UserError, match="503"):
+        log.commit(10, Commit("a", "x", 1))
+    proxy.fault = lambda request: None
+    log.commit(10, Commit("a", "x", 1))
+    assert sorted(read_commits(path)) == [10]
+
+
+def test_a_store_without_conditions_is_found_out(bucket, proxy):
+    proxy.ignored_headers = ("if-match", "if-none-match")
+    path = to_place(bucket) / "run/commits.json"
+    old = CommitLog(path)
+    old.claim()
+    assert not old.conditional
+    old.commit(10, Commit("a", "x", 1))
+    new = CommitLog(path)
+    new.claim()
+    with pytest.raises(TakenOver):
+        old.commit(20, Commit("b", "y", 2))
+    assert sorted(read_commits(path)) == [10]
+
+
+def test_files_in_parts(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
+    content = bytes(range(256)) * 20
+    (tmp_path / "x.pt").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    folder = to_place(bucket) / "step"
+    patience = Patience(0, print, threading.Event())
+    upload(tmp_path / "x.pt", len(content), digest, folder, patience)
+    sizes = [each.size for each in folder.objects()]
+    assert len(sizes) == 6 and sum(sizes) == len(content) and max(sizes) <= 1000 and min(sizes) > 500
+    target = tmp_path / "back" / "x.pt"
+    target.parent.mkdir()
+    fetch(folder, len(content), digest, target)
+    assert target.read_bytes() == content
+    (folder / "x.pt.00003").write(b"!" * sizes[3])
+    with pytest.raises(Damaged, match="another SHA-256"):
+        fetch(folder, len(content), digest, target)
+    (folder / "x.pt.00003").unlink()
+    with pytest.raises(Damaged, match="x.pt.00003 is missing"):
+        fetch(folder, len(content), digest, target)
+    (tmp_path / "x.pt").write_bytes(content[::-1])
+    with pytest.raises(UserError, match="other bytes on the disk"):
+        upload(tmp_path / "x.pt", len(content), digest, folder, patience)
+    assert parts_of(0) == [(0, 0)] and parts_of(1001) == [(0, 500), (500, 1001)]
+
+
+@pytest.mark.parametrize(("name", "owner"), [
+    ("mp_rank_00_model_states.pt", None), ("rank-00012.pt", 12), ("zero_pp_rank_3_mp_rank_00_optim_states.pt", 3),
+    ("bf16_zero_pp_rank_10_mp_rank_00_optim_states.pt", 10), ("zero_pp_rank_0_mp_rank_00_model_states.pt", 0),
+])
+def test_whose_a_file_is(name, owner):
+    assert owner_of(name) == owner
+
+
+def lines(*steps):
+    return "".join(f'{{"step": {step}, "train/loss": {step}.0}}\n' for step in steps)
+
+
+def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
+    """Of two attempts the later one wins by step; a line that is being written waits; nothing is sent twice."""
+    place = to_place(bucket) / "run"
+    for number, (start, own) in enumerate([(0, (1, 2, 3, 4)), (2, (3, 4, 5))]):
+        folder = tmp_path / str(number)
+        (folder / "heartbeats").mkdir(parents=True)
+        if number:
+            LogReader(place).write(folder)
+            assert (folder / "metrics.jsonl").read_text() == lines(1, 2, 3, 4)
+            (folder / "metrics.jsonl").write_text(lines(1, 2))  # as the writer of metrics does
+        shipper = Shipper(folder, place / "log" / f"000{number}-a", 0, 1000, print)
+        shipper.begin(start, start)
+        board = SummaryWriter(str(folder))
+        for step in own:
+            with open(folder / "metrics.jsonl", "a") as file:
+                file.write(lines(step))
+                file.flush()
+                board.add_scalar("x", step, step)
+                board.flush()
+                (folder / "status.json").write_text(f'{{"state": "running", "step": {step}}}')
+                (folder / "heartbeats/rank-00000.json").write_text(f'{{"step": {step}}}')
+                shipper.ship()
+                file.write('{"step": 99')  # its rest has not come yet
+                file.flush()
+                shipper.ship()
+                file.truncate(file.tell() - len('{"step": 99'))
+        shipper.close()
+        board.close()
+    pieces = [each for each in (place / "log").objects() if "metrics.jsonl" in each.key]
+    assert len(pieces) == 7 and sum(each.size for each in pieces) == len(lines(1, 2, 3, 4, 3, 4, 5))
+    back = tmp_path / "back"
+    back.mkdir()
+    reader = LogReader(place, newest_pieces=3)
+    reader.write(back)
+    assert (back / "metrics.jsonl").read_text() == lines(3, 4, 5)
+    LogReader(place).write(back)
+    fetch_heartbeats(place, back)
+    assert (back / "metrics.jsonl").read_text() == lines(1, 2, 3, 4, 5)
+    assert (back / "status.json").read_text() == '{"state": "running", "step": 5}'
+    assert (back / "heartbeats/rank-00000.json").read_text() == '{"step": 5}'
+    assert len([each for each in (place / "log/0001-a/status.json.000002").parent.objects()
+                if "/status.json." in each.key]) == 2  # older ones are removed
+    events = []
+    for each in (place / "log/0001-a").objects():  # each piece is a file that TensorBoard reads
+        if "tfevents" in each.key:
+            path = back / each.key.rpartition("/")[2]
+            path.write_bytes(place.at(each.key).read_bytes())
+            events += [event.step for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
+    assert sorted(events) == [3, 4, 5]
+
+
+def test_a_store_that_is_away_is_no_harm_to_what_tells(bucket, proxy, impatient, tmp_path):
+    place, said = to_place(bucket) / "run/log/0001-a", []
+    shipper = Shipper(tmp_path, place, 0, 0.02, said.append)
+    shipper.begin(0, -1)
+    proxy.fault = lambda request: lambda _: BUSY
+    (tmp_path / "metrics.jsonl").write_text(lines(1, 2))
+    while not said:
+        assert shipper._thread.is_alive()
+    proxy.fault = lambda request: None
+    shipper.close()
+    assert len(said) == 1 and "do not arrive" in said[0]
+    assert place.at("run/log/0001-a/metrics.jsonl.000000").read_text() == lines(1, 2)

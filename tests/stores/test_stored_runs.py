@@ -1,0 +1,219 @@
+"""Pretraining into a store: killed in an upload, gone on from empty disks, with faults between it and the store."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+
+from cloze.launch.checkpoint import fetch_run
+from cloze.launch.cli import main
+from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.segments import LogReader
+from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores.scratch import scratch_folder
+from tests.launching import assert_same_weights, finish, kill_all, train, weights
+from tests.stores.conftest import ENVIRONMENT
+from tests.stores.server import BUSY, first, slow
+from tests.stores.stored_runs import Machine, committed, finish_all, start_on, train_on, wait_until
+from tests.synthetic import make_shards
+
+STEPS = 16
+RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "4", "--zero.stage", "1")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("stored"), mask_sets=0)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    """A run of two processes into a folder."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(data, folder, *RUN, processes=2)
+    return folder
+
+
+@pytest.fixture
+def machines(tmp_path):
+    """As many empty machines as are asked for."""
+    made = []
+
+    def more(count: int) -> list[Machine]:
+        made.extend([Machine(tmp_path / f"machine-{len(made) + number}") for number in range(count)])
+        return made[-count:]
+
+    return more
+
+
+def keys(output: str) -> list[str]:
+    """All objects of a run, by their names below it."""
+    place = to_place(output)
+    return [each.key[len(place.key) + 1 :] for each in place.objects()]
+
+
+def assert_nothing_but_what_counts(output: str) -> None:
+    """That the store has no file of a checkpoint that does not count."""
+    commits = json.loads((to_place(output) / "checkpoints/commits.json").read_bytes())["commits"]
+    counted = {f"step-{int(step):08d}/{commit['folder']}" for step, commit in commits.items()}
+    found = {"/".join(key.split("/")[1:3]) for key in keys(output) if key.startswith("checkpoints/step-")}
+    assert found == counted
+
+
+def assert_no_secrets(output: str, printed: str) -> None:
+    """That neither what was printed nor what was stored has a part of the credentials."""
+    place = to_place(output)
+    texts = [printed.encode(), *(place.at(each.key).read_bytes() for each in place.objects())]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert not any(ENVIRONMENT[name].encode() in text for text in texts)
+
+
+def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed, machines, bucket, proxy, request):
+    """Two machines that share nothing; those that go on have empty disks."""
+    output, ended = f"{bucket}/runs/own", threading.Event()
+    request.addfinalizer(ended.set)
+
+    def stuck(request):  # the second checkpoint's upload begins, and does not end
+        if request.method == "PUT" and "/step-00000008/" in request.path and "rank-00001" in request.path:
+            ended.wait()
+
+    proxy.fault = stuck
+    processes = start_on(machines(2), data, output, *RUN)
+    uploaded = f"{output}/checkpoints/step-00000008"
+    wait_until(lambda: to_place(uploaded).is_dir() and committed(output) == [4], processes[0])
+    for process in processes:
+        kill_all(process)
+    proxy.fault = lambda request: None
+    assert any("mp_rank_00_model_states" in key for key in keys(uploaded))
+    printed = finish_all(start_on(machines(2), data, output, *RUN))
+    assert "resumed from step 4 of 16" in printed
+    assert committed(output) == [12, 16]
+    assert_nothing_but_what_counts(output)
+    assert_no_secrets(output, printed)
+    local = fetch_run(to_place(output))
+    assert_same_weights(weights(local), weights(undisturbed))
+
+
+@pytest.mark.slow
+def test_503s_and_cut_connections_are_no_harm(data, undisturbed, machines, bucket, proxy):
+    """The first request for each object is answered with 503, the second one cut off after it was done."""
+    output = f"{bucket}/own"
+    cut = first(1, lambda _: None, lambda request: request.method == "PUT")
+    busy = first(1, lambda _: BUSY, lambda request: request.method != "PUT")
+    proxy.fault = lambda request: busy(request) or cut(request)
+    (machine,) = machines(1)
+    printed = train_on(machine, data, output, *RUN, processes=2)
+    assert "warning" not in printed.replace("warning: s3", "")
+    proxy.fault = lambda request: None
+    assert committed(output) == [12, 16]
+    assert_nothing_but_what_counts(output)
+    assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
+
+
+SHORT = ("--train.max_steps", "12", "--checkpoint.every_steps", "3")
+
+
+def test_a_store_that_is_away_for_a_while_and_for_good(data, machines, bucket, proxy):
+    """The training goes on meanwhile; for good, the checkpoint stays on scratch, where the same command takes it up."""
+    output, away = f"{bucket}/own", []
+
+    def fault(request):
+        if "/step-00000003/" in request.path and not away:
+            away.append(time.monotonic())
+        if "/checkpoints/" in request.path and away and time.monotonic() - away[0] < 3:
+            return lambda _: BUSY
+        return (lambda _: BUSY) if "/step-00000012/" in request.path else None
+
+    proxy.fault = fault
+    (machine,) = machines(1)
+    process = machine.start(data, output, *SHORT, "--checkpoint.store_patience_seconds", "6", step_seconds=0.4)
+    printed = finish(process, 2)
+    assert "the training goes on" in printed and "the store answers again" in printed
+    assert "step 12/12" in printed and printed.count("error: ") == 1
+    assert "503 Service Unavailable" in printed.partition("error: ")[2]
+    assert "checkpoints/step-00000012" in printed.partition("error: ")[2]
+    before = committed(output)
+    assert before and 12 not in before
+    proxy.fault = lambda request: None
+    printed = train_on(machine, data, output, *SHORT)
+    assert "step 12 lies on this machine's scratch" in printed and "resumed from step 12 of 12" in printed
+    assert committed(output)[-1] == 12
+    assert_nothing_but_what_counts(output)
+    steps = [line["step"] for line in read_log(output) if "train/loss" in line]
+    assert steps == list(range(1, 13))
+
+
+def read_log(output: str) -> list[dict]:
+    """The lines of a run's metrics.jsonl, as they arrived."""
+    folder = scratch_folder()
+    LogReader(to_place(output)).write(folder)
+    return read_metrics(folder)
+
+
+def test_the_newest_checkpoint_wins_where_uploads_lag(data, machines, bucket, proxy, capsys):
+    output = f"{bucket}/own"
+    late = slow(1.0)
+    proxy.fault = lambda request: late if request.method == "PUT" and "/step-" in request.path else None
+    (machine,) = machines(1)
+    train_on(machine, data, output, "--train.max_steps", "12", "--checkpoint.every_steps", "1")
+    begun = {request.path.partition("/step-")[2][:8] for request in proxy.requests
+             if request.method == "PUT" and "/step-" in request.path}
+    assert 2 <= len(begun) < 10 and max(begun) == "00000012"
+    assert committed(output)[-1] == 12 and len(committed(output)) == 2
+    assert_nothing_but_what_counts(output)
+    assert not list(machine.folder.rglob("*.pt"))  # it is complete
+    assert main(["status", output, "--follow", "true"]) == 0
+    told = capsys.readouterr().out
+    assert "complete at step 12" in told and "step 12/12  validation loss" in told
+    assert main(["runs", bucket]) == 0
+    assert "12 of 12" in capsys.readouterr().out
+    proxy.requests.clear()
+    proxy.fault = lambda request: None
+    export = machine.folder / "hf"
+    assert main(["export", output, "--output", str(export)]) == 0
+    assert f"exported step 12 of {output} to {export}" in capsys.readouterr().out
+    assert main(["status", f"{output}-none"]) == 2
+    assert f"{output}-none: found no run there" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_old_job_that_wakes_up_cannot_commit(data, machines, bucket):
+    output = f"{bucket}/own"
+    one, other = machines(2)
+    old = one.start(data, output, *SHORT, step_seconds=0.5)
+    wait_until(lambda: committed(output) == [3], old)
+    kill_all(old, signal.SIGSTOP)
+    printed = train_on(other, data, output, *SHORT)
+    assert "watching for 2 s whether it lives" in printed and "resumed from step 3 of 12" in printed
+    there = committed(output), keys(f"{output}/checkpoints")
+    kill_all(old, signal.SIGCONT)
+    printed = finish(old, 2)
+    assert "held by another job" in printed or "taken up by another job" in printed
+    assert printed.count("error: ") == 1
+    assert committed(output) == there[0] == [9, 12]
+
+
+@pytest.mark.slow
+def test_damage_is_passed_over_by_all_and_one_process_goes_on(data, machines, bucket):
+    """2 -> 1 -> 2 processes through the store; of the newest checkpoint a part is not what was written."""
+    output = f"{bucket}/own"
+    no_dropout = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
+                  "--checkpoint.every_steps", "4", "--zero.stage", "1", "--checkpoint.accept_changes", "true",
+                  "--schedule.name", "constant")
+    finish_all(start_on(machines(2), data, output, *no_dropout, "--train.max_steps", "8"))
+    (key,) = [key for key in keys(output) if "step-00000008" in key and "pp_rank_1" in key]
+    part = to_place(f"{output}/{key}")
+    part.write(bytes(part.stat().st_size))
+    (machine,) = machines(1)
+    printed = train_on(machine, data, output, *no_dropout, "--train.max_steps", "12")
+    assert "step 8 is damaged (process 0: zero_pp_rank_1" in printed and "has another SHA-256" in printed
+    assert "step 4 was saved by another number of processes" in printed and "resumed from step 4 of 12" in printed
+    printed = finish_all(start_on(machines(2), data, output, *no_dropout, "--train.max_steps", "16"))
+    assert "resumed from step 12 of 16" in printed
+    folder = machine.folder / "undisturbed"
+    train(data, folder, *no_dropout, "--train.max_steps", "16", processes=2)
+    assert_same_weights(weights(fetch_run(to_place(output))), weights(folder), 1e-5)
