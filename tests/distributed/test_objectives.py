@@ -162,7 +162,7 @@ def test_span_boundaries_have_the_loss_of_their_formula_and_one_step_for_any_spl
     assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 5e-5)
 
 
-def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path, capsys):
+def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path):
     foreign = make_shards(tmp_path / "foreign", vocab_size=80)
     run = tmp_path / "run"
     for given, options, expected in (
@@ -172,6 +172,5 @@ def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, t
         (data, ("--model.hidden_size", "16"), "objective_options.cosine: found 1.0 with model.hidden_size 16 and a"),
         (foreign, (), f"that of the shards in {foreign}; prepare them with --tokenizer {teacher}"),
     ):
-        assert main(pretrain_arguments(given, run, *distilled(teacher), *options)) == 2
-        said = capsys.readouterr().err.splitlines()
+        said = train(given, run, *distilled(teacher), *options, status=2).splitlines()
         assert expected in said[-1] and said[-1].startswith("error: "), said

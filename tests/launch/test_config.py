@@ -200,7 +200,7 @@ def test_a_shape_for_fine_tuning_goes_by_its_name(tmp_path, monkeypatch):
     """A run, a folder or a file of that name goes first."""
     monkeypatch.chdir(tmp_path)
     found = parse("finetune", ["sst2", "--model", "mini", "--train", "t", "--validation", "v", "--output", "o"])
-    with pytest.raises(UserError, match=r"tokenizer: found none, .*mini\.yaml is a shape without a vocabulary"):
+    with pytest.raises(UserError, match=r"tokenizer: found none, .*: mini is a shape without a vocabulary"):
         find_source(found)
     Path("mini").mkdir()
     with pytest.raises((UserError, ModelError), match="mini"):
