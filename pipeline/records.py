@@ -95,6 +95,12 @@ class Masks:
     ids: np.ndarray
     offsets: np.ndarray
 
+    def part(self, start: int, stop: int) -> "Masks":
+        """Those of samples [start, stop), over the same memory."""
+        offsets = self.offsets[start : stop + 1]
+        low, high = offsets[0], offsets[-1]
+        return Masks(self.positions[low:high], self.ids[low:high], offsets - low)
+
     @classmethod
     def joined(cls, parts: "list[Masks]") -> "Masks":
         """One after another."""

@@ -43,12 +43,13 @@ def collate_several(
     labels = input_ids[masked_positions]
     input_ids[masked_positions] = masks.ids
     masked_positions -= np.repeat(starts[:-1], np.diff(masked_bounds))
-    in_second = position_ids >= np.repeat(samples.segment_b_start.astype(np.int64), lengths)
+    first = np.minimum(samples.segment_b_start, lengths)  # tokens of segment A
+    of_segments = np.stack([first, lengths - first], axis=1).ravel()
     offsets = samples.offsets[ragged.ranges(bounds[:-1], sizes + 1)] - np.repeat(starts[:-1], sizes + 1)
     by_tokens, by_masked, by_samples = np.diff(starts).tolist(), np.diff(masked_bounds).tolist(), sizes.tolist()
     columns = {
         "input_ids": (input_ids, by_tokens),
-        "token_type_ids": (np.array(segments)[in_second.astype(np.int64)], by_tokens),
+        "token_type_ids": (np.repeat(np.tile(np.array(segments, np.int64), len(samples)), of_segments), by_tokens),
         "position_ids": (position_ids, by_tokens),
         "sequence_offsets": (offsets.astype(np.int32), (sizes + 1).tolist()),
         "masked_positions": (masked_positions, by_masked),

@@ -149,20 +149,28 @@ class SampleStreams:
         blocks = np.unique(np.concatenate([numbers[place.blocks] for place in places]))  # each is decoded once
         decoded = self.reader.window(blocks, mask_set)
         starts = ragged.to_offsets(self.reader.block_sizes[blocks])
+        lengths = decoded.samples.lengths
+        rows, indices = [], []
         for place in places:
             own = numbers[place.blocks]
             sizes = self.reader.block_sizes[own]
             part = slice(place.skip, place.skip + place.stop - place.start)
-            rows = ragged.ranges(starts[np.searchsorted(blocks, own)], sizes)[part]
-            indices = ragged.ranges(self.reader.block_starts[own], sizes)[part]
-            lengths = decoded.samples.offsets[rows + 1] - decoded.samples.offsets[rows]
-            order = window_order(lengths, self._seed, epoch, place.stream, place.number)
-            samples, masks = decoded.take(rows[order])
+            some = ragged.ranges(starts[np.searchsorted(blocks, own)], sizes)[part]
+            order = window_order(lengths[some], self._seed, epoch, place.stream, place.number)
+            rows.append(some[order])
+            indices.append(ragged.ranges(self.reader.block_starts[own], sizes)[part][order])
+        # All at once: a window of a stream may have few rows.
+        samples, masks = decoded.take(np.concatenate(rows))
+        bounds = ragged.to_offsets(np.array([len(some) for some in rows])).tolist()
+        for place, own, low, high in zip(places, indices, bounds[:-1], bounds[1:], strict=True):
+            some = samples.part(low, high)
             if self._dynamic:
                 rate = self._masking.rate
                 rates = rate and rate.at(self._positions(place.stream, np.arange(place.start, place.stop)))
-                masks = self._dynamic.draw(samples, self._seed, epoch, indices[order], rates)
-            self._held[place.stream].append(_Loaded(place.start, place.stop, indices[order], samples, masks))
+                drawn = self._dynamic.draw(some, self._seed, epoch, own, rates)
+            else:
+                drawn = masks.part(low, high)
+            self._held[place.stream].append(_Loaded(place.start, place.stop, own, some, drawn))
 
 
 _Piece = tuple[_Loaded, int, int]  # a window, and which of its samples: from the second number to before the third

@@ -198,11 +198,10 @@ class Window:
     def take(self, rows: np.ndarray) -> tuple[Samples, Masks | None]:
         """The rows (B,) of this window, in that order."""
         source = self.samples
-        starts = source.offsets[rows]
-        lengths = source.offsets[rows + 1] - starts
+        input_ids, offsets = ragged.take(source.input_ids, source.offsets, rows)
         samples = Samples(
-            input_ids=ragged.gather(source.input_ids, starts, lengths),
-            offsets=ragged.to_offsets(lengths),
+            input_ids=input_ids,
+            offsets=offsets,
             segment_b_start=source.segment_b_start[rows],
             next_sentence_label=source.next_sentence_label[rows],
             document=source.document[rows],
@@ -210,11 +209,9 @@ class Window:
         )
         if self.masks is None:
             return samples, None
-        starts = self.masks.offsets[rows]
-        lengths = self.masks.offsets[rows + 1] - starts
-        indices = ragged.ranges(starts, lengths)
-        masks = Masks(self.masks.positions[indices], self.masks.ids[indices], ragged.to_offsets(lengths))
-        return samples, masks
+        positions, offsets = ragged.take(self.masks.positions, self.masks.offsets, rows)
+        ids, _ = ragged.take(self.masks.ids, self.masks.offsets, rows)
+        return samples, Masks(positions, ids, offsets)
 
 
 # What reading a damaged shard raises.

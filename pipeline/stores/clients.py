@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from cloze.pipeline.errors import UserError
@@ -278,26 +278,35 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
                         "base": 2},
         },
     }
+    session = botocore.session.get_session()
     try:
         if scheme == "s3":
-            made = _s3(store.S3Store, bucket, botocore.session.get_session(), common)
+            made = _s3(store.S3Store, bucket, session, common)
+        elif scheme == "gs":
+            http = str(_setting(session, ["GOOGLE_BASE_URL"])).startswith("http://")
+            made = store.GCSStore(bucket, **{**common, "client_options": {**common["client_options"],
+                                                                          "allow_http": http}})
         else:
-            made = {"gs": store.GCSStore, "az": store.AzureStore}[scheme](bucket, **common)
+            made = store.AzureStore(bucket, **common)
     except exceptions.BaseError as error:
         raise UserError(f"{url}: {_NO_CREDENTIALS[scheme]}") from error
     return ObjectClient(url, made)
 
 
+def _setting(session, variables: list[str], name: str | None = None) -> str | None:
+    """What the environment says, or else the user's ~/.aws under a name."""
+    from botocore.configprovider import ConfigChainFactory
+
+    return ConfigChainFactory(session=session).create_config_chain(
+        env_var_names=variables, config_property_names=name).provide()
+
+
 def _s3(store: Callable, bucket: str, session, common: dict):
     """A store with what botocore finds, as every tool of AWS does: in the environment, then in ~/.aws, then as a role.
     obstore by itself would not look into ~/.aws."""
-    from botocore.configprovider import ConfigChainFactory
     from botocore.exceptions import BotoCoreError
 
-    def setting(variables: list[str], name: str | None = None) -> str | None:
-        return ConfigChainFactory(session=session).create_config_chain(
-            env_var_names=variables, config_property_names=name).provide()
-
+    setting = partial(_setting, session)
     try:
         endpoint = setting(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url")
         region = setting(["AWS_REGION", "AWS_DEFAULT_REGION"], "region")

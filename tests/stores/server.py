@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 # Without the request log, of which nobody reads.
@@ -133,6 +134,50 @@ class Proxy:
             return answer.status, headers | {"Content-Length": length or str(len(content))}, content
         finally:
             connection.close()
+
+
+@dataclass
+class GoogleProxy(Proxy):
+    """Speaks as Google's store does in its XML interface, before a server that speaks as S3: both have the same paths,
+    bodies and listings; a bearer's token, generations and conditions on these are Google's own, and are kept here.
+
+    Answers what obstore asks: no emulator of that interface can be installed.
+    """
+
+    token: str = "a-very-secret-token"
+    generations: dict[str, int] = field(default_factory=dict)
+    _one: threading.Lock = field(default_factory=threading.Lock)
+
+    def passed_on(self, request: Request, body: bytes) -> Answer:
+        """The server's answer to a request that Google would take."""
+        given = {name.lower(): value for name, value in request.headers.items()}
+        path = urllib.parse.unquote(request.path.partition("?")[0])
+        if given.pop("authorization", None) != f"Bearer {self.token}":
+            return 401, {"Content-Length": "0"}, b""
+        wanted = given.pop("x-goog-if-generation-match", None)
+        if request.method == "PUT" or request.method == "DELETE":
+            with self._one:
+                if wanted is not None and int(wanted) != self.generations.get(path, 0):
+                    return 412, {"Content-Length": "0"}, b""
+                answer = super().passed_on(self._signed(request, path, given), body)
+                if answer[0] < 300:
+                    self.generations.pop(path, None)
+                    if request.method == "PUT":
+                        self.generations[path] = time.time_ns()
+        else:
+            answer = super().passed_on(self._signed(request, path, given), body)
+        status, headers, content = answer
+        if path in self.generations:
+            headers["x-goog-generation"] = str(self.generations[path])
+        return status, headers, content
+
+    @staticmethod
+    def _signed(request: Request, path: str, headers: dict[str, str]) -> Request:
+        """As a request to S3."""
+        signed = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x"
+        query = request.path.partition("?")[2]
+        quoted = urllib.parse.quote(path) + (f"?{query}" if query else "")
+        return replace(request, path=quoted, headers={**headers, "Authorization": signed})
 
 
 BUSY = 503, {"Content-Length": "0"}, b""

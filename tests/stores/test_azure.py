@@ -10,18 +10,12 @@ import shutil
 import socket
 import subprocess
 import time
-from dataclasses import replace
 from email.utils import formatdate
 
 import pytest
 
-from cloze.launch.cli import main
-from cloze.pipeline.errors import UserError
-from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.stores import clients, leases
-from cloze.pipeline.stores.leases import leased
-from cloze.pipeline.stores.places import to_place
-from tests.pipeline import corpus
+from cloze.pipeline.stores import clients
+from tests.stores import checks
 
 # Of the emulator, as its documentation gives them: the same everywhere.
 ACCOUNT = "devstoreaccount1"
@@ -70,25 +64,8 @@ def container(port, monkeypatch):
 
 
 def test_prepared_in_azure(container, tmp_path, capsys):
-    source = corpus.write_jsonl(tmp_path / "in/a.jsonl.gz", corpus.documents(60, seed=1))
-    local = corpus.config(tmp_path, [source])
-    prepare(local)
-    (to_place(container) / "in/a.jsonl.gz").write(source)
-    prepare(replace(local, input=[f"{container}/in/*.gz"], output=f"{container}/data"))
-    data = to_place(container) / "data"
-    assert {each.key.removeprefix("data/"): data.at(each.key).read_bytes() for each in data.objects()} == (
-        corpus.contents(tmp_path / "data"))
-    assert main(["verify", str(data)]) == 0 and "all as they were written" in capsys.readouterr().out
-    with pytest.raises(UserError, match="^az://no-such-container: found no such bucket"):
-        (to_place("az://no-such-container") / "x").read_bytes()
+    checks.prepared_as_on_disk(container, "az://no-such-container", tmp_path, capsys)
 
 
 def test_a_lease_in_azure(container, monkeypatch):
-    monkeypatch.setattr(leases, "SECONDS", 1)
-    path, notes = to_place(container) / "lock", []
-    with leased(path, notes.append) as lease:
-        with leased(path, notes.append) as other:
-            assert other is None
-        time.sleep(1.2)
-        lease.check()
-    assert not path.is_file() and len(notes) == 1
+    checks.a_lease_is_kept(container, monkeypatch)

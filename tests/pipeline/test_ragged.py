@@ -1,0 +1,21 @@
+"""Rows of ragged arrays, taken in any order."""
+
+import numpy as np
+import pytest
+
+from cloze.pipeline import ragged
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_rows_are_taken_with_their_values(dtype):
+    """Any rows, also twice, empty ones and none; of arrays that are parts of others."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 90, 50) * (rng.random(50) < 0.8)
+    offsets = ragged.to_offsets(lengths)
+    values = rng.integers(0, np.iinfo(dtype).max, 2 * offsets[-1]).astype(dtype)[::2]
+    for rows in (rng.permutation(50), rng.integers(0, 50, 200), np.flatnonzero(lengths == 0), np.empty(0, np.int64)):
+        found, bounds = ragged.take(values, offsets, rows)
+        expected = [values[offsets[row] : offsets[row + 1]] for row in rows]
+        assert found.dtype == dtype and bounds.dtype == np.int64
+        assert np.array_equal(bounds, ragged.to_offsets(lengths[rows]))
+        assert np.array_equal(found, np.concatenate([np.empty(0, dtype), *expected]))
