@@ -87,7 +87,9 @@ def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> dict:
         "checkpoint_bytes": estimator.checkpoint_bytes(config.zero.stage),
         "data_bytes_per_second": step.tokens_per_second * assumptions.SHARD_BYTES_A_TOKEN,
         "cost": None if config.price_per_hour is None else config.price_per_hour * gpus * hours,
-        "stages": {stage: _stage(estimator, stage) for stage in estimator.stages()},
+        "communication_share": step.communication_seconds / step.seconds,
+        "stages": (stages := {stage: _stage(estimator, stage) for stage in estimator.stages()}),
+        "fastest_stage": max(stages, key=lambda stage: stages[stage].get("tokens_per_second", 0.0)),
     }
 
 
@@ -108,6 +110,8 @@ def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: dict) 
     console.table("ZeRO stages, each with its largest micro-batch",
                   ("stage", "memory", "micro-batch", "communication", "tokens/s"),
                   [_stage_row(*each) for each in figures["stages"].items()])
+    if advice := _advice(config.zero.stage, figures):
+        console.say(advice)
     console.say(_assumed(config, estimator))
 
 
@@ -136,7 +140,8 @@ def _time_rows(config: PlanConfig, step: Step, figures: dict) -> list[tuple[str,
         ("launches", f"{micro.launches:,} a micro-step, {micro.host_seconds * 1e3:.1f} ms of the host: {waits}"),
         ("optimizer", f"{step.optimizer.seconds * 1e3:.1f} ms a step, and {step.gradient_seconds * 1e3:.1f} ms for "
                       "passes over gradients"),
-        ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, none of it hidden"),
+        ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, {figures['communication_share']:.0%} of "
+                          "it, none of it hidden"),
         ("step", f"{step.seconds:.3g} s for {step.tokens:,.0f} tokens"),
         ("speed", f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device; MFU "
                   f"{figures['mfu']:.1%}"),
@@ -156,6 +161,23 @@ def _stage_row(stage: int, found: dict) -> tuple[str, ...]:
         return (str(stage), memory, "none fits", "", "")
     return (str(stage), memory, str(found["micro_batch_size"]), f"{found['communication_seconds'] * 1e3:.1f} ms",
             f"{found['tokens_per_second']:,.0f}")
+
+
+# A stage that is faster by less is none to change to: the estimate knows no better.
+_WORTH = 1.05
+
+
+def _advice(stage: int, figures: dict) -> str | None:
+    """What to set if another ZeRO stage is faster, as in large worlds, where at stage 0 each device updates all
+    weights; None: nothing."""
+    stages, fastest = figures["stages"], figures["fastest_stage"]
+    rates = {number: found.get("tokens_per_second", 0.0) for number, found in stages.items()}
+    if stage not in rates or rates[fastest] < _WORTH * rates[stage]:
+        return None
+    if not rates[stage]:
+        return f"fits: --zero.stage {fastest}, unlike stage {stage}"
+    return (f"faster: --zero.stage {fastest} --train.micro_batch_size {stages[fastest]['micro_batch_size']}: "
+            f"{rates[fastest] / rates[stage] - 1:.0%} more tokens/s than stage {stage}")
 
 
 def _assumed(config: PlanConfig, estimator: Estimator) -> str:

@@ -9,7 +9,7 @@ import pytest
 from cloze.launch import cli
 from cloze.launch.tools.plan import make_estimator
 from cloze.launch.tools.planning.memory import share
-from tests.gpu.large_world import Place
+from tests.gpu.large_world import LAYERS, Place
 
 WORLD_SIZE = Place(1).world_size
 STAGES = [1, 2, 3]
@@ -23,7 +23,7 @@ def elements(fragments) -> int:
 @pytest.mark.parametrize("stage", STAGES)
 def test_all_ranks_together_update_every_element_once_and_none_much_more_than_others(part, stage):
     found = part(Place(stage))
-    assert len(found.fragments) == WORLD_SIZE and sum(found.parameters.values()) > 1e8
+    assert len(found.fragments) == WORLD_SIZE and sum(found.parameters.values()) > 5e7
     seen = {name: [] for name in found.parameters}
     for fragments in found.fragments:
         for name, start, length in fragments:
@@ -53,7 +53,7 @@ def test_no_two_ranks_write_the_same_file_and_the_sizes_add_up(part, stage):
     assert states == pytest.approx(STATES * found.padded, rel=0.001)
     planned = make_estimator(cli.parse("plan", [
         "--config", "bert-base-phase1", "--device", "h100", "--gpus", str(WORLD_SIZE), "--zero.stage", str(stage),
-        "--train.global_batch_size", str(WORLD_SIZE)]))
+        "--model.num_hidden_layers", str(LAYERS), "--train.global_batch_size", str(WORLD_SIZE)]))
     assert planned.parameters == sum(found.parameters.values())
     assert planned.checkpoint_bytes(stage) == pytest.approx(weights + states * WORLD_SIZE, rel=0.01)
 

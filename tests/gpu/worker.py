@@ -192,10 +192,13 @@ def peak_bytes(recipe: Recipe) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from cloze.launch import cli
+    from cloze.launch.tools.planning.trace import efficient_sdpa
+    from cloze.model.attention import KERNELS
     from cloze.pipeline.loading.batches import RankBatch
     from tests.gpu.fake_cuda import LOG, on_the_host, watch
 
     join(0, recipe.processes)
+    KERNELS["sdpa"] = efficient_sdpa  # which of torch's kernels serves is decided by code that is not in this build
     config = cli.parse("pretrain", ["--config", recipe.name, "--data", "nowhere", "--output", "nowhere"])
     size = recipe.processes * recipe.sequences * MICRO_STEPS
     train = replace(config.train, global_batch_size=size, micro_batch_size=recipe.sequences, learning_rate=1e-4,

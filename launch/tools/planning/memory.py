@@ -65,13 +65,25 @@ def memory(stage: int, count: int, processes: int, activations: int, *, precisio
         model = (0 if offload_parameters else share(model, processes)) + (2 if halved else 4) * min(count, 10**9)
     masters = (4 * own if halved else 0) if not offload_optimizer else 0
     moments = (share(states, processes) if stage else states) if not offload_optimizer else 0
-    # Stages 2 and 3 keep the sums of their own share; a micro-step's gradients pass through buckets.
+    # Stages 2 and 3 keep the sums of their own share; at 1 and 2 a micro-step's own gradients, in 16 bits, are whole.
     gradients = 4 * count if stage < 2 else (0 if offload_optimizer else 4 * own)
-    bucket = 4 * min(count, BUCKET_ELEMENTS) if processes > 1 or stage >= 2 else 0
-    if stage == 0:  # made after the last backward, when activations are gone
-        bucket = max(0, bucket - activations)
+    if halved and stage in (1, 2):
+        gradients += 2 * count
+    bucket = 0
+    if processes > 1 or stage >= 2:
+        bucket = _bucket(stage, count, activations, halved)
     system = CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0) if on_gpu else CPU_CONTEXT_BYTES
     return Memory(model + masters, gradients, moments, activations, bucket, system)
+
+
+def _bucket(stage: int, count: int, activations: int, halved: bool) -> int:
+    """Bytes of the gradients on their way to the other processes, beyond those of activations that are gone then."""
+    flat = 4 * min(count, BUCKET_ELEMENTS)
+    if stage < 2:  # made after the last backward
+        return max(0, flat - activations)
+    if stage == 2:  # and in their own dtype, from which they are cast
+        return flat + (2 * min(count, BUCKET_ELEMENTS) if halved else 0)
+    return 4 * BUCKET_ELEMENTS  # whatever the model (stage3.py, reduce_bucket_size)
 
 
 def traffic(stage: int, count: int, processes: int, micro_steps: int, *, precision: str) -> tuple[float, int]:

@@ -178,7 +178,7 @@ class _OnGpu:
         self.dtype, self.dim = dtype, hidden.dim
 
 
-def _efficient_sdpa(query, key, value, layout, bias, probability: float, dropout_seed: int | None):
+def efficient_sdpa(query, key, value, layout, bias, probability: float, dropout_seed: int | None):
     """The kernel that torch's scaled dot product attention becomes on CUDA where there is a bias."""
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     if bias is not None:
@@ -199,7 +199,7 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
     kept = (bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS,
             dropout._CHUNK_PAIRS)
     bert.select_kernel, attention._has_flash = select, lambda device: has_flash
-    attention.KERNELS["sdpa"] = _efficient_sdpa
+    attention.KERNELS["sdpa"] = efficient_sdpa
     for module, name in ((heads, "_CHUNK_ELEMENTS"), (dropout, "_CHUNK_PAIRS")):
         setattr(module, name, dict.fromkeys((False, True), getattr(module, name)[True]))
     try:
