@@ -60,6 +60,7 @@ class StoredRun:
         """The name of this start, which rank 0 gives it and the others hear of (`meet`)."""
         self.log: CommitLog | None = None
         """On rank 0."""
+        self.stop_before_seconds = config.train.stop_before_seconds
         self.ended = threading.Event()
         """Set when this process is done with the run."""
         self._seconds = config.monitor.store_seconds
