@@ -172,7 +172,7 @@ def test_the_newest_checkpoint_wins_where_uploads_lag(data, machines, bucket, pr
     assert "complete at step 12" in told and "step 12/12  validation loss" in told
     assert main(["runs", bucket]) == 0
     assert "12 of 12" in capsys.readouterr().out
-    proxy.requests.clear()
+    assert f"output: {output}\n" in (to_place(output) / "config.yaml").read_text()
     proxy.fault = lambda request: None
     export = machine.folder / "hf"
     assert main(["export", output, "--output", str(export)]) == 0
