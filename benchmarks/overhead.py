@@ -1,12 +1,13 @@
 """What `cloze pretrain` costs beside the step itself: engine and trainer, checkpoints, a second process.
 
-    python benchmarks/overhead.py [--quick] [--json FILE] [--data SHARDS] [--threads 1] [--rounds 7]
+    python benchmarks/overhead.py [--quick] [--json FILE] [--data SHARDS] [--threads 1] [--rounds 7] [--store URL]
 
 All train configs/pretrain/small.yaml on the same batches: a plain torch loop (the same model, loader, autocast,
 clipping and fused AdamW, and nothing else), the trainer through DeepSpeed as `cloze pretrain` runs it, the same with a
-checkpoint in each turn, written in the background or in line, and the same by two processes. Every contender is a
-process (or two) of its own with so many threads; they take turns, so that a busy machine hurts all alike, and medians
-are compared. What the step loop waits for a checkpoint is what a run logs as speed/checkpoint_wait_seconds.
+checkpoint in each turn, written in the background or in line, and the same by two processes; with --store also one
+that saves to an object store, below the URL. Every contender is a process (or two) of its own with so many threads;
+they take turns, so that a busy machine hurts all alike, and medians are compared. What the step loop waits for a
+checkpoint is what a run logs as speed/checkpoint_wait_seconds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from synthetic_batches import hardware
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN, OURS, TWO = "plain torch loop", "cloze pretrain", "cloze pretrain, 2 processes"
 BACKGROUND, IN_LINE = "cloze pretrain, saving in the background", "cloze pretrain, saving in line"
+STORED = "cloze pretrain, saving to a store"
 CONTENDERS = PLAIN, OURS, BACKGROUND, IN_LINE, TWO
 # A turn logs once and saves once, after its second step, so that the writing falls into it.
 STEPS_A_TURN, FIRST_TURN = 6, 4
@@ -71,7 +73,7 @@ class Turns:
             print(line, flush=True)
 
 
-def worker(name: str, data: Path, output: Path, threads: int) -> None:
+def worker(name: str, data: Path, output: Path, threads: int, store: str | None) -> None:
     """Train as this contender does, in turns."""
     from cloze.launch.system.environment import prepare_process, protect_process
 
@@ -89,9 +91,11 @@ def worker(name: str, data: Path, output: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     device = distributed.initialize(environment)
     config = parse("pretrain", [
-        "--config", str(ROOT / "configs/pretrain/small.yaml"), "--data", str(data), "--output", str(output),
+        "--config", str(ROOT / "configs/pretrain/small.yaml"), "--data", str(data),
+        *(("--output", f"{store}/{output.name}-{time.time_ns()}", "--checkpoint.scratch", str(output))
+          if name == STORED else ("--output", str(output))),
         "--train.max_steps", "1000000", "--train.log_every_steps", str(STEPS_A_TURN), "--evaluation.every_steps", "0",
-        "--checkpoint.every_steps", str(STEPS_A_TURN if name in (BACKGROUND, IN_LINE) else 0),
+        "--checkpoint.every_steps", str(STEPS_A_TURN if name in (BACKGROUND, IN_LINE, STORED) else 0),
         "--checkpoint.asynchronous", str(name != IN_LINE).lower(), "--checkpoint.keep_last", "1",
     ])
     opened, model = open_data(config)
@@ -133,20 +137,23 @@ def our_loop(config, opened, environment, device, turns) -> None:
     from cloze.launch.pretrain.objectives.table import make_objective
     from cloze.launch.run.heartbeat import Heartbeat
     from cloze.launch.run.preemption import StopRequest
+    from cloze.launch.run.stored import stored
     from cloze.launch.system.console import Console
     from cloze.launch.training.running import Process, run
 
-    with Heartbeat(Path(config.output), environment, config.monitor) as heartbeat:
-        process = Process(environment, device, Console(is_main=False), heartbeat)
+    console = Console(is_main=False)
+    with (stored(config, environment, console) as (config, place),
+          Heartbeat(Path(config.output), environment, config.monitor) as heartbeat):
+        process = Process(environment, device, console, heartbeat, place)
         trainer = prepare_trainer(config, opened, process, make_objective(config), (), opened.facts)
         trainer.evaluate = None  # the one before the first step
-        run(config, trainer, turns, StopRequest())
+        run(config, trainer, turns, StopRequest(), stored=place)
 
 
 class Contender:
     """The processes of one contender, waiting for their turns."""
 
-    def __init__(self, name: str, data: Path, output: Path, threads: int) -> None:
+    def __init__(self, name: str, data: Path, output: Path, threads: int, store: str | None = None) -> None:
         self.name, self.output = name, output
         self.seconds: list[float] = []
         self.cpu_seconds: list[float] = []
@@ -155,7 +162,7 @@ class Contender:
             port = free.getsockname()[1]
         world_size = 2 if name == TWO else 1
         command = [sys.executable, __file__, "--worker", name, "--data", str(data), "--output", str(output),
-                   "--threads", str(threads)]
+                   "--threads", str(threads), *(["--store", store] if store else [])]
         common = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         self.processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {
@@ -191,7 +198,8 @@ class Contender:
         """Median of what the run has logged; the first line comes before the first checkpoint."""
         from cloze.launch.run.metrics import read_metrics
 
-        return statistics.median(line[scalar] for line in read_metrics(self.output) if scalar in line)
+        (path,) = self.output.rglob("metrics.jsonl")  # of a run in a store it lies deeper
+        return statistics.median(line[scalar] for line in read_metrics(path.parent) if scalar in line)
 
 
 def prepare_data(folder: Path) -> Path:
@@ -213,9 +221,11 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     names = [name for name in CONTENDERS if name != TWO or device == "cpu" or torch.cuda.device_count() > 1]
+    names += [STORED] if arguments.store else []
     data = Path(arguments.data).resolve() if arguments.data else prepare_data(folder)
     contenders = {
-        name: Contender(name, data, folder / f"run-{number}", arguments.threads) for number, name in enumerate(names)
+        name: Contender(name, data, folder / f"run-{number}", arguments.threads, arguments.store)
+        for number, name in enumerate(names)
     }
     for contender in contenders.values():  # all start at once: importing takes longer than measuring
         contender.answer()
@@ -241,6 +251,8 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
         "checkpoint_wait_seconds_background": contenders[BACKGROUND].logged("speed/checkpoint_wait_seconds"),
         "checkpoint_wait_seconds_in_line": contenders[IN_LINE].logged("speed/checkpoint_wait_seconds"),
     }
+    if STORED in contenders:
+        figures["checkpoint_wait_seconds_store"] = contenders[STORED].logged("speed/checkpoint_wait_seconds")
     if TWO in contenders:
         figures["scaling_1_to_2_processes"] = medians[OURS] / medians[TWO]
     print("\n" + "\n".join(f"{name:<44}{value:9.4f}" for name, value in figures.items()))
@@ -254,13 +266,15 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the figures below the table there")
     parser.add_argument("--data", help="shards; default: made of the standard library's docstrings")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each process")
+    parser.add_argument("--store", help="URL below which a further contender saves, as s3://bucket/benchmark")
     parser.add_argument("--rounds", type=int, help="measured turns of each contender; default: 7, quick: 3")
     parser.add_argument("--output", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (3 if arguments.quick else 7)
     if arguments.worker:
-        return worker(arguments.worker, Path(arguments.data), Path(arguments.output), arguments.threads)
+        return worker(arguments.worker, Path(arguments.data), Path(arguments.output), arguments.threads,
+                      arguments.store)
     with tempfile.TemporaryDirectory() as folder:
         report(arguments, Path(folder))
 

@@ -263,10 +263,16 @@ class StoredCheckpoints(CheckpointManager):
             self._delete(published.step, before)
         if not self._measured:
             self._measured = True
-            seconds = time.monotonic() - began
-            self._say(f"{self._run.place}: step {published.step} is there after {seconds:.1f} s "
-                      f"({num_bytes / 1e6:,.1f} MB); a stop takes as long, so give the job more time than that between "
-                      "its signal and its end")
+            self._tell_time(published.step, num_bytes, time.monotonic() - began)
+
+    def _tell_time(self, step: int, num_bytes: int, seconds: float) -> None:
+        """What the first upload has taken, and whether a stop leaves as much."""
+        self._say(f"{self._run.place}: step {step} is there after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); a stop "
+                  "takes as long, so give the job more time than that between its signal and its end")
+        given = self._run.stop_before_seconds
+        if given is not None and given < seconds:
+            self.warn(f"train.stop_before_seconds: found {given:g}, expected more than the {seconds:.1f} that a "
+                      "checkpoint takes to the store")
 
     def finish(self, best: int | None, beat: Callable[[], None]) -> None:
         """As of any checkpoints; returns when the newest is committed.

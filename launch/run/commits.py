@@ -53,14 +53,14 @@ def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
     """The content and the mark of the write that made it."""
     try:
         told = json.loads(data)
-        if told["format"] != _FORMAT:
-            raise UserError(f"{path}: found format {told['format']}, expected {_FORMAT}; take the version of Cloze "
-                            "that wrote it")
-        commits = {int(step): Commit(**each) for step, each in told["commits"].items()}
-        return _Content(told["owner"], int(told["starts"]), commits), told["mark"]
+        if told["format"] == _FORMAT:
+            commits = {int(step): Commit(**each) for step, each in told["commits"].items()}
+            return _Content(told["owner"], int(told["starts"]), commits), told["mark"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: found no list of checkpoints ({type(error).__name__}), expected the one that `cloze "
                         "pretrain` wrote; restore it, or choose another --output") from error
+    raise UserError(f"{path}: found format {told['format']}, expected {_FORMAT}; take the version of Cloze that wrote "
+                    "it")
 
 
 class CommitLog:

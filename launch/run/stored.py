@@ -54,12 +54,14 @@ class StoredRun:
         self.place = place
         self.patience_seconds = config.checkpoint.store_patience_seconds
         self.scratch = scratch_of(place, config.checkpoint.scratch)
-        self.folder = self.scratch / f"rank-{environment.rank:05d}"
-        """That looks like the run's to this process."""
+        self._own = self.scratch / f"rank-{environment.rank:05d}"
+        self.folder = self._own / place.name
+        """That looks like the run's to this process, with its name, which TensorBoard and trackers show."""
         self.attempt: str | None = None
         """The name of this start, which rank 0 gives it and the others hear of (`meet`)."""
         self.log: CommitLog | None = None
         """On rank 0."""
+        self.stop_before_seconds = config.train.stop_before_seconds
         self.ended = threading.Event()
         """Set when this process is done with the run."""
         self._seconds = config.monitor.store_seconds
@@ -81,7 +83,7 @@ class StoredRun:
         """
         with readable_errors(self.scratch):
             self.scratch.mkdir(parents=True, exist_ok=True)
-        with holding(self.scratch / f"{self.folder.name}{runs.LOCK}") as alone:
+        with holding(self.scratch / f"{self._own.name}{runs.LOCK}") as alone:
             if not alone:
                 raise UserError(f"output: found {self.scratch} in use by another job on this machine, expected it "
                                 "free; wait for that job, or choose another --checkpoint.scratch")

@@ -21,7 +21,7 @@ from cloze.launch.system.environment import Environment, prepare_deepspeed, read
 from cloze.launch.tools import examinations
 from cloze.launch.tools.examinations import Finding
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores.places import is_url, to_place
 
 EXIT_PROBLEM = 2
 _VERDICTS = ("skipped", "ok", "warning", "problem")
@@ -31,6 +31,8 @@ _PATIENCE = 7
 
 def doctor(config: DoctorConfig) -> int:
     """Examine, print the table on rank 0 and return the exit status: 2 if there is a problem on any rank."""
+    if is_url(config.output):
+        raise UserError(f"output: found {config.output}, expected a folder: a run tries an object store at its start")
     environment = read_environment()
     prepare_deepspeed(environment)
     console = Console(environment.is_main)

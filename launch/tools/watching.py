@@ -110,10 +110,10 @@ class _Stored:
 
 
 def _find_stored(place: StorePath) -> list[StorePath]:
-    names = place.client.names(place.key)
-    if {runs.CONFIG, runs.DATA} <= set(names):
+    """The runs below a place, itself included; not those inside a run."""
+    if {runs.CONFIG, runs.DATA} <= {path.name for path in place.iterdir()}:
         return [place]
-    return [found for name in names for found in _find_stored(place / name)]
+    return [found for name in place.client.folders(place.key) for found in _find_stored(place / name)]
 
 
 def _read_stored(place: StorePath) -> RunState:

@@ -57,7 +57,11 @@ class Process:
 
     def shown(self, config: RunConfig) -> RunConfig:
         """The configuration with the output that was asked for."""
-        return replace(config, output=str(self.stored.place)) if self.stored else config
+        return _shown(config, self.stored)
+
+
+def _shown(config: RunConfig, stored: StoredRun | None) -> RunConfig:
+    return replace(config, output=str(stored.place)) if stored else config
 
 
 def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment, console: Console,
@@ -221,9 +225,9 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
             to its end.
         stored: the run in an object store that the folder stands for.
     """
-    output = Path(config.output)
+    output, shown = Path(config.output), _shown(config, stored)
     main = trainer.environment.is_main
-    metrics = _metrics_writer(config, trainer) if main else None
+    metrics = _metrics_writer(output, shown, trainer) if main else None
     complete = False
     try:
         with stop:
@@ -232,7 +236,7 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
                 if stored:
                     stored.begin(trainer.state.step, trainer.state.evaluated_step)
                 metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
-                                 runs.flatten(asdict(config)))
+                                 runs.flatten(asdict(shown)))
             complete = trainer.run(stream, metrics, stop, showing and showing(metrics))
             complete = complete and (report is None or report(stop))
             if metrics:
@@ -248,9 +252,8 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
     return complete
 
 
-def _metrics_writer(config: RunConfig, trainer: Trainer) -> MetricsWriter:
+def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> MetricsWriter:
     """Of a run that goes on from the trainer's step; trackers are told what it is, of what data and on what."""
-    output = Path(config.output)
     facts = runs.flatten(asdict(config)) | json.loads((output / runs.DATA).read_text(encoding="utf-8"))
     facts |= {f"software.{name}": value for name, value in software().items()}
     facts |= {"hardware.device": device_name(trainer.engine.device),

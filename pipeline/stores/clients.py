@@ -88,6 +88,11 @@ class ObjectClient:
         keys = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted(key.rpartition("/")[2] for key in keys)
 
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders right below a folder."""
+        found = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
+        return sorted(key.rpartition("/")[2] for key in found["common_prefixes"])
+
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes [start, stop) of an object, or all from `start` on. Raises FileNotFoundError if there is none."""
         options = {} if not start and stop is None else {
@@ -231,6 +236,11 @@ class HubClient:
         """Names of the files and of the folders right below a folder."""
         start = f"{prefix}/" if prefix else ""
         return sorted({each.key[len(start) :].partition("/")[0] for each in self.objects(prefix)})
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders right below a folder."""
+        parts = [each.key[len(f"{prefix}/" if prefix else "") :].partition("/") for each in self.objects(prefix)]
+        return sorted({name for name, slash, _ in parts if slash})
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes [start, stop) of a file, or all from `start` on. Raises FileNotFoundError if there is none."""

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import StorePath
@@ -53,7 +53,8 @@ class Lease:
         self._ended.set()
         self._thread.join()
         if self._lost is None and time.monotonic() - self._renewed < self._seconds / 2:
-            self._path.unlink()
+            with suppress(UserError):  # a store that is away: the next one waits until its time is over
+                self._path.unlink()
 
     def _renew(self) -> None:
         while not self._ended.wait(self._seconds / _RENEWALS):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def manifest(name: str) -> dict:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("kubernetes-job.yaml", "V1Job"), ("kubernetes-pytorchjob.yaml", "KubeflowOrgV1PyTorchJob")],
+    [("kubernetes-job.yaml", "V1Job"), ("kubernetes-pytorchjob.yaml", "KubeflowOrgV1PyTorchJob"),
+     ("kubernetes-pytorchjob-store.yaml", "KubeflowOrgV1PyTorchJob")],
 )
 def test_kubernetes_files_fit_the_official_models(name, kind):
     pytest.importorskip("kubernetes")
@@ -78,8 +80,11 @@ def test_kubernetes_files_fit_the_official_models(name, kind):
     assert "resource: unknown to V1Container" in found and "found 7, expected str" in found and "mount_path" in found
 
 
-@pytest.mark.parametrize("name", ["kubernetes-job.yaml", "kubernetes-pytorchjob.yaml"])
-def test_what_the_containers_run_is_a_command_of_ours(name, monkeypatch):
+@pytest.mark.parametrize(("name", "data"), [
+    ("kubernetes-job.yaml", "/shared/shards"), ("kubernetes-pytorchjob.yaml", "/shared/shards"),
+    ("kubernetes-pytorchjob-store.yaml", "s3://bucket/shards"),
+])
+def test_what_the_containers_run_is_a_command_of_ours(name, data, monkeypatch):
     monkeypatch.chdir(ROOT)
     spec = manifest(name)["spec"]
     templates = [spec["template"]] if "template" in spec else [
@@ -89,11 +94,18 @@ def test_what_the_containers_run_is_a_command_of_ours(name, monkeypatch):
         container, = template["spec"]["containers"]
         command = container["command"]
         assert command[0] == "torchrun" and command[-3:] == ["-m", "cloze", "pretrain"]
-        assert parse("pretrain", container["args"]).data == "/shared/shards"
+        assert parse("pretrain", container["args"]).data == data
         mounts = {mount["name"] for mount in container["volumeMounts"]}
         assert mounts == {volume["name"] for volume in template["spec"]["volumes"]}
         # The ranks get their time to save: torchrun ends them before Kubernetes ends torchrun.
         assert int(command[command.index("--shutdown-timeout") + 1]) < template["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_what_skypilot_runs_is_a_command_of_ours(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(manifest("skypilot-spot.yaml")["run"].replace("\\\n", " "))
+    config = parse("pretrain", words[words.index("pretrain") + 1 :])
+    assert words[0] == "torchrun" and (config.data, config.output) == ("s3://bucket/shards", "s3://bucket/runs/bert-base")
 
 
 def test_the_hostfile_is_what_deepspeed_reads():

@@ -65,8 +65,9 @@ def start_on(machines: list[Machine], data: Path, output: str, *overrides: str, 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    common = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": str(len(machines)),
-              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    count = str(len(machines))  # all of them share this one's cores
+    common = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": count, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": port}
     return [machine.start(data, output, *overrides, step_seconds=step_seconds, RANK=str(rank), **common)
             for rank, machine in enumerate(machines)]
 

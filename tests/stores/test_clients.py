@@ -22,6 +22,7 @@ def test_objects_are_written_listed_read_and_removed(bucket, tmp_path):
     (folder / "deep/two").write(tmp_path / "file")
     (to_place(bucket) / "a folder/ünterwegs").write(b"")
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "one"]
+    assert folder.client.folders(folder.key) == ["deep"] and folder.client.folders("") == ["a folder"]
     assert [(each.key, each.size) for each in folder.objects()] == [
         ("a folder/ünter/deep/two", 25600), ("a folder/ünter/one", 5)]
     assert (folder / "one").read_text() == "first" and (folder / "one").stat().st_size == 5

@@ -1,0 +1,91 @@
+"""Who may write a run in a store: one job at a time, into a place that is a run's; and what takes folders alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cloze.launch.cli import main, parse
+from cloze.launch.config import CheckpointConfig
+from cloze.launch.finetune.command import finetune
+from cloze.launch.run.stored import scratch_of, stored
+from cloze.launch.system.console import Console
+from cloze.launch.system.environment import Environment
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores import leases
+from cloze.pipeline.stores.places import to_place
+
+
+@pytest.fixture
+def config(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "SECONDS", 1.0)
+    made = parse("pretrain", ["--data", "x", "--output", f"{bucket}/runs/own", "--train.max_steps", "4"])
+    return replace(made, checkpoint=CheckpointConfig(scratch=str(tmp_path / "one")))
+
+
+def test_one_job_at_a_time(config, tmp_path, capsys):
+    other = replace(config, checkpoint=CheckpointConfig(scratch=str(tmp_path / "other")))
+    with stored(config, Environment(), Console()) as (local, run):
+        first = run.attempt
+        assert local.output == str(run.folder) and run.folder.is_dir() and str(run.folder).startswith(str(tmp_path))
+        for late, told in ((config, "in use by another job on this machine"), (other, "in use by another job, exp")):
+            with pytest.raises(UserError, match=told), stored(late, Environment(), Console()):
+                raise AssertionError("two hold it")
+        assert run.lost() is None
+    assert "watching for 1 s whether it lives" in capsys.readouterr().err
+    with stored(other, Environment(), Console()) as (_, run):
+        assert first < run.attempt
+    assert not (to_place(config.output) / "lease").is_file()
+
+
+def test_a_place_that_is_no_run_is_left_alone(config, bucket):
+    place = to_place(config.output)
+    (place / "thesis.txt").write(b"precious")
+    with pytest.raises(UserError, match=r"own with objects that are no run \(thesis.txt\)"):
+        with stored(config, Environment(), Console()):
+            raise AssertionError("it was taken")
+    for output, told in ((bucket, "a whole bucket"), ("hf://datasets/a/b", "is only read"), ("ftp://a/b", "scheme")):
+        with pytest.raises(UserError, match=told), stored(replace(config, output=output), Environment(), Console()):
+            raise AssertionError("it was taken")
+    assert [each.key for each in place.objects()] == ["runs/own/thesis.txt"]
+
+
+def test_a_broken_list_of_checkpoints_is_one_line(config):
+    path = to_place(config.output) / "checkpoints/commits.json"
+    for content in (b"{", b"[]", b'{"format": 1}', json.dumps({"format": 1, "commits": {"x": {}}}).encode()):
+        path.write(content)
+        with pytest.raises(UserError, match="commits.json: found no list of checkpoints"):
+            with stored(config, Environment(), Console()):
+                raise AssertionError("it was taken")
+    path.write(b'{"format": 2}')
+    with pytest.raises(UserError, match="found format 2, expected 1"), stored(config, Environment(), Console()):
+        raise AssertionError("it was taken")
+
+
+def test_scratch_of_runs_and_machines_differs(bucket, monkeypatch):
+    place = to_place(bucket) / "a/run"
+    one = scratch_of(place, "/scratch")
+    assert one.parent.name == "scratch" and one.name.startswith("run-")
+    assert scratch_of(to_place(bucket) / "b/run", "/scratch") != one == scratch_of(place, "/scratch")
+    monkeypatch.setattr("platform.node", lambda: "another")  # they may share the disk
+    assert scratch_of(place, "/scratch") != one
+
+
+def test_a_folder_stays_one(tmp_path):
+    config = parse("pretrain", ["--data", "x", "--output", str(tmp_path / "run"), "--train.max_steps", "4"])
+    with stored(config, Environment(), Console()) as (same, run):
+        assert same is config and run is None
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_takes_folders_alone_says_so(capsys):
+    tuning = parse("finetune", ["classification", "--model", "tiny", "--train_file", "x.csv", "--validation", "y.csv",
+                                "--output", "s3://bucket/own"])
+    with pytest.raises(UserError, match="output: found s3://bucket/own, expected a folder"):
+        finetune(tuning, Environment())
+    assert main(["doctor", "--output", "s3://bucket/own"]) == 2
+    assert "output: found s3://bucket/own, expected a folder" in capsys.readouterr().err
+    assert main(["evaluate", "s3://bucket/own", "--suite", "lines", "--data", "x", "--every_checkpoint", "true"]) == 2
+    assert "every_checkpoint: found true with s3://bucket/own" in capsys.readouterr().err
