@@ -37,6 +37,7 @@ from cloze.launch.system.environment import Environment, visible_gpus
 from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.stores.places import is_url
 
 PICTURE = "curves.png"
 # What runs do not share, or what would make their values another thing.
@@ -74,6 +75,8 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
     if environment.world_size > 1:
         raise UserError(f"sweep: found it in a run of {environment.world_size} processes, expected one process, which "
                         "starts the runs; leave torchrun out, and give each run its --processes")
+    if is_url(config.output):
+        raise UserError(f"output: found {config.output}, expected a folder: the runs of a sweep lie on one file system")
     check_pictures("grid")
     planned, folder, console = plan(config), Path(config.output), Console()
     if config.run is not None:

@@ -32,6 +32,7 @@ def words(data, folder, *more: str) -> list[str]:
     (("--grid", "output=a,b"), "grid: found 'output', expected another field"),
     (("--grid", "data_streams=16,5"), "data_streams: found 5, expected a divisor"),
     ((*GRID, "--run", "4"), "run: found 4, expected 0 to 3"),
+    ((*GRID, "--output", "s3://bucket/runs"), "output: found s3://bucket/runs, expected a folder"),
 ])
 def test_what_is_wrong_with_a_grid_is_said_before_anything_runs(data, tmp_path, capsys, more, said):
     assert main(words(data, tmp_path / "sweep", *more)) == 2
