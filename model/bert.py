@@ -320,7 +320,10 @@ def encode_masked(bert: BertModel, positions: Tensor | None, **inputs) -> tuple[
         encoded = bert(**inputs)
         hidden = encoded.last_hidden_state
         return encoded, hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
-    if inputs.get("output_hidden_states"):  # the last of which is that of all tokens
+    # All tokens too where more are read than there are, with which no layer is spared anything.
+    tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+    read = len(positions) + len(inputs["sequence_offsets"]) - 1
+    if inputs.get("output_hidden_states") or read > len(tokens):
         encoded = bert(**inputs)
         return encoded, encoded.last_hidden_state.index_select(0, positions)
     encoded = bert(**inputs, read_tokens=positions)

@@ -15,6 +15,7 @@ class ModelError(ValueError):
     """
 
 
+MOST_DROPPED = 1 - 2**-16  # masks honour a probability to that (dropout.py): of more all elements would be dropped
 SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
 
 
@@ -192,8 +193,8 @@ class BertConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_output_dropout_prob",
                      "classifier_dropout"):
             probability = getattr(self, name)
-            if probability is not None and not 0 <= probability < 1:
-                raise ModelError(f"model.{name}: found {probability}, expected 0 <= p < 1")
+            if probability is not None and not 0 <= probability <= MOST_DROPPED:
+                raise ModelError(f"model.{name}: found {probability}, expected 0 <= p <= {MOST_DROPPED}")
         if self.hidden_size % self.num_attention_heads:
             raise ModelError(
                 f"model.hidden_size: found {self.hidden_size}, expected a multiple of "

@@ -55,6 +55,12 @@ def check_sections(config) -> None:
                             "counts no steps")
 
 
+def check_seed(config) -> None:
+    """Raise UserError for a seed that generators don't take: torch's are signed 64-bit integers."""
+    if not 0 <= config.seed < 1 << 63:
+        raise UserError(f"seed: found {config.seed}, expected 0 to {(1 << 63) - 1}")
+
+
 def check_processes(config) -> None:
     """Raise UserError for fewer processes than one."""
     if config.processes != "auto" and config.processes < 1:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
+from cloze.launch.config.checks import at_least, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -159,7 +159,8 @@ class FinetuneConfig(RunConfig):
 
     def __post_init__(self) -> None:
         at_least("finetune", self, max_length=8, head_tokens=1, window_step=1, max_query_tokens=1,
-                 max_answer_tokens=1, reinitialize_layers=0, seed=0, seeds=1)
+                 max_answer_tokens=1, reinitialize_layers=0, seeds=1)
+        check_seed(self)
         for name in ("epochs", "evaluate_every_epochs", "unfreeze_every_epochs"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -237,6 +238,7 @@ class FinetuneConfig(RunConfig):
             train = replace(train, max_steps=max(1, round(self.epochs * per_epoch)))
         if self.evaluate_every_epochs is not None:
             evaluation = replace(evaluation, every_steps=max(1, round(self.evaluate_every_epochs * per_epoch)))
-        counted = replace(self, train=train, evaluation=evaluation)
+        # The steps say it now, and the run's config.yaml can be given again.
+        counted = replace(self, train=train, evaluation=evaluation, evaluate_every_epochs=None)
         check_warmup(counted)
         return counted

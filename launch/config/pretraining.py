@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_processes, check_sections, check_warmup
+from cloze.launch.config.checks import at_least, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.data import DataSource, MixtureConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig
@@ -113,8 +113,7 @@ class PretrainConfig(RunConfig):
         if self.init_word_vectors and self.init_from:
             raise UserError(f"init_word_vectors: found {self.init_word_vectors} with init_from = {self.init_from}, "
                             "which has word embeddings of its own, expected one of the two; leave the other out")
-        if self.seed < 0:
-            raise UserError(f"seed: found {self.seed}, expected 0 or more")
+        check_seed(self)
         shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
         changes = self.masking.final_rate not in (None, self.masking.rate)
         if (changes or shares) and (self.train.time_budget_hours is not None or self.train.growth):
@@ -134,8 +133,10 @@ class PretrainConfig(RunConfig):
         if isinstance(self.data, MixtureConfig):
             self.data.check()
             own = {source.label for source in self.sources}
-        elif self.data.startswith(("{", "[")) or os.path.isfile(self.data):  # the parser takes what it can't read so
-            raise UserError(f"data: found {self.data}, expected a folder, or a section (or a YAML file of one) with "
+        # The parser takes what it can't read so, and of a file its content.
+        elif self.data.startswith(("{", "[")) or "\n" in self.data or os.path.isfile(self.data):
+            found = self.data if len(self.data) < 200 and "\n" not in self.data else f"a text, {self.data[:40]!r}..."
+            raise UserError(f"data: found {found}, expected a folder, or a section (or a YAML file of one) with "
                             "sources, a list of {path, name, weight}, and proportions, temperature or phases, a list "
                             "of {weights, until_tokens}; --data.help explains them")
         if both := sorted(own & self.evaluation.sets.keys()):

@@ -88,12 +88,13 @@ def _random_weights(folder: Path, output: Path) -> list[str]:
 
 def _summary(task: str, planned: dict[int, Run]) -> dict:
     """The values of a task's runs, by seed."""
-    values = {}
+    values, metric = {}, TASKS[task].metrics[0]
     for seed, run in planned.items():
         found = run.results()
         if found is None:
             raise UserError(f"{run.folder}: the run has no result; {run.log} says why")
-        values[str(seed)] = found["validation"][found["metric"]] or 0.0  # a correlation of constants is none
+        metric = found["metric"]
+        values[str(seed)] = found["validation"][metric] or 0.0  # a correlation of constants is none
     numbers = list(values.values())
-    return {"metric": TASKS[task].metrics[0], "median": statistics.median(numbers), "mean": statistics.fmean(numbers),
+    return {"metric": metric, "median": statistics.median(numbers), "mean": statistics.fmean(numbers),
             "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None, "seeds": values}

@@ -51,7 +51,7 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
     pairs = []
     for path in files:
         with readable_errors(path):
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_bytes().split(b"\n")  # not splitlines, which cuts inside of strings too
         for number, line in enumerate(lines):
             if number % every_nth == 0 and line.strip():
                 pairs.append(_pair(line, path.stem, f"{path}:{number + 1}"))
@@ -60,7 +60,7 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
     return pairs
 
 
-def _pair(line: str, name: str, place: str) -> Pair:
+def _pair(line: bytes, name: str, place: str) -> Pair:
     try:
         content = json.loads(line)
         good, bad = content["sentence_good"], content["sentence_bad"]

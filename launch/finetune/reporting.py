@@ -71,7 +71,9 @@ def report(job, trainer, stop: StopRequest) -> bool:
     config, environment, console = job.config, trainer.environment, trainer.console
     submissions = submission_names(config)
     output, best = Path(config.output), trainer.state.best_step
-    if best not in trainer.checkpoints.steps():  # the evaluation before the first step is never saved
+    # Looked at by rank 0 alone: others may see a shared folder as it was. The evaluation before the first step is never
+    # saved.
+    if not distributed.from_main(best in trainer.checkpoints.steps(), trainer.device):
         console.warn(f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
                      "checkpoint holds; the last one is taken")
         best = None

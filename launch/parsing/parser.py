@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import math
 import re
 from argparse import ArgumentError
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, get_type_hints
@@ -41,7 +42,7 @@ def named_file(flag: str, kind: str, value: str) -> str:
     Raises:
         UserError: the value is a bare name of neither.
     """
-    if not re.fullmatch(r"[A-Za-z][\w.-]*", value) or value in ("null", "None") or Path(value).exists():
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", value) or value in ("null", "None") or Path(value).is_file():
         return value  # a path, YAML or JSON: the parser's
     known = shipped(kind)
     if value in known:
@@ -119,7 +120,25 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
                         ) from error
     except RecursionError as error:
         raise UserError(f"cloze {name}: found values that are nested too deep, expected sections of values") from error
-    return config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
+    made = config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
+    if (wrong := _infinite(made)) is not None:
+        raise UserError(f"cloze {name}: --{wrong}: found a value that is infinite or no number, expected a number; see "
+                        f"cloze {name} --help")
+    return made
+
+
+def _infinite(values: object, prefix: str = "") -> str | None:
+    """The dotted name of the first number that is infinite or NaN, which no field takes; None: there is none."""
+    if isinstance(values, float):
+        return None if math.isfinite(values) else prefix
+    if isinstance(values, dict):
+        parts = values.items()
+    elif isinstance(values, list):
+        return next((found for part in values if (found := _infinite(part, prefix)) is not None), None)
+    else:
+        parts = [(each.name, getattr(values, each.name)) for each in fields(values)] if is_dataclass(values) else []
+    names = ((f"{prefix}.{name}" if prefix else str(name), part) for name, part in parts)
+    return next((found for name, part in names if (found := _infinite(part, name)) is not None), None)
 
 
 def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
@@ -143,6 +162,8 @@ def words_first(arguments: list[str]) -> list[str]:
     """Move options with their values to the end: argparse takes a list of words in one piece only."""
     words, options, rest = [], [], iter(arguments)
     for word in rest:
+        if word == "--":  # what follows are words, whatever they begin with
+            return [*options, "--", *words, *rest]
         if not word.startswith("--"):
             words.append(word)
             continue

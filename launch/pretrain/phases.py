@@ -131,7 +131,7 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
     with torch.no_grad():
         for name, parameter in parameters.items():
             value = source.weights.get(name)
-            if value is None:
+            if value is None or (name != POSITIONS and value.shape != parameter.shape):  # of another objective
                 if name.startswith("bert.") and ".pooler." not in name:
                     raise UserError(f"init_from: found no {name} in {source}, expected the whole encoder")
                 drawn.append(name)
@@ -166,6 +166,15 @@ def check_optimizer(config: PretrainConfig, source: Source) -> None:
                             "--init_optimizer false")
 
 
+def _check_parameters(model: nn.Module, source: Source) -> None:
+    """Raise UserError unless the moments of the source's checkpoint are those of the model's parameters."""
+    for name, parameter in model.named_parameters():
+        found = source.weights.get(name)
+        if found is None or found.shape != parameter.shape:
+            raise UserError(f"init_optimizer: found a run that trains {name}, expected the parameters of {source}, "
+                            "which has none such; give the objective that it had, or --init_optimizer false")
+
+
 class Start:
     """How a new run starts from its `init_from`: weights before the engine is built, moments after it.
 
@@ -187,6 +196,7 @@ class Start:
         self.elastic = False
         if config.init_optimizer:
             check_optimizer(config, self.source)
+            _check_parameters(model, self.source)
             self.moments = theirs
             self.elastic = self.moments.is_elastic(self.source.step)
             if self.elastic:

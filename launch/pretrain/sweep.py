@@ -59,7 +59,7 @@ class PretrainingRun(Run):
         values = [line[self.metric] for line in lines if self.metric in line]
         speeds = [line["speed/tokens_per_second"] for line in lines if "speed/tokens_per_second" in line]
         return {"metric": name, "validation": {name: values[-1]},
-                "tokens_per_second": statistics.median(speeds)} if values else None
+                "tokens_per_second": statistics.median(speeds)} if values and values[-1] is not None else None
 
 
 def sweep(config: SweepConfig, environment: Environment) -> int:
@@ -154,13 +154,20 @@ def summarize(config: SweepConfig, planned: list[PretrainingRun]) -> dict:
             "settings": settings, "runs": [run.name for run in chosen],
             "measured": statistics_of(values) if values else None,
             "tokens_per_second": statistics.median(speeds) if speeds else None,
-            "failed": {run.name: last_line(run.log) for run in chosen if run.name not in finished},
+            "failed": {run.name: _why(run) for run in chosen if run.name not in finished},
         })
     medians = [(each["measured"]["median"], each["settings"]) for each in described if each["measured"]]
     best = best_of(medians, config.evaluation, "settings")
     sign = 1 if config.evaluation.is_better(0, 1) else -1
     described.sort(key=lambda each: sign * each["measured"]["median"] if each["measured"] else math.inf)
     return {"metric": planned[0].metric, "n": len(finished), "best": best, "settings": described}
+
+
+def _why(run: PretrainingRun) -> str:
+    """Why a run has no result."""
+    if runs.read_status(run.folder).get("state") == "complete":
+        return f"its last {run.metric} is not a number"
+    return last_line(run.log)
 
 
 def show(summary: dict, console: Console) -> None:
@@ -191,7 +198,10 @@ def draw(metric: str, planned: list[PretrainingRun], path: Path) -> None:
         if not (run.folder / runs.METRICS).is_file():
             continue
         name = named(_settings(run))
-        points = [(line["step"], line[metric]) for line in runs.read_metrics(run.folder) if metric in line]
+        points = [(line["step"], line[metric]) for line in runs.read_metrics(run.folder)
+                  if line.get(metric) is not None]
+        if not points:
+            continue
         label = None if name in colours else name
         colour = colours.setdefault(name, f"C{len(colours)}")
         axes.plot(*zip(*points, strict=True), color=colour, label=label)

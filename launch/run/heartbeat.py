@@ -54,6 +54,10 @@ class Heartbeat:
     def __enter__(self) -> Heartbeat:
         with readable_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
+            if self._environment.is_main:  # of an earlier part of the run, with more processes
+                now = {self._path(rank) for rank in range(self._environment.world_size)}
+                for path in set(self._folder.glob("rank-*.json")) - now:
+                    path.unlink(missing_ok=True)
         self._write()
         self._thread.start()
         return self

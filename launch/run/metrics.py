@@ -168,6 +168,8 @@ def _spike(loss: float, before: deque[float]) -> float | None:
     if len(before) < _SPIKE_WINDOW // 2:
         return None
     median = statistics.median(before)
+    if median <= 0:
+        return None  # of which nothing is a multiple: an objective of one's own may reach 0
     deviation = statistics.median(abs(value - median) for value in before)
     above = loss - median
     return loss / median if above > max(_SPIKE_DEVIATIONS * deviation, _SPIKE_SHARE * median) else None

@@ -41,7 +41,7 @@ FREE_FIELDS = {
     "monitor", "zero",
     "train.micro_batch_size", "train.sequence_length", "train.log_every_steps", "train.max_skipped_steps",
     "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel", "train.compile",
-    "train.deterministic", "train.memory_limit_gib", "seeds", "grid", "callbacks",
+    "train.deterministic", "train.memory_limit_gib", "seeds", "grid", "callbacks", "evaluate_every_epochs",
 }
 # What the optimizer's groups and their states are made by.
 GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")

@@ -162,12 +162,14 @@ class Tracking:
 
     def close(self, complete: bool) -> None:
         """Let the tracker send what waits, for some time."""
+        deadline = time.monotonic() + self._leave_seconds
         try:
-            self._waiting.put(complete, timeout=self._leave_seconds)
-            self._thread.join(self._leave_seconds)
+            if not self._failed:  # else nobody takes it
+                self._waiting.put(complete, timeout=self._leave_seconds)
+                self._thread.join(max(0.0, deadline - time.monotonic()))
         except queue.Full:
             pass
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._failed:
             self._warn(f"{self._name}: it has not answered for {self._leave_seconds:.0f} s, expected it to take the "
                        "run's last values; metrics.jsonl has them all")
         elif self._left_out and not self._failed:
@@ -190,7 +192,8 @@ class Tracking:
                     _note(self._folder, self._name, state)
                     self._tracker.write(step, scalars)
             self._tracker.end(item)
-        except Exception as error:  # whatever a foreign library or its server may raise: the training goes on
+        # Whatever a foreign library or its server may raise, an exit of its own too: the training goes on.
+        except BaseException as error:
             self._failed = True
             reason = str(error).strip().splitlines()
             self._warn(f"{self._name}: the run goes on without it ({type(error).__name__}: "

@@ -102,17 +102,27 @@ class Console:
                 table.add_row(*map(escape, row))
             self._rich.print(table)
 
-    def progress(self, step: int, max_steps: int, scalars: dict[str, float], seconds_left: float | None = None) -> None:
-        """One line: step, what the scalars say, time left, which is estimated unless it is known."""
+    def progress(self, step: int, max_steps: int | None, scalars: dict[str, float | None],
+                 seconds_left: float | None = None, *, estimate: bool = True) -> None:
+        """One line: step, what the scalars say, time left.
+
+        Args:
+            max_steps: steps of the run; None: another thing decides its end.
+            scalars: None: a value that was not finite.
+            seconds_left: None: estimated from the lines before, if `estimate`.
+        """
+        scalars = {name: value for name, value in scalars.items() if value is not None}
         parts = [f"{label} {form.format(scalars[name])}" for name, label, form in _COLUMNS if name in scalars]
         sources = [(name.rsplit("/", 1)[1], value) for name, value in scalars.items() if name.startswith(_BY_SOURCE)]
         parts += [f"{name} {value:.4f}" for name, value in sources[:_MOST_SOURCES]]
         now = time.monotonic()
         if seconds_left is not None:
             parts.append(f"{clock(max(0.0, seconds_left))} left")
+        elif not estimate or max_steps is None:
+            pass
         elif self._began is None:
             self._began = (now, step)
         elif step > self._began[1]:
             left = (now - self._began[0]) / (step - self._began[1]) * (max_steps - step)
             parts.append(f"{clock(left)} left")
-        self.say(f"step {step}/{max_steps}  " + "  ".join(parts))
+        self.say(f"step {step}{'' if max_steps is None else f'/{max_steps}'}  " + "  ".join(parts))

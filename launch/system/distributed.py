@@ -128,7 +128,7 @@ def from_main(value: Number, device: torch.device) -> Number:
     """Rank 0's number on every rank, exactly; of the others' argument only the type counts."""
     box = torch.tensor([value], dtype=torch.float64 if isinstance(value, float) else torch.int64, device=device)
     dist.broadcast(box, src=0)
-    return int(box.item())
+    return type(value)(box.item())
 
 
 def barrier() -> None:

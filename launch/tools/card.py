@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import yaml
@@ -30,6 +31,7 @@ _ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM")  # what nothi
 # Where something lies is nobody's business, and says nothing to who downloads it.
 _PATHS = ("output", "data", "train_file", "validation", "test", "model", "tokenizer", "cache_dir", "init_from",
           "init_word_vectors")
+_NOT_SHOWN = ("data_cache",)
 
 
 def write_pooling(folder: Path) -> None:
@@ -129,13 +131,26 @@ def _training(run: Path) -> str:
             facts = json.loads(path.read_text(encoding="utf-8"))
             rows += [(name.replace("_", " "), f"`{value}`") for name, value in facts.items() if value is not None]
     recipe = yaml.safe_load((run / runs.CONFIG).read_text(encoding="utf-8"))
-    recipe = {name: value for name, value in recipe.items() if name not in _PATHS or isinstance(value, dict)}
+    recipe = {name: value for name, value in recipe.items()
+              if name not in _NOT_SHOWN and (name not in _PATHS or isinstance(value, dict))}
+    for name in ("objective_options", "deepspeed"):  # of fields that are not ours
+        if name in recipe:
+            recipe[name] = _without_paths(recipe[name])
     if isinstance(mixture := recipe.get("data"), dict):
         mixture["sources"] = [{**source, "path": None, "name": DataSource(**source).label}
                               for source in mixture["sources"]]
     if isinstance(sets := recipe.get("evaluation", {}).get("sets"), dict):
         recipe["evaluation"]["sets"] = dict.fromkeys(sets)
     return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
+
+
+def _without_paths(value):
+    """The same nest of dicts and lists, null in place of texts that may be paths."""
+    if isinstance(value, dict):
+        return {name: _without_paths(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(part) for part in value]
+    return None if isinstance(value, str) and ("/" in value or os.sep in value) else value
 
 
 def _table(header: tuple[str, ...], rows: list[tuple]) -> str:

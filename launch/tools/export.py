@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from cloze.launch.tools.onnx import check_installed, write_onnx
 from cloze.launch.tools.remote import write_remote_code
 from cloze.model.huggingface import cast_pretrained, check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.storage import ASIDE, readable_errors
 from cloze.pipeline.stores.places import is_url, to_place
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,8 +43,8 @@ def export(config: ExportConfig) -> int:
     if config.push:
         check_push(config.push)
     run = fetched_run(config.run, config.step, config.average) if is_url(config.run) else Path(config.run)
-    aside = Path(os.path.abspath(output) + ".tmp")  # renamed when it is whole
-    shutil.rmtree(aside, ignore_errors=True)
+    whole = Path(os.path.abspath(output))
+    aside = whole.with_name(f"{ASIDE}{uuid.uuid4().hex[:12]}-{whole.name}")  # renamed when it is whole
     try:
         with readable_errors(output):
             said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (

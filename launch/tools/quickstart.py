@@ -17,7 +17,7 @@ from cloze.launch.run.runs import METRICS, read_metrics
 from cloze.launch.system.console import Console, clock
 from cloze.launch.system.environment import child_variables, device_type
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import publish_text
+from cloze.pipeline.storage import publish_text, readable_errors
 
 # Small enough that the 465 KB fill a few thousand samples; rare words become pieces.
 VOCAB_SIZE, MAX_LENGTH, MASK_SETS = 2048, 64, 10
@@ -116,7 +116,8 @@ class Quickstart:
         return min(num_gpus, self.config.processes)
 
     def run(self) -> int:
-        self.output.mkdir(parents=True, exist_ok=True)
+        with readable_errors(self.output):
+            self.output.mkdir(parents=True, exist_ok=True)
         corpus = self.corpus()
         vocabulary, shards, run, exported = (
             str(self.output / name) for name in ("vocab", "shards", "tiny", "tiny-hf")

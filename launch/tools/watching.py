@@ -180,20 +180,49 @@ def show_status(config: StatusConfig) -> int:
         _row(state, str(folder))[1:], strict=True) if value])
     if not config.follow:
         return 0
-    path = folder / runs.METRICS
-    seen = max(0, _size(path) - _TAIL_BYTES)
-    seen = _size(path) - sum(map(len, _lines_from(path, seen)[-_LINES_BEFORE:]))
+    tail = _Tail(folder / runs.METRICS, made_anew=stored is not None)
     while True:
         state = look()
-        for line in _lines_from(path, seen):
-            seen += len(line)
-            scalars = json.loads(line)
-            console.progress(scalars["step"], state.max_steps or scalars["step"], scalars, state.seconds_left)
-        seen = min(seen, _size(path))  # a resume drops the lines beyond its checkpoint
+        for line in tail.lines():
+            console.progress(line["step"], state.max_steps, line, state.seconds_left, estimate=False)
         if state.state in _ENDED:
             console.say(f"{state.state} at step {state.step}")
             return _ENDED[state.state]
         time.sleep(config.interval_seconds)
+
+
+class _Tail:
+    """The lines of a growing metrics.jsonl, each once; of one that is met, or was replaced by a resume, the last few.
+
+    Args:
+        made_anew: whether every look finds another file with the same beginning.
+    """
+
+    def __init__(self, path: Path, made_anew: bool) -> None:
+        self._path, self._made_anew = path, made_anew
+        self._file, self._seen = -1, 0
+
+    def lines(self) -> list[dict]:
+        """The new ones. A last one that is being written, or was cut short, is left for later."""
+        try:
+            with open(self._path, "rb") as file:
+                found = os.fstat(file.fileno())
+                replaced = found.st_ino != self._file and not (self._made_anew and self._seen)
+                new = replaced or found.st_size < self._seen
+                start = max(0, found.st_size - _TAIL_BYTES) if new else self._seen
+                file.seek(start)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._file, self._seen = found.st_ino, start + len(whole)
+        lines = []
+        for line in whole.splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:  # the first one, if it was met in its middle
+                continue
+        return lines[-_LINES_BEFORE:] if new else lines
 
 
 def _row(state: RunState, folder: str) -> tuple[str, ...]:

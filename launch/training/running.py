@@ -129,14 +129,15 @@ def open_checkpoints(config: RunConfig, facts: dict[str, str], process: Process
 def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | None:
     """Step to go on from, agreed by all ranks, or None to start."""
     step = checkpoints.agree_on_latest()
+    some = distributed.from_main(bool(checkpoints.steps()), checkpoints.device)  # as rank 0 sees a shared folder
     policy = config.checkpoint.resume
     if policy == "required" and step is None:
         raise UserError(f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
                         "is `required`; use `auto` to start from scratch")
-    if policy == "never" and checkpoints.steps():
+    if policy == "never" and some:
         raise UserError(f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
                         "`never`; choose another --output or use `auto`")
-    if step is None and checkpoints.steps():
+    if step is None and some:
         raise UserError(f"{checkpoints.folder}: every checkpoint there is damaged, expected a good one; restore one, "
                         "or choose another --output to start from scratch")
     if step is not None and step > config.train.max_steps:

@@ -245,7 +245,7 @@ class Trainer:
         output = self.engine(**micro_batch, dropout_seed=key)
         loss, sums = self.objective(output, micro_batch, totals)
         if sources is not None:
-            sums = torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
+            sums = torch.cat([sums, self.sources.sums(self.objective.pretraining_output(output), micro_batch, sources)])
         # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum. A loss that is
         # infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none need ask.
         # (0 times what is not finite is NaN: two kernels, where asking and filling takes eight.)

@@ -115,7 +115,10 @@ class Cache:
         except OSError as error:
             raise self.trouble(error) from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:  # a file system without locks
+                raise self.trouble(error) from error
             yield
         finally:
             os.close(lock)

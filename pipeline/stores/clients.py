@@ -132,8 +132,13 @@ class ObjectClient:
 
     def delete(self, keys: list[str]) -> None:
         """Remove objects; those that aren't there are no error."""
-        if keys:
+        if not keys:
+            return
+        try:
             self._asked(keys[0], lambda: self._library.delete(self._store, keys))
+        except FileNotFoundError:  # of gs and az, also where the answer of a first request was lost
+            for key in keys if len(keys) > 1 else ():
+                self.delete([key])  # one that is missing must not keep the others
 
     def _asked(self, key: str, ask: Callable):
         """What `ask` gives. The library repeats requests; here are repeated those whose answer was cut off."""

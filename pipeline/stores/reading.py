@@ -1,6 +1,7 @@
 """Objects of a store as files that are read from their beginning, or anywhere, through a local copy."""
 
 import io
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -21,10 +22,14 @@ def scratch_cache() -> Cache:
 
 
 class StoredFile(io.RawIOBase):
-    """An object as a file to read."""
+    """An object as a file to read.
 
-    def __init__(self, copy: CachedFile):
-        self._copy, self._place = copy, 0
+    Args:
+        open_copy: opens the object's copy in a cache, anew where the cache has removed it.
+    """
+
+    def __init__(self, open_copy: Callable[[], CachedFile]):
+        self._open, self._copy, self._place = open_copy, open_copy(), 0
 
     def readable(self) -> bool:
         return True
@@ -47,6 +52,9 @@ class StoredFile(io.RawIOBase):
         stop = min(start + len(buffer), self._copy.size)
         if stop <= start:
             return 0
+        if self._copy.removed:  # a copy that is held open without its name would grow beyond the cache's limit
+            self._copy.close()
+            self._copy = self._open()
         first = start // _AHEAD * _AHEAD
         self._copy.need([(first, min(max(stop, first + _AHEAD), self._copy.size))])
         data = self._copy.read(start, stop)
@@ -64,7 +72,7 @@ def open_stored(url: str | StorePath) -> StoredFile:
     """Open an object for reading. Raises FileNotFoundError if there is none."""
     source = to_place(url)
     status = source.stat()
-    return StoredFile(scratch_cache().open(source, status.st_size, f"{source} {status.content}"))
+    return StoredFile(lambda: scratch_cache().open(source, status.st_size, f"{source} {status.content}"))
 
 
 def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:

@@ -176,3 +176,11 @@ def test_a_disk_that_takes_no_heartbeat_is_said_once(tmp_path):
         wait_until(lambda: list((tmp_path / HEARTBEATS).glob("rank-*.json")))
     assert len(said) == 1 and "the heartbeat could not be written" in said[0]
     assert json.loads((tmp_path / HEARTBEATS / "rank-00000.json").read_text())["phase"] == "ended"
+
+
+def test_processes_that_an_earlier_part_had_more_of_are_forgotten(tmp_path):
+    for world_size in (3, 2):
+        for rank in reversed(range(world_size)):
+            with Heartbeat(tmp_path, Environment(rank, rank, world_size), MonitorConfig()):
+                pass
+    assert sorted(path.name for path in (tmp_path / "heartbeats").iterdir()) == ["rank-00000.json", "rank-00001.json"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import transformers
 
 from cloze.launch.cli import main
+from cloze.launch.pretrain.objectives.distillation import _is_real
+from cloze.launch.pretrain.objectives.span_boundary import spans
 from cloze.launch.run.metrics import read_metrics
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.shards.shards import ShardReader
@@ -166,7 +170,7 @@ def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, t
     foreign = make_shards(tmp_path / "foreign", vocab_size=80)
     run = tmp_path / "run"
     for given, options, expected in (
-        (data, ("--objective_options.temperature", "0"), "objective_options.temperature: found 0, expected more than"),
+        (data, ("--objective_options.temperature", "0"), "objective_options.temperature: found 0, expected a"),
         (data, ("--init_layers", "[1, 9]"), "init_layers: found 9, expected 0 to 3, the layers of"),
         (data, ("--init_layers", "[1]"), "init_layers: found 1, expected one for each of model.num_hidden_layers = 2"),
         (data, ("--model.hidden_size", "16"), "objective_options.cosine: found 1.0 with model.hidden_size 16 and a"),
@@ -174,3 +178,32 @@ def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, t
     ):
         said = train(given, run, *distilled(teacher), *options, status=2).splitlines()
         assert expected in said[-1] and said[-1].startswith("error: "), said
+
+
+def test_objectives_show_the_sources_of_a_mixture_and_take_all_masking_rates(data, teacher, tmp_path):
+    """With dropout, and so many masked tokens that more vectors are read than there are tokens."""
+    other = make_shards(tmp_path / "other", mask_sets=0, seed=5)
+    mixture = {"sources": [{"path": str(make_shards(tmp_path / "one", mask_sets=0)), "name": "one", "weight": 1},
+                           {"path": str(other), "name": "two", "weight": 1}]}
+    options = {"span_boundary": (), "distillation": ("--objective_options.teacher", str(teacher))}
+    for objective, more in options.items():
+        train(json.dumps(mixture), tmp_path / objective, "--objective", objective, *more, "--train.max_steps", "2",
+              "--masking.rate", "0.6", "--train.micro_batch_size", "1", "--model.hidden_dropout_prob", "0.1")
+        lines = [line for line in read_metrics(tmp_path / objective) if "train/loss" in line]
+        assert {f"train/mlm_loss/{name}" for name in ("one", "two")} & lines[-1].keys()
+
+
+def test_a_micro_batch_without_masks_is_no_filler_and_has_spans_of_nothing():
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert [len(each) for each in spans(nothing)] == [0, 0, 0]
+    assert _is_real(nothing) and _is_real(torch.tensor([-100, 3])) and not _is_real(torch.tensor([-100, -100]))
+
+
+def test_a_start_takes_no_part_of_another_objectives_parameters(data, tmp_path):
+    span = ("--objective", "span_boundary", "--train.max_steps", "1", "--schedule.warmup_steps", "1")
+    train(data, tmp_path / "first", *span, "--objective_options.longest", "10")
+    said = train(data, tmp_path / "second", *span, "--init_from", str(tmp_path / "first"))
+    assert "drawn anew" in said and "boundary_positions.weight" in said
+    said = train(data, tmp_path / "third", *span, "--init_from", str(tmp_path / "first"), "--init_optimizer", "true",
+                 status=2)
+    assert "init_optimizer: found a run that trains boundary_positions.weight" in said.splitlines()[-1]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import yaml
 from cloze.launch.cli import main, parse
 from cloze.launch.config import BatchArithmetic, PretrainConfig, TrainConfig, ZeroConfig
 from cloze.launch.engine.config import deepspeed_config
+from cloze.launch.parsing.parser import words_first
 from cloze.launch.pretrained.source import find_source
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.flops import encoder_weights
@@ -205,3 +206,30 @@ def test_a_shape_for_fine_tuning_goes_by_its_name(tmp_path, monkeypatch):
     Path("mini").mkdir()
     with pytest.raises((UserError, ModelError), match="mini"):
         find_source(found)
+
+
+def test_words_behind_two_dashes_keep_their_order():
+    assert words_first(["m", "--top_k", "3", "a", "--", "-b", "--c"]) == ["--top_k", "3", "--", "m", "a", "-b", "--c"]
+    found = parse("predict fill-mask", ["m", "--top_k", "3", "--", "-first", "second", "--third"])
+    assert found.model == "m" and found.text == ["-first", "second", "--third"] and found.top_k == 3
+
+
+def test_a_folder_hides_no_shipped_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "mini"):
+        (tmp_path / name).mkdir()
+    assert parse("pretrain", ["--config", "tiny", "--model", "mini", "--data", "d", "--output", "o"]).train.max_steps
+
+
+def test_a_text_given_as_data_is_not_printed_whole(tmp_path):
+    (tmp_path / "corpus.txt").write_text("A line of text.\n" * 1000)
+    with pytest.raises(UserError, match="^data: found a text, 'A line of text") as error:
+        parse("pretrain", ["--data", str(tmp_path / "corpus.txt"), "--output", "o"])
+    assert len(str(error.value)) < 400
+
+
+def test_a_fine_tuning_is_repeated_by_its_own_configuration(tmp_path):
+    first = parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o"])
+    first = replace(first, evaluate_every_epochs=1.0).for_units(3200)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(first)))
+    assert parse("finetune", ["--config", str(tmp_path / "config.yaml")]) == first

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cloze.launch.cli import main
-from cloze.launch.evaluate.pairs import Pair, accuracies
+from cloze.launch.evaluate.pairs import Pair, accuracies, read_pairs
 from cloze.launch.predict.predictor import Predictor
+from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import save_model
 from tests.launching import train, weights
 from tests.synthetic import make_shards
@@ -230,3 +231,13 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
         assert main(["evaluate", *arguments]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+
+
+def test_lines_end_at_line_breaks_alone_and_other_bytes_are_one_line(tmp_path):
+    rows = [{"sentence_good": "a\u2028b", "sentence_bad": "b\u0085a"}] * 2
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+                                          encoding="utf-8")
+    assert [pair.good for pair in read_pairs(tmp_path)] == ["a\u2028b"] * 2
+    (tmp_path / "pairs.jsonl").write_bytes(b'{"sentence_good": "\xff"}\n')
+    with pytest.raises(UserError, match="pairs.jsonl:1: found no pair"):
+        read_pairs(tmp_path)

@@ -17,6 +17,7 @@ from cloze.launch.predict.output import encoded
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run.runs import model_config, read_metrics
+from cloze.launch.tools.card import _without_paths
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
@@ -191,3 +192,18 @@ def test_a_classifier_is_no_encoder_of_sentences(tmp_path):
     assert main(["export", str(folder)]) == 0
     assert not (tmp_path / "model-hf" / "modules.json").exists()
     assert "AutoModelForSequenceClassification" in (tmp_path / "model-hf" / "README.md").read_text()
+
+
+def test_an_export_removes_no_folder_of_anothers(tmp_path):
+    source, neighbour = save_model(tmp_path / "model.tmp", "BertForMaskedLM"), tmp_path / "out.tmp"
+    neighbour.mkdir()
+    (neighbour / "notes.txt").write_text("mine")
+    for output in ("model", "out"):
+        assert main(["export", str(source), "--output", str(tmp_path / output)]) == 0
+    assert (source / "config.json").exists() and (neighbour / "notes.txt").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"model.tmp", "out.tmp", "model", "out"}
+
+
+def test_a_card_names_no_folder_of_options_that_are_not_ours():
+    assert _without_paths({"teacher": "/home/me/teacher", "soft": 5.0, "more": ["a/b", "word"]}) == {
+        "teacher": None, "soft": 5.0, "more": [None, "word"]}

@@ -179,6 +179,12 @@ def test_a_loss_far_above_its_running_median_is_marked(tmp_path):
     writer = MetricsWriter(tmp_path, 60)
     assert "train/loss_spike" in writer.write(61, {"train/loss": 9.0})
     writer.close()
+    # Of a median of 0, which an objective of one's own can have, nothing is a multiple.
+    writer = MetricsWriter(tmp_path / "zeros")
+    for step in range(60):
+        writer.write(step, {"train/loss": 0.0})
+    assert "train/loss_spike" not in writer.write(60, {"train/loss": 0.1})
+    writer.close()
 
 
 FULL_DISK = """

@@ -166,3 +166,20 @@ def test_a_killed_run_goes_on_in_the_same_curves_of_wandb_and_mlflow(tmp_path, m
         assert max(steps) == resumed and len(steps) >= len(expected) - lost, name
         for step, value in curve:
             assert value == pytest.approx(expected[step], rel=1e-6), (name, step)
+
+
+def test_the_end_does_not_wait_for_one_that_has_failed(tmp_path, monkeypatch):
+    """Nobody takes what its full queue holds, and it may have ended by an exit of its own."""
+    class Leaving(Listed):
+        def begin(self, run_id, name, folder, facts):
+            raise SystemExit("bye")
+
+    monkeypatch.setattr(trackers, "_WAITING", 1)
+    said = []
+    tracking = Tracking("one", Leaving(), tmp_path, {}, said.append, leave_seconds=60)
+    tracking._thread.join()
+    for step in range(3):
+        tracking.write(step, {"train/loss": 1.0})
+    began = time.monotonic()
+    tracking.close(complete=True)
+    assert time.monotonic() - began < 30 and said == ["one: the run goes on without it (SystemExit: bye)"]

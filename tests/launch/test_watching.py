@@ -1,6 +1,7 @@
 """`cloze runs` and `cloze status`: how runs stand, from the files of real runs."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +10,8 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.run import runs
-from cloze.launch.tools.watching import find_runs, read_run
+from cloze.launch.system.console import Console
+from cloze.launch.tools.watching import _Tail, find_runs, read_run
 from cloze.pipeline.errors import UserError
 from tests.launching import pretrain_command, train
 from tests.synthetic import make_shards
@@ -112,3 +114,25 @@ def test_a_run_is_followed_to_its_end(run, tmp_path):
     lines = [line.split()[1] for line in watched.stdout.splitlines() if line.startswith("step ") and "loss" in line]
     assert watched.returncode == 0 and watched.stdout.rstrip().endswith("complete at step 6"), watched.stdout
     assert lines == ["0/6", "1/6", "2/6", "3/6", "4/6", "5/6", "6/6", "6/6"], "each step, and two evaluations"
+
+
+def test_the_lines_of_a_growing_file_are_told_once_and_a_cut_one_never(tmp_path):
+    """A kill cuts the last line; a resume replaces the file by a shorter one, which may have grown by the next look."""
+    path = tmp_path / "metrics.jsonl"
+    tail = _Tail(path, made_anew=False)
+    assert tail.lines() == []
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert tail.lines() == [{"step": 1}, {"step": 2}]
+    with path.open("a") as file:
+        file.write('ep": 3}\n')
+    assert tail.lines() == [{"step": 3}] and tail.lines() == []
+    (tmp_path / "new").write_text("".join(f'{{"step": {step}}}\n' for step in range(40)))
+    os.replace(tmp_path / "new", path)
+    assert tail.lines()[-1] == {"step": 39} and tail.lines() == []
+    path.write_text('{"step": 1}\n')
+    assert tail.lines() == [{"step": 1}]
+
+
+def test_a_value_that_was_not_finite_and_an_end_by_the_clock_are_shown(capsys):
+    Console().progress(7, None, {"train/loss": None, "validation/loss": 2.5}, estimate=False)
+    assert capsys.readouterr().out.split() == ["step", "7", "validation", "loss", "2.5000"]

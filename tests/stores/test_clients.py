@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,7 +143,9 @@ def test_credentials_that_expire_are_asked_for_again(proxy, bucket, monkeypatch,
 
 
 @pytest.mark.parametrize(("url", "told"), [
-    ("s3:/bucket/x", "two slashes"), ("ftp://host/x", "scheme 'ftp'"), ("s3://", "s3://bucket/folder"),
+    ("s3:/bucket/x", "two slashes"), ("s3://AKIA:wJalr/topsecret@bucket/x", "credentials"),
+    ("s3:AKIA:topsecret@b/x", "two slashes"), ("s3://bucket/x\n", "line break"),
+    ("ftp://host/x", "scheme 'ftp'"), ("s3://", "s3://bucket/folder"),
     ("s3://a/../b", "s3://bucket/folder"), ("hf://datasets/x", "hf://datasets/OWNER/NAME"),
     ("s3://key:topsecret@bucket/x", "credentials"), ("https://bucket/x?X-Amz-Signature=topsecret", "scheme 'https'"),
     ("gs://bucket/x?key=topsecret", "credentials"),
@@ -166,3 +169,23 @@ def test_a_missing_extra_is_said(tmp_path):
                "from cloze.launch.cli import main; sys.exit(main(['inspect', 's3://b/x']))")
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and how_to_install("stores") in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_removing_what_is_not_there_is_no_error_where_the_store_says_one(bucket):
+    """As those of gs and az do; the others of a list are removed."""
+    there = {"a", "c"}
+
+    def delete(store, keys):
+        for key in keys:
+            if key not in there:
+                raise FileNotFoundError(key)
+            there.remove(key)
+
+    client = to_place(bucket).client
+    client._library = SimpleNamespace(delete=delete, exceptions=client._library.exceptions)
+    try:
+        client.delete(["a", "b", "c"])
+        client.delete(["b"])
+    finally:
+        clients.open_client.cache_clear()
+    assert not there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from cloze.pipeline.shards import shards
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.stores import cache as cache_module
+from cloze.pipeline.stores import reading, told
 from cloze.pipeline.stores.cache import PAGE, Cache
 from cloze.pipeline.stores.places import to_place
 from tests.pipeline import corpus
@@ -293,3 +295,26 @@ def test_verify_names_what_is_damaged(small_corpus, bucket, capsys):
     assert "found no manifest.json" in capsys.readouterr().err
     assert main(["verify", "s3://not-there/data"]) == 2
     assert "found no such bucket" in capsys.readouterr().err
+
+
+def test_a_file_larger_than_the_cache_stays_within_it(bucket, tmp_path, monkeypatch):
+    place = to_place(bucket) / "large"
+    place.write(os.urandom(1 << 20) * 24)
+    cache = Cache(tmp_path / "cache", 8 << 20, "x")
+    monkeypatch.setattr(reading, "scratch_cache", lambda: cache)
+    with reading.open_stored(place) as file:
+        most = 0
+        while file.read(1 << 20):
+            most = max(most, os.fstat(file._copy.fileno()).st_blocks * 512)
+    assert most <= 12 << 20
+
+
+def test_a_cache_on_a_file_system_without_locks_is_one_line(bucket, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    (to_place(bucket) / "x").write(b"1")
+    cache = Cache(tmp_path / "cache", 1 << 30, "data_cache.folder")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match="data_cache.folder: .* can't be used \\(Operation not supported\\)"):
+        told.ask(to_place(bucket) / "x", cache)

@@ -10,15 +10,19 @@ from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
-from cloze.launch.pretrain.objectives.objective import Term, flops_of
+from cloze.launch.pretrain.objectives.objective import Term, check_option, flops_of
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.run import runs
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.stores.places import to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+# Below it logits become infinite in fp32.
+_LEAST_TEMPERATURE = 1e-3
 
 
 class StudentOutput(NamedTuple):
@@ -30,6 +34,11 @@ class StudentOutput(NamedTuple):
     label."""
     cosine_losses: Tensor
     """(T,) fp32: 1 - cosine of the last hidden states; 0 where all labels of the micro-batch are missing, a filler."""
+
+
+def _is_real(labels: Tensor) -> Tensor:
+    """bool (): whether a micro-batch is no filler of an evaluation, which has labels and none that counts."""
+    return (labels != NO_LABEL).any() | (labels.numel() == 0)
 
 
 class Student(BertForPreTraining):
@@ -58,7 +67,7 @@ class Student(BertForPreTraining):
                                     log_target=True, reduction="none").sum(-1) * self._temperature**2
         vectors, shown = ours.hidden_states[-1].float(), theirs.hidden_states[-1].float()
         cosine = vectors.new_zeros(len(vectors)) if vectors.shape != shown.shape else (
-            (1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * counted.any())
+            (1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * _is_real(labels))
         output = ours._replace(
             prediction_logits=None, hidden_states=None, num_masked=counted.sum(),
             mlm_losses=nn.functional.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none"),
@@ -79,15 +88,21 @@ class Distillation(MaskedTokens):
     def __init__(self, config: PretrainConfig, teacher: str, temperature: float = 2.0, soft: float = 5.0,
                  masked: float = 2.0, cosine: float = 1.0) -> None:
         super().__init__(config)
-        for name, value in (("temperature", temperature), ("soft", soft), ("masked", masked), ("cosine", cosine)):
-            if value < 0 or (name == "temperature" and value == 0):
-                raise UserError(f"objective_options.{name}: found {value}, expected more than 0")
+        check_option("temperature", temperature, _LEAST_TEMPERATURE)
+        for name, value in (("soft", soft), ("masked", masked), ("cosine", cosine)):
+            check_option(name, value, 0)
         loaded = load_model(teacher)
         self.teacher, self._temperature = loaded.model.eval().requires_grad_(False), temperature
         self.weights = {"mlm": masked, "soft": soft, "cosine": cosine}
         if not hasattr(self.teacher, "masked_lm"):
             raise UserError(f"objective_options.teacher: found a {type(self.teacher).__name__} in {teacher}, expected "
                             "a model with a masked-LM head")
+        for source in config.sources:
+            longest = Manifest.load(to_place(source.path)).max_length
+            if self.teacher.config.max_position_embeddings < longest:
+                raise UserError(f"objective_options.teacher: found {self.teacher.config.max_position_embeddings} "
+                                f"positions in {teacher}, expected at least the {longest} tokens of the shards in "
+                                f"{source.path}")
         shards = Tokenizer.from_folder(to_place(config.sources[0].path) / runs.TOKENIZER).fingerprint
         if loaded.tokenizer.fingerprint != shards:
             raise UserError(f"objective_options.teacher: found a tokenizer with fingerprint "
@@ -97,6 +112,10 @@ class Distillation(MaskedTokens):
         if cosine and widths[0] != widths[1]:
             raise UserError(f"objective_options.cosine: found {cosine} with model.hidden_size {widths[0]} and a "
                             f"teacher of {widths[1]}, expected 0: vectors of other widths have no angle")
+
+    def pretraining_output(self, output: StudentOutput) -> PreTrainingOutput:
+        """The student's own."""
+        return output.student
 
     def facts(self) -> dict[str, str]:
         """SHA-256 of the teacher's weights."""
@@ -118,8 +137,8 @@ class Distillation(MaskedTokens):
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
         """Those of masked tokens; masked tokens; tokens, of a filler none."""
         counted = micro_batch["labels"] != NO_LABEL
-        return super().divisors(micro_batch) | {"soft": counted.sum(),
-                                                "cosine": counted.any() * len(micro_batch["input_ids"])}
+        return super().divisors(micro_batch) | {"soft": counted.sum(), "cosine": _is_real(micro_batch["labels"])
+                                                * len(micro_batch["input_ids"])}
 
     def terms(self, output: StudentOutput, micro_batch: dict) -> dict[str, Term]:
         """Two terms more, neither with hits."""

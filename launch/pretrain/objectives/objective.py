@@ -91,6 +91,11 @@ class Objective(ABC):
         real lengths."""
         return flops_of(self.config.model, micro_batch)
 
+    def pretraining_output(self, output):
+        """Of what the model has returned the masked-LM and next-sentence part, a PreTrainingOutput: for the curves of a
+        mixture's sources. An objective whose model returns something else overrides it."""
+        return output
+
     def facts(self) -> dict[str, str]:
         """What the objective has read beside the configuration, by name: a resume is refused if one has changed."""
         return {}
@@ -150,6 +155,14 @@ class Objective(ABC):
             raise UserError(f"objective: found {', '.join(map(str, found)) or 'nothing'} in what "
                             f"{type(self).__name__}.{method} has returned, expected its TERMS {', '.join(self.TERMS)}")
         return found
+
+
+def check_option(name: str, value: object, least: float, whole: bool = False) -> None:
+    """Raise UserError for an option that is no finite number, or below its minimum."""
+    kind = "a whole number" if whole else "a number"
+    if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not (
+            least <= value < math.inf):
+        raise UserError(f"objective_options.{name}: found {value!r}, expected {kind} of at least {least:g}")
 
 
 def flops_of(model: BertConfig, micro_batch: dict) -> float:

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
-from cloze.launch.pretrain.objectives.objective import Term
+from cloze.launch.pretrain.objectives.objective import Term, check_option
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_masked
 from cloze.model.config import BertConfig
 from cloze.model.embeddings import encoder_norm
-from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
 
 
@@ -60,7 +59,7 @@ class SpanBoundaryBert(BertForPreTraining):
             return super().forward(masked_positions=masked_positions, next_sentence_label=next_sentence_label, **inputs)
         before, after, places = spans(masked_positions)
         encoded, vectors = encode_masked(self.bert, torch.cat((masked_positions, before, after)), **inputs)
-        hidden, left, right = vectors.split(len(labels))
+        hidden, left, right = vectors.tensor_split(3)
         # The last place stands for what a longer span has beyond it.
         place = self.boundary_positions(places.clamp(max=self.boundary_positions.num_embeddings - 1))
         seen = self.boundary_layers(torch.cat((left, right, place.to(left.dtype)), dim=-1))
@@ -78,9 +77,8 @@ class SpanBoundary(MaskedTokens):
 
     def __init__(self, config: PretrainConfig, longest: int = 20, boundary: float = 1.0) -> None:
         super().__init__(config)
-        if longest < 1 or boundary < 0:
-            raise UserError(f"objective_options: found longest {longest} and boundary {boundary}, expected at least 1 "
-                            "and 0")
+        check_option("longest", longest, 1, whole=True)
+        check_option("boundary", boundary, 0)
         self._longest, self.weights = longest, {"boundary": boundary}
 
     def build_model(self) -> SpanBoundaryBert:
@@ -88,6 +86,10 @@ class SpanBoundary(MaskedTokens):
         train = self.config.train
         return SpanBoundaryBert(self.config.model, self._longest, attention_kernel=train.attention_kernel,
                                 gradient_checkpointing=train.gradient_checkpointing)
+
+    def pretraining_output(self, output: SpanOutput) -> PreTrainingOutput:
+        """That of BERT."""
+        return output.masked
 
     def flops(self, micro_batch: dict) -> float:
         """With four squares of the width, and the vocabulary's matrix once more, for each masked token."""
