@@ -28,6 +28,11 @@ def token_type(vocab_size: int) -> pa.DataType:
     return pa.uint16() if vocab_size <= 1 << 16 else pa.uint32()
 
 
+def numpy_type(integers: pa.DataType) -> np.dtype:
+    """NumPy's type of Arrow's of integers. pyarrow's own to_pandas_dtype may want pandas, which is no dependency."""
+    return np.dtype(str(integers))
+
+
 def shard_schema(vocab_size: int, mask_sets: int) -> pa.Schema:
     """Columns of a shard; docs/data-format.md explains them."""
     token = token_type(vocab_size)

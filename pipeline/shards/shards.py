@@ -28,6 +28,7 @@ from cloze.pipeline.records import (
     Masks,
     Samples,
     mask_columns,
+    numpy_type,
     shard_schema,
     token_type,
 )
@@ -171,7 +172,7 @@ def _record_batch(schema, samples: Samples, masks: list[Masks], vocab_size: int,
 def _list_array(values: np.ndarray, offsets: np.ndarray, start: int, stop: int, value_type: pa.DataType):
     low, high = offsets[start], offsets[stop]
     local = (offsets[start : stop + 1] - low).astype(np.int32)
-    items = values[low:high].astype(value_type.to_pandas_dtype(), copy=False)
+    items = values[low:high].astype(numpy_type(value_type), copy=False)
     return pa.ListArray.from_arrays(ragged.to_arrow(local), ragged.to_arrow(items))
 
 
@@ -538,7 +539,7 @@ def _damaged(path: Place, what: str) -> _Damaged:
 
 
 def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Manifest) -> Window:
-    token = token_type(manifest.vocab_size).to_pandas_dtype()
+    token = numpy_type(token_type(manifest.vocab_size))
     input_ids, offsets = _flat(batches, INPUT_IDS, token)
     samples = Samples(
         input_ids=input_ids,

@@ -22,7 +22,7 @@ import tokenizers
 from cloze.pipeline import ragged
 from cloze.pipeline.config import is_word
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import SpecialTokens, token_type
+from cloze.pipeline.records import SpecialTokens, numpy_type, token_type
 from cloze.pipeline.storage import publish_text, publishing
 from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.stores.reading import fetched
@@ -88,7 +88,7 @@ class Tokenizer:
             )
         self._check_names()
         self.special_tokens = SpecialTokens(**{role: vocabulary[name] for role, name in names.items()})
-        self.dtype = token_type(self.vocab_size).to_pandas_dtype()
+        self.dtype = numpy_type(token_type(self.vocab_size))
         forbidden = [i for i in self.special_tokens.ids if i != self.special_tokens.unknown]
         self._as_text = np.arange(self.vocab_size, dtype=self.dtype)  # a model may know the specials as words
         self._as_text[forbidden] = self.special_tokens.unknown

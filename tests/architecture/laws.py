@@ -168,6 +168,12 @@ def no_shell_no_eval_no_unsafe_yaml(sources: Sources) -> list[str]:
             if ast.unparse(call.func) in names or any(keyword.arg == "shell" for keyword in call.keywords)]
 
 
+def no_pandas(sources: Sources) -> list[str]:
+    """It is no dependency, and pyarrow's methods of such names want it, in some versions (25.0) for types alone."""
+    return [f"{path}:{call.lineno}" for path, call in calls(sources)
+            if "pandas" in ast.unparse(call.func).rpartition(".")[2]]
+
+
 def room_of(path: str) -> str:
     """launch/system/console.py -> system; launch/cli.py -> cli."""
     return path.split("/")[1].removesuffix(".py")
@@ -306,5 +312,6 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("launch/run/planted.py", "def f():\n    from cloze.pipeline.errors import UserError"),
         ("launch/run/planted.py", "if True:\n    import cloze.pipeline.errors"),
     ),
+    no_pandas: (("pipeline/planted.py", "import pyarrow\npyarrow.uint16().to_pandas_dtype()"),),
     functions_fit_a_screen: (("model/planted.py", "def f():\n" + "    pass\n" * LONGEST_FUNCTION),),
 }

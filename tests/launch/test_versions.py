@@ -1,16 +1,38 @@
 """A DeepSpeed that the repairs were not tested with is refused, in one line."""
 
+from importlib import metadata
+
 import deepspeed
 import pytest
 from deepspeed.runtime.engine import DeepSpeedEngine
+from packaging.requirements import Requirement
 
 from cloze.launch.engine import versions
 from cloze.launch.engine.versions import check_deepspeed
 from cloze.pipeline.errors import UserError
+from tests.launching import ROOT
 
 
 def test_the_installed_one_is_known():
     check_deepspeed()
+
+
+@pytest.mark.parametrize("version", ["0.18.0", "0.18.9", "0.19.0", "0.19.8"])
+def test_versions_of_the_range_pass(monkeypatch, version):
+    monkeypatch.setattr(deepspeed, "__version__", version)
+    check_deepspeed()
+
+
+def test_the_ranges_hold_two_minor_versions_and_what_ci_installs():
+    """Clusters bring their own torch: what setup.cfg asks for is a range; constraints.txt pins one of it."""
+    asked = {each.name: each.specifier for each in map(Requirement, metadata.requires("cloze"))}
+    pinned = dict(line.split(";")[0].strip().split("==") for line in (ROOT / "constraints.txt").read_text().split("\n")
+                  if line)
+    for name, tried in {"torch": ("2.12.1", "2.13.0+cpu", "2.14.1", "2.15.0+cu132"),
+                           "deepspeed": ("0.18.9", "0.19.8")}.items():
+        assert all(asked[name].contains(version) for version in (*tried, pinned[name])), name
+    page = (ROOT / "docs/install.md").read_text()
+    assert all(f"`{asked[name]}`" in page for name in ("torch", "deepspeed")), "the page tells the ranges"
 
 
 @pytest.mark.parametrize("version", ["0.17.6", "0.20.0", "1.0.0+cu130"])
