@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 
 import pytest
@@ -12,8 +13,11 @@ from torch.utils.tensorboard import SummaryWriter
 from cloze.launch.checkpoint import transfer
 from cloze.launch.checkpoint.fetching import owner_of
 from cloze.launch.checkpoint.transfer import Damaged, Patience, fetch, parts_of, upload
+from cloze.launch.config import MonitorConfig
 from cloze.launch.run.commits import Commit, CommitLog, TakenOver, read_commits
+from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.segments import LogReader, Shipper, fetch_heartbeats
+from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients
 from cloze.pipeline.stores.places import to_place
@@ -189,3 +193,21 @@ def test_a_store_that_is_away_is_no_harm_to_what_tells(bucket, proxy, impatient,
     shipper.close()
     assert len(said) == 1 and "do not arrive" in said[0]
     assert place.at("run/log/0001-a/metrics.jsonl.000000").read_text() == lines(1, 2)
+
+
+def test_a_process_that_hangs_tells_of_others_by_what_they_sent(tmp_path):
+    """Where processes share no folder rank 0 fetches their heartbeats; the others speak for themselves."""
+
+    def fetch() -> None:
+        beat = {"step": 3, "phase": "data", "since": 0, "time": 0, "waiting": False, "host": "b", "process": 7}
+        (tmp_path / "0/heartbeats/rank-00001.json").write_text(json.dumps(beat))
+
+    def never() -> None:
+        raise AssertionError("rank 0 alone asks the store")
+
+    with Heartbeat(tmp_path / "0", Environment(0, 0, 2, "torchrun"), MonitorConfig(), fetch=fetch) as heartbeat:
+        told = heartbeat.report()
+    assert "rank 1: step 3, data" in told and "waited for: rank 1" in told
+    with Heartbeat(tmp_path / "1", Environment(1, 0, 2, "torchrun"), MonitorConfig(), fetch=never) as heartbeat:
+        told = heartbeat.report()
+    assert "rank 1: step 0" in told and "rank 0" not in told and "waited for" not in told

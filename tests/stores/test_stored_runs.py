@@ -91,7 +91,7 @@ def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed
     proxy.fault = lambda request: None
     assert any("mp_rank_00_model_states" in key for key in keys(uploaded))
     printed = finish_all(start_on(machines(2), data, output, *RUN))
-    assert "resumed from step 4 of 16" in printed
+    assert "resumed from step 4 of 16" in printed and "is there after" in printed
     assert committed(output) == [12, 16]
     assert_nothing_but_what_counts(output)
     assert_no_secrets(output, printed)
