@@ -77,7 +77,7 @@ def error_of(capsys, *arguments) -> str:
         (["--train.max_steps", "many"], "train.max_steps"),
         (["--train.learning_rate", "-1"], "train.learning_rate: found -1"),
         (["--train.learning_rate", ".nan"], "--train.learning_rate: found a value that is infinite or no number"),
-        (["--monitor.heartbeat_seconds", ".inf"], "--monitor.heartbeat_seconds: found a value that is infinite"),
+        (["--monitor.heartbeat_seconds", ".nan"], "--monitor.heartbeat_seconds: found a value that is infinite"),
         (["--seed", str(1 << 63)], "seed: found 9223372036854775808, expected 0 to 9223372036854775807"),
         (["--model.hidden_dropout_prob", "0.999999"], "expected 0 <= p <= 0.99998"),
         (["--train.precision", "fp8"], "fp8"),
