@@ -4,7 +4,6 @@ table and as a picture.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -17,7 +16,6 @@ from cloze.launch.config import EvaluationConfig, FinetuneConfig
 from cloze.launch.parsing import parse
 from cloze.launch.run import runs
 from cloze.launch.run.sweeps import (
-    RESULTS,
     Run,
     best_of,
     check_pictures,
@@ -25,9 +23,8 @@ from cloze.launch.run.sweeps import (
     file_of,
     last_line,
     named,
-    num_complete,
     part_of_name,
-    run_all,
+    reach_end,
     shown,
     statistics_of,
 )
@@ -57,21 +54,10 @@ def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Any]) -> 
     check_pictures("seeds")
     console, folder = Console(), Path(config.output)
     planned = _plan(config, read_job)
-    with runs.locked(folder):
-        runs.set_status(folder, "running", num_complete(planned))
-        stopped = run_all(planned, visible_gpus() or [""], console)
-        if stopped:
-            runs.set_status(folder, "requeue", num_complete(planned))
-            console.say(f"stopped with {num_complete(planned)} of {len(planned)} runs complete; the same command goes "
-                        "on")
-            return EXIT_REQUEUE
-        summary = summarize(config, planned)
-        publish_text(folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-        if not summary["n"]:
-            runs.set_status(folder, "failed", 0)
-            raise UserError(f"{folder}: none of the {len(planned)} runs has a result; {planned[0].log} says why")
-        draw(summary, folder / PICTURE)
-        runs.set_status(folder, "complete", num_complete(planned))
+    summary = reach_end(folder, planned, visible_gpus() or [""], console, lambda: summarize(config, planned),
+                        lambda summary: draw(summary, folder / PICTURE))
+    if summary is None:
+        return EXIT_REQUEUE
     show(summary, console)
     return EXIT_COMPLETE
 

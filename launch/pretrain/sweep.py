@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -26,9 +25,8 @@ from cloze.launch.run.sweeps import (
     file_of,
     last_line,
     named,
-    num_complete,
     part_of_name,
-    run_all,
+    reach_end,
     shown,
     statistics_of,
 )
@@ -86,20 +84,11 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         console.say(f"run {config.run} of {len(planned)}: {planned[config.run].name}")
         sys.stdout.flush()
         os.execv(command[0], command)  # which takes signals and gives its exit status itself
-    with runs.locked(folder):
-        runs.set_status(folder, "running", num_complete(planned))
-        if run_all(planned, (visible_gpus() if config.processes == 1 else []) or [""], console):
-            runs.set_status(folder, "requeue", num_complete(planned))
-            console.say(f"stopped with {num_complete(planned)} of {len(planned)} runs complete; the same command goes "
-                        "on")
-            return EXIT_REQUEUE
-        summary = summarize(config, planned)
-        publish_text(folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-        if not summary["n"]:
-            runs.set_status(folder, "failed", 0)
-            raise UserError(f"{folder}: none of the {len(planned)} runs has a result; {planned[0].log} says why")
-        draw(summary["metric"], planned, folder / PICTURE)
-        runs.set_status(folder, "complete", num_complete(planned))
+    devices = visible_gpus() if config.processes == 1 else []
+    summary = reach_end(folder, planned, devices or [""], console, lambda: summarize(config, planned),
+                        lambda summary: draw(summary["metric"], planned, folder / PICTURE))
+    if summary is None:
+        return EXIT_REQUEUE
     show(summary, console)
     console.say(f"{folder / RESULTS}, {folder / PICTURE}; all curves: tensorboard --logdir {folder}")
     return EXIT_COMPLETE

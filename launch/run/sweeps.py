@@ -9,7 +9,7 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
+from cloze.pipeline.storage import publish_text
 
 RESULTS = "results.json"  # of a run, and of all runs together in the folder that holds them
 _POLL_SECONDS = 0.2
@@ -89,6 +90,36 @@ def file_of(output: Path) -> Path:
 def num_complete(planned: list[Run]) -> int:
     """Runs that have a result."""
     return sum(run.results() is not None for run in planned)
+
+
+def reach_end(folder: Path, planned: list[Run], devices: list[str], console: Console,
+              summarize: Callable[[], dict], draw: Callable[[dict], None]) -> dict | None:
+    """Run all in a sweep's folder, one job at a time, and leave `results.json` and a picture there; None: it was asked
+    to stop before.
+
+    Args:
+        devices: those of `run_all`.
+        summarize: what all runs make together, with their number as `n`.
+        draw: takes it, once it is written.
+
+    Raises:
+        UserError: no run has a result, or another job holds the folder.
+    """
+    with runs.locked(folder):
+        runs.set_status(folder, "running", num_complete(planned))
+        if run_all(planned, devices, console):
+            runs.set_status(folder, "requeue", num_complete(planned))
+            console.say(f"stopped with {num_complete(planned)} of {len(planned)} runs complete; the same command goes "
+                        "on")
+            return None
+        summary = summarize()
+        publish_text(folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        if not summary["n"]:
+            runs.set_status(folder, "failed", 0)
+            raise UserError(f"{folder}: none of the {len(planned)} runs has a result; {planned[0].log} says why")
+        draw(summary)
+        runs.set_status(folder, "complete", num_complete(planned))
+    return summary
 
 
 def run_all(planned: list[Run], devices: list[str], console: Console) -> bool:
