@@ -8,7 +8,7 @@ import yaml
 
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.parsing import words_first
-from cloze.launch.pretrained.hub import model_path
+from cloze.launch.pretrained.loading import model_path
 from cloze.launch.run import runs
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError

@@ -31,9 +31,8 @@ from cloze.launch.predict.vectors import (
     WordInContext,
     in_contexts,
 )
-from cloze.launch.pretrained.hub import model_path
 from cloze.launch.pretrained.loaded import LoadedModel
-from cloze.launch.pretrained.loading import load_model
+from cloze.launch.pretrained.loading import load_model, model_path
 from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError
 

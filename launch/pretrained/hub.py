@@ -6,13 +6,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
 
-from cloze.launch.config.model import ModelConfig
-from cloze.launch.pretrained.loading import fetched_run
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.stores.places import is_url
 
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
@@ -27,21 +23,6 @@ _REASONS = {
     "LocalEntryNotFoundError": "the hub does not answer, and nothing of it is kept here",
     "OfflineModeIsEnabled": "HF_HUB_OFFLINE forbids to fetch it",
 }
-
-
-def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -> Path:
-    """Where a model lies: a folder, if there is one of this name, else what the hub library keeps; of a run in a store
-    a folder with the checkpoint that `step` names.
-
-    Raises:
-        UserError: as `fetch_model` and `fetched_run`.
-    """
-    if is_url(config.model):
-        return fetched_run(config.model, step)
-    if Path(config.model).exists() or not is_name(config.model):
-        return Path(config.model)
-    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
-                       pickled=config.pickled_weights)
 
 
 def is_name(text: str) -> bool:

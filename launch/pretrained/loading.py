@@ -11,6 +11,8 @@ from typing import Literal
 
 import torch
 
+from cloze.launch.config.model import ModelConfig
+from cloze.launch.pretrained.hub import fetch_model, is_name
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
@@ -26,6 +28,21 @@ from cloze.pipeline.stores.places import is_url, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _PARTS = ("bert.", "masked_lm.", "next_sentence.")  # of BertForPreTraining
+
+
+def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -> Path:
+    """Where a model lies: a folder, if there is one of this name, else what the hub library keeps; of a run in a store
+    a folder with the checkpoint that `step` names.
+
+    Raises:
+        UserError: as `fetch_model` and `fetched_run`.
+    """
+    if is_url(config.model):
+        return fetched_run(config.model, step)
+    if Path(config.model).exists() or not is_name(config.model):
+        return Path(config.model)
+    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
+                       pickled=config.pickled_weights)
 
 
 def load_model(folder: str | Path, step: int | Literal["best"] | None = None) -> LoadedModel:

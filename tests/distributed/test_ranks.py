@@ -66,10 +66,10 @@ def test_what_fails_on_all_ends_with_its_line_and_status(data, tmp_path):
     ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "2",
      "processes: found 2 in a run of which torchrun has started 4, expected the same; leave it to the launcher"),
 ])
-def test_other_launchers_start_what_they_start(monkeypatch, capsys, environment, processes, expected):
+def test_other_launchers_start_what_they_start(data, monkeypatch, capsys, environment, processes, expected):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert main(pretrain_arguments("d", "o", "--processes", processes)) == 2
+    assert main(pretrain_arguments(data, "o", "--processes", processes)) == 2
     assert expected in capsys.readouterr().err
 
 

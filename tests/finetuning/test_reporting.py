@@ -259,15 +259,23 @@ def test_the_three_submissions_of_mnli():
     ("sst2", ("--test", "test.tsv", "--labels", "bad", "good"), "--labels"),
     ("qnli", ("--test", "test.tsv", "--skip_malformed_rows", "true"), "--skip_malformed_rows"),
 ])
-def test_what_is_no_submission_is_refused_at_once(model, tmp_path, capsys, task, options, said):
-    assert main(["finetune", task, "--model", str(model), "--train", "no", "--validation", "no", "--output",
-                 str(tmp_path / "run"), "--glue_submission", "true", *options]) == 2
+def test_what_is_no_submission_is_refused_at_once(model, tmp_path, capsys, monkeypatch, task, options, said):
+    """Before the files, which are empty, are read."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("given.tsv", *(option for option in options if option.endswith(".tsv"))):
+        (tmp_path / name).touch()
+    assert main(["finetune", task, "--model", str(model), "--train", "given.tsv", "--validation", "given.tsv",
+                 "--output", str(tmp_path / "run"), "--glue_submission", "true", *options]) == 2
     error = capsys.readouterr().err.strip()
     assert "glue_submission: found" in error and said in error and len(error.splitlines()) == 1
 
 
-def test_two_test_files_of_one_name_are_refused(model, tmp_path, capsys):
+def test_two_test_files_of_one_name_are_refused(model, tmp_path, capsys, monkeypatch):
     files = sst2(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "dev.tsv").touch()
     assert main(["finetune", "sst2", "--model", str(model), "--train", str(files[0]), "--validation", str(files[1]),
                  "--output", str(tmp_path / "run"), "--test", "a/dev.tsv", "b/dev.tsv"]) == 2
     assert "found 2 files named dev" in capsys.readouterr().err

@@ -38,8 +38,8 @@ class _Silent:
 
     running = False
 
-    def written(self) -> bool:
-        return False
+    def votes(self) -> int:
+        return 0
 
     def __getattr__(self, name: str):
         return lambda *_, **__: None
