@@ -60,6 +60,8 @@ class StoredCheckpoints(CheckpointManager):
         self._thread = StoreThread()
         self._committed: set[int] = set()  # as rank 0 has told it when the ranks met
         self._waiting: _Published | None = None
+        self._best_waiting: _Published | None = None  # older than that one, and that of the best evaluation
+        self._best_committed = -1  # step of the best evaluation, as the newest committed checkpoint knows it; on rank 0
         self._sending: int | None = None  # the step that is on its way, or was the last
         self._sent = 0
         self._measured = False
@@ -88,6 +90,7 @@ class StoredCheckpoints(CheckpointManager):
         for step in sorted(self._committed, reverse=True):
             index = self._agree_on_index(step)
             if index is None:
+                self._damaged.add(step)
                 continue
             problems = self._fetch(step, index)
             for rank, problem in enumerate(problems):
@@ -95,7 +98,9 @@ class StoredCheckpoints(CheckpointManager):
                     self.warn(f"{self._place}: step {step} is damaged (process {rank}: {problem}); passed over")
             if not any(problems):
                 self._good.add(step)
+                self._best_committed = index["state"]["best_step"]
                 return step
+            self._damaged.add(step)
         return None
 
     def _meet(self) -> None:
@@ -128,6 +133,8 @@ class StoredCheckpoints(CheckpointManager):
             return None
         checksums = json.loads((self.path(found) / CHECKSUMS).read_text(encoding="utf-8"))
         files = {name: tuple(each) for name, each in checksums.items() if name != STATE}
+        if not set(range(self.environment.world_size)) <= {owner_of(name) for name in files}:
+            return None  # a machine's part of a run that had several
         mine = {name: each for name, each in files.items() if (owner_of(name) or 0) == self.environment.rank}
         self._waiting = _Published(found, files, mine, state)
         self._say(f"step {found} lies on this machine's scratch and not in the store yet: going on from it")
@@ -197,7 +204,12 @@ class StoredCheckpoints(CheckpointManager):
             return self.environment.world_size
         if self._writing is not None:
             return super().votes()
-        return int(self._waiting is not None and self._thread.idle)
+        return int(self._next is not None and self._thread.idle)
+
+    @property
+    def _next(self) -> _Published | None:
+        """What is to be sent next."""
+        return self._best_waiting or self._waiting
 
     def publish(self) -> None:
         """As of any checkpoints, on each machine's scratch; then begin to upload what waits, if nothing is on its way.
@@ -226,16 +238,25 @@ class StoredCheckpoints(CheckpointManager):
         files: Files = {}
         for part in parts:
             files.update(json.loads(part))
+        before, best = self._waiting, state["best_step"]
+        if before is not None and before.step == best:
+            self._best_waiting = before  # a newer one does not take the place of the best
+        elif self._best_waiting is not None and self._best_waiting.step != best:
+            self._best_waiting = None
         self._waiting = _Published(step, files, json.loads(parts[self.environment.rank]), state)
 
     def _begin_upload(self) -> None:
         """Collective."""
-        if self._waiting is None:
+        if self._next is None:
             return
         busy = distributed.reduce_sum(torch.tensor(float(not self._thread.idle), device=self.device))
         if busy.item():
             return
-        published, self._waiting = self._waiting, None
+        published = self._next
+        if published is self._best_waiting:
+            self._best_waiting = None
+        else:
+            self._waiting = None
         self._sending, self._sent = published.step, self._sent + 1
         name = f"{self._run.attempt}-{self._sent}"
         self._thread.submit(partial(self._upload, published, name))
@@ -259,6 +280,8 @@ class StoredCheckpoints(CheckpointManager):
         before = log.commits.get(published.step)
         commit = Commit(name, hashlib.sha256(index).hexdigest(), num_bytes)
         self._patience(lambda: log.commit(published.step, commit))
+        self._damaged.discard(published.step)
+        self._best_committed = published.state["best_step"]
         if before is not None:
             self._delete(published.step, before)
         if not self._measured:
@@ -291,7 +314,7 @@ class StoredCheckpoints(CheckpointManager):
             beat()
             self._raise_failure()
             self._begin_upload()
-            left = float(self._waiting is not None or not self._thread.idle)
+            left = float(self._next is not None or not self._thread.idle)
             if not distributed.reduce_sum(torch.tensor(left, device=self.device)).item():
                 return
             time.sleep(_WAIT_SECONDS)
@@ -302,13 +325,13 @@ class StoredCheckpoints(CheckpointManager):
         """
         log = self._run.log
         if log:
-            old = set(sorted(log.commits)[:-self.keep_last]) - {best, *self._best}
-            if old - self._damaged:
-                self._thread.submit(partial(self._retire, old - self._damaged))
+            good = [step for step in sorted(log.commits) if step not in self._damaged]
+            if old := set(good[:-self.keep_last]) - {best, *self._best, self._best_committed}:
+                self._thread.submit(partial(self._retire, old))
         if self.leads:
             local = super().steps()
-            waiting = self._waiting.step if self._waiting else None
-            for step in set(local[:-1]) - {self._sending, waiting}:
+            waiting = {each.step for each in (self._waiting, self._best_waiting) if each}
+            for step in set(local[:-1]) - {self._sending, *waiting}:
                 shutil.rmtree(self.path(step), ignore_errors=True)
 
     def _retire(self, steps: set[int]) -> None:
@@ -327,14 +350,15 @@ class StoredCheckpoints(CheckpointManager):
             self.warn(f"{folder}: an old checkpoint could not be removed ({error})")
 
     def _clean(self) -> None:
-        """Remove the files of checkpoints that were never committed: of earlier starts, which can commit no more."""
+        """Remove the files of checkpoints that were never committed: of earlier starts, which can commit no more. A
+        later one, which has taken the run up meanwhile, may have committed what this one does not know of."""
         log, start = self._run.log, len(self._place.key) + 1
         counted = {f"{step_place(self._place, step).name}/{commit.folder}" for step, commit in log.commits.items()}
         try:
             found = [each.key for each in self._place.objects()]
             old = [key for key in found if key[start:].startswith("step-")
                    and "/".join(key[start:].split("/")[:2]) not in counted
-                   and not key[start:].partition("/")[2].startswith(self._run.attempt)]
+                   and key[start:].partition("/")[2].partition("-")[0] < self._run.attempt.partition("-")[0]]
             self._place.client.delete(old)
         except UserError as error:
             self.warn(f"{self._place}: what interrupted uploads have left could not be removed ({error})")

@@ -163,6 +163,9 @@ class StoreThread:
                 task()
             except UserError as error:
                 self._failure = error
+            except OSError as error:  # of the scratch disk
+                self._failure = UserError(f"checkpoint.scratch: a checkpoint there can't be read "
+                                          f"({error.strerror or error}); check the disk")
             except Exception as error:  # a bug must end the run, not leave it without checkpoints
                 self._failure = UserError(f"the thread that uploads checkpoints has failed ({type(error).__name__}: "
                                           f"{error}), expected it to go on")

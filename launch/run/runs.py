@@ -26,6 +26,7 @@ DEEPSPEED = "deepspeed.json"
 SOFTWARE = "software.json"  # what the newest start ran, and how many there were
 STATUS = "status.json"
 METRICS = "metrics.jsonl"
+TRACKING = "trackers.json"  # by which a run that goes on stays in its curves
 TOKENIZER = "tokenizer"
 MODEL = "model"  # of a finished run of fine-tuning
 CHECKPOINTS = "checkpoints"
@@ -33,6 +34,9 @@ LOCK = ".lock"
 HEARTBEATS = "heartbeats"
 STARTS = "starts"  # in software.json
 TRAINED_LENGTH = "max_length"  # in data.json
+
+# What a start that was cut short may leave without CONFIG.
+_BEFORE_CONFIG = {LOCK, HEARTBEATS, DATA, DEVICE, STATUS, SOFTWARE, DEEPSPEED, TRACKING}
 
 # Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
 # other units, as another number of processes does.)
@@ -205,7 +209,7 @@ def check_folder(config, facts: dict[str, str], shown: str | None = None) -> Non
     """
     folder = Path(config.output)
     shown = shown or str(folder)
-    if not folder.exists() or (folder.is_dir() and not _entries(folder) - {LOCK, HEARTBEATS, DATA, DEVICE, STATUS}):
+    if not folder.exists() or (folder.is_dir() and not _entries(folder) - _BEFORE_CONFIG):
         return  # a start that was cut short leaves no more
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {shown} with files that are no run, expected a new folder or an earlier part "

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, kept_lines, lines_of
-from cloze.launch.run.trackers import FILE as TRACKERS
+from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING, kept_lines, lines_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import StorePath
@@ -59,7 +58,7 @@ class Shipper:
 
     def __init__(self, folder: Path, place: StorePath, rank: int, seconds: float, warn: Callable[[str], None]) -> None:
         self._folder, self._place, self._seconds, self._warn = folder, place, seconds, warn
-        self._whole = (START, STATUS, TRACKERS, f"{HEARTBEATS}/rank-{rank:05d}.json")
+        self._whole = (START, STATUS, TRACKING, f"{HEARTBEATS}/rank-{rank:05d}.json")
         self._sent: dict[str, int] = {}  # bytes of files that grow
         self._numbers: dict[str, int] = {}
         self._last: dict[str, bytes] = {}  # of files that are replaced
@@ -155,7 +154,7 @@ class LogReader:
         self._first: str | None = None  # the oldest piece that is read
         self._texts: dict[str, str] = {}
 
-    def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKERS)) -> None:
+    def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKING)) -> None:
         """Write files into a folder of this machine; of metrics.jsonl later attempts win, by step.
 
         Raises:

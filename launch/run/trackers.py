@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from cloze.launch.run.runs import TRACKING
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publish_text
 
-FILE = "trackers.json"
 # Lines that wait for a tracker: hours of them, at a line in some seconds; when they are full, new ones are left out.
 _WAITING = 10_000
 # A run ends even if a server does not answer any more.
@@ -205,7 +205,7 @@ _noting = threading.Lock()  # several trackers write one file
 
 def _read(folder: Path) -> dict[str, dict]:
     try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        content = json.loads((folder / TRACKING).read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
     except (OSError, ValueError):
         return {}
@@ -213,4 +213,4 @@ def _read(folder: Path) -> dict[str, dict]:
 
 def _note(folder: Path, name: str, state: dict) -> None:
     with _noting:
-        publish_text(folder / FILE, json.dumps(_read(folder) | {name: state}) + "\n", durable=False)
+        publish_text(folder / TRACKING, json.dumps(_read(folder) | {name: state}) + "\n", durable=False)

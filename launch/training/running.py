@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -129,7 +129,8 @@ def open_checkpoints(config: RunConfig, facts: dict[str, str], process: Process
 def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | None:
     """Step to go on from, agreed by all ranks, or None to start."""
     step = checkpoints.agree_on_latest()
-    some = distributed.from_main(bool(checkpoints.steps()), checkpoints.device)  # as rank 0 sees a shared folder
+    found = step is not None or bool(checkpoints.steps())
+    some = distributed.from_main(found, checkpoints.device)  # as rank 0 sees a shared folder
     policy = config.checkpoint.resume
     if policy == "required" and step is None:
         raise UserError(f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
@@ -242,6 +243,9 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
             complete = complete and (report is None or report(stop))
             if metrics:
                 runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
+                if stored:  # while all wait: torchrun may end this process as soon as another has left
+                    with suppress(UserError):  # what can't be sent now is tried again, and then said
+                        stored.ship()
             trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
                                 f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
             # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
