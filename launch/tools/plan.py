@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from cloze.launch.config import MixtureConfig
+from cloze.launch.config import BatchArithmetic, MixtureConfig
 from cloze.launch.pretrain.data import open_data, run_masking
 from cloze.launch.pretrain.probing import SPARE_SHARE
 from cloze.launch.system.console import Console, clock
@@ -40,6 +40,7 @@ def make_estimator(config: PlanConfig) -> Estimator:
     Raises:
         UserError: nothing was measured of this device, or processes leave a rest of the batch.
     """
+    BatchArithmetic.of(config.train, config.gpus)
     precise = config.train.precision == "fp32"
     machine = find_machine(config.device, torch.float32 if precise else torch.bfloat16)
     if precise and not machine.is_cpu:

@@ -179,6 +179,8 @@ def test_the_command_prints_and_writes_its_figures(tmp_path):
     (["--device", "h1000"], "plan.device: found 'h1000'"),
     (["--device", "h100", "--gpus", "48", "--train.sequence_length", "128"],
      "train.global_batch_size: found 256, expected a multiple of the 48 processes"),
+    (["--device", "h100", "--gpus", "1024", "--train.sequence_length", "128"],
+     "train.global_batch_size: found 256, expected a multiple of the 1024 processes"),
     (["--device", "t4", "--train.sequence_length", "512", "--train.micro_batch_size", "auto",
       "--model.hidden_size", "16384", "--model.num_attention_heads", "64", "--model.num_hidden_layers", "4"],
      "needed for one sequence at zero.stage 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cloze.launch.config import MixtureConfig, PretrainConfig
 from cloze.launch.config.checks import at_least
@@ -19,6 +20,8 @@ class PlanConfig(PretrainConfig):
     """Folder that `cloze prepare` wrote, or several to mix, whose lengths and masks count; empty: the fields below."""
     output: str = ""
     """Not read."""
+    processes: int | Literal["auto"] = 1
+    """Not read: gpus says how many."""
     device: str = "this"
     """Name of a GPU, that of its data sheet; cpu or this: this machine's, as `cloze doctor` measured it."""
     gpus: int = 1
