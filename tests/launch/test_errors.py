@@ -28,6 +28,7 @@ from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.repairs import kept_hyper_parameters
 from cloze.launch.pretrain.command import choose_data_streams
 from cloze.launch.run import runs
+from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment, child_variables
 from cloze.launch.training import trainer
@@ -366,8 +367,10 @@ def test_settings_that_deepspeed_reads_are_let_through(data, tmp_path):
 
 
 def rank_1_ends(command: list[str]) -> int:
-    """The command, which one process leaves in the middle of training with a message of its own."""
+    """The command, which one process leaves in the middle of training with a message of its own. The other is deaf
+    to the signal by which the launcher ends it then, so that it comes to its line."""
     advance, cli.SAID_SECONDS = trainer.Trainer._advance, 2.0
+    StopRequest.__exit__ = lambda self, *exception: setattr(self, "_deaf_until", time.monotonic() + 60)
 
     def leaves(self, *arguments):
         if self.environment.rank == 1 and self.state.step == 2:
