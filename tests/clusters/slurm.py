@@ -57,11 +57,12 @@ class Slurm:
         self.variables = child_variables(SLURM_CONF=str(folder / "slurm.conf"), PATH=path, PYTHONPATH=str(ROOT),
                                          PYTHONUNBUFFERED="1")
 
-    def call(self, *command: str) -> str:
-        """Run a command of Slurm's where the controller is."""
+    def call(self, *command: str, refusal: str | None = None) -> str:
+        """Run a command of Slurm's where the controller is. It may be refused with `refusal`, and with nothing else."""
         result = subprocess.run(on(CONTROLLER, self.folder, *command), cwd=ROOT, env=self.variables, text=True,
                                 capture_output=True, timeout=60)
-        assert result.returncode == 0, f"{command}: {result.stderr}"
+        refused = refusal is not None and refusal in result.stderr
+        assert result.returncode == 0 or refused, f"{command}: {result.stderr}"
         return result.stdout
 
     def submit(self, log: Path, *words: str) -> str:
@@ -95,7 +96,8 @@ class Slurm:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.states(job) == {"PENDING"}:
             assert time.monotonic() < deadline, self.call("scontrol", "show", "job", job)
-            self.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+            # Its time may come between the look and the update.
+            self.call("scontrol", "update", f"JobId={job}", "StartTime=now", refusal="no longer pending")
             time.sleep(1)
 
 
