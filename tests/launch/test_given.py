@@ -97,10 +97,10 @@ class Stopped(MaskedTokens):
 
 
 def test_a_run_that_is_stopped_before_its_first_step_says_so(tmp_path, monkeypatch):
-    (tmp_path / "own_of_mine.py").write_text(STOPPED)
+    (tmp_path / "stopped_of_mine.py").write_text(STOPPED)
     monkeypatch.chdir(tmp_path)
     data = make_shards(tmp_path / "data")
-    command = pretrain_arguments(data, tmp_path / "run", "--objective", "own_of_mine.Stopped")
+    command = pretrain_arguments(data, tmp_path / "run", "--objective", "stopped_of_mine.Stopped")
     said = finish(ForkedRun(command), status=75)
     assert "SIGTERM: stopped before the first step of this start, with nothing to save; the same command" in said
     assert "Traceback" not in said
