@@ -25,7 +25,9 @@ FILES = ("rank-00000.pt", "mp_rank_00_model_states.pt")
 @pytest.fixture
 def start(bucket, tmp_path):
     """Makes the checkpoints of a further start of one run, each on a disk of its own."""
-    distributed.initialize(Environment())
+    met = distributed.have_met()  # of one process alone, by a test before
+    if not met:
+        distributed.initialize(Environment())
     place = to_place(bucket) / "run"
 
     def made(disk: str, **options) -> StoredCheckpoints:
@@ -38,7 +40,8 @@ def start(bucket, tmp_path):
                                  say=lambda line: None, **options)
 
     yield made
-    distributed.shutdown()
+    if not met:
+        distributed.shutdown()
 
 
 def write(checkpoints: StoredCheckpoints, step: int, best: int = -1, files=FILES, world_size: int = 1) -> tuple:
