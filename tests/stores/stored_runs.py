@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -12,9 +13,12 @@ from pathlib import Path
 from cloze.launch.checkpoint import transfer
 from cloze.launch.cli import main
 from cloze.launch.run.commits import read_commits
+from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.segments import LogReader
 from cloze.launch.training import trainer
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores.scratch import scratch_folder
 from tests.forked import ForkedRun
 from tests.launching import PATIENCE_SECONDS, finish, kill_all, pretrain_arguments
 
@@ -85,6 +89,27 @@ def finish_all(processes: list[ForkedRun], status: int = 0) -> str:
 def committed(output: str) -> list[int]:
     """Steps of the checkpoints that count."""
     return sorted(read_commits(to_place(output) / "checkpoints/commits.json"))
+
+
+def keys(output: str) -> list[str]:
+    """All objects of a run, by their names below it."""
+    place = to_place(output)
+    return [each.key[len(place.key) + 1 :] for each in place.objects()]
+
+
+def assert_nothing_but_what_counts(output: str) -> None:
+    """That the store has no file of a checkpoint that does not count."""
+    commits = json.loads((to_place(output) / "checkpoints/commits.json").read_bytes())["commits"]
+    counted = {f"step-{int(step):08d}/{commit['folder']}" for step, commit in commits.items()}
+    found = {"/".join(key.split("/")[1:3]) for key in keys(output) if key.startswith("checkpoints/step-")}
+    assert found == counted
+
+
+def read_log(output: str) -> list[dict]:
+    """The lines of a run's metrics.jsonl, as they arrived."""
+    folder = scratch_folder()
+    LogReader(to_place(output)).write(folder)
+    return read_metrics(folder)
 
 
 def wait_until(reached: Callable[[], bool], process: ForkedRun) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -12,14 +11,21 @@ import pytest
 
 from cloze.launch.checkpoint import fetch_run
 from cloze.launch.cli import main
-from cloze.launch.run.runs import read_metrics
-from cloze.launch.run.segments import LogReader
 from cloze.pipeline.stores.places import to_place
-from cloze.pipeline.stores.scratch import scratch_folder
 from tests.launching import assert_same_weights, children, finish, kill_all, train, weights
 from tests.stores.conftest import ENVIRONMENT
 from tests.stores.server import BUSY, first, slow
-from tests.stores.stored_runs import Machine, committed, finish_all, start_on, train_on, wait_until
+from tests.stores.stored_runs import (
+    Machine,
+    assert_nothing_but_what_counts,
+    committed,
+    finish_all,
+    keys,
+    read_log,
+    start_on,
+    train_on,
+    wait_until,
+)
 from tests.synthetic import make_shards
 
 STEPS = 16
@@ -49,20 +55,6 @@ def machines(tmp_path):
         return made[-count:]
 
     return more
-
-
-def keys(output: str) -> list[str]:
-    """All objects of a run, by their names below it."""
-    place = to_place(output)
-    return [each.key[len(place.key) + 1 :] for each in place.objects()]
-
-
-def assert_nothing_but_what_counts(output: str) -> None:
-    """That the store has no file of a checkpoint that does not count."""
-    commits = json.loads((to_place(output) / "checkpoints/commits.json").read_bytes())["commits"]
-    counted = {f"step-{int(step):08d}/{commit['folder']}" for step, commit in commits.items()}
-    found = {"/".join(key.split("/")[1:3]) for key in keys(output) if key.startswith("checkpoints/step-")}
-    assert found == counted
 
 
 def assert_no_secrets(output: str, printed: str) -> None:
@@ -147,13 +139,6 @@ def test_a_store_that_is_away_for_a_while_and_for_good(data, machines, bucket, p
     assert_nothing_but_what_counts(output)
     steps = [line["step"] for line in read_log(output) if "train/loss" in line]
     assert steps == list(range(1, 13))
-
-
-def read_log(output: str) -> list[dict]:
-    """The lines of a run's metrics.jsonl, as they arrived."""
-    folder = scratch_folder()
-    LogReader(to_place(output)).write(folder)
-    return read_metrics(folder)
 
 
 def test_the_newest_checkpoint_wins_where_uploads_lag(data, machines, bucket, proxy, capsys):
