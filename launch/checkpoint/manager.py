@@ -45,6 +45,8 @@ class _Writing:
     aside: Path
     state: TrainState
     facts: dict
+    local: bool
+    """Whether it is only for a restart on the same machines."""
 
 
 class CheckpointManager:
@@ -120,12 +122,14 @@ class CheckpointManager:
         step = distributed.from_main(-1 if found is None else found, self.device)
         return None if step < 0 else step
 
-    def save(self, engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor]) -> None:
+    def save(self, engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor], *, local: bool = False
+             ) -> None:
         """Copy everything to host memory and begin to write it; `publish` makes a checkpoint of it. Collective.
 
         Args:
             facts: plain values kept in state.json beside the state.
             rank_state: tensors that belong to this rank alone; its random state is added.
+            local: whether a run in a store keeps it on its machines' scratch only (checkpoint.local).
 
         Raises:
             UserError: the disk has too little room, or what was being written before could not be.
@@ -142,7 +146,7 @@ class CheckpointManager:
         durable.save({**rank_state, **_rng_state(self.device)}, str(aside / self._rank_file(self.environment.rank)))
         self._writing = _Writing(durable.writer, aside, state, {
             **asdict(state), "world_size": self.environment.world_size, **facts,
-        })
+        }, local)
 
     def _together(self, what: str) -> AbstractContextManager[None]:
         return distributed.together(what, self.folder, self.device)
@@ -166,20 +170,21 @@ class CheckpointManager:
             mine = writing.writer.result(writing.aside)
         # Each rank vouches for its own files.
         parts = distributed.gather_texts(json.dumps(mine), self.device)
+        here, facts = self._as_here(parts, writing.facts)
         with self._together("publish a checkpoint"), readable_errors(writing.aside):
             if self.leads:
-                self._publish(writing.aside, self.path(step), self._parts_here(parts), writing.facts)
-        self._published(step, parts, writing.facts)
+                self._publish(writing.aside, self.path(step), here, facts)
         self._good.add(step)
-        self._damaged.discard(step)
         self._best = {writing.state.best_step}
+        self._published(step, parts, facts, writing.local)
 
-    def _parts_here(self, parts: list[str]) -> list[str]:
-        """Of what each rank vouches for, what lies in this folder."""
-        return parts
+    def _as_here(self, parts: list[str], facts: dict) -> tuple[list[str], dict]:
+        """Of what each rank vouches for, what lies in this folder; and what state.json says there."""
+        return parts, facts
 
-    def _published(self, step: int, parts: list[str], state: dict) -> None:
-        """Called on every rank for what has just been published; nothing more is done with it here."""
+    def _published(self, step: int, parts: list[str], state: dict, local: bool) -> None:
+        """Called on every rank for what has just been published in the folder, where it counts."""
+        self._damaged.discard(step)
 
     def finish(self, best: int | None, beat: Callable[[], None]) -> None:
         """End the run's saving: publish what is written, and with `best`, as in `retire`, remove old checkpoints.

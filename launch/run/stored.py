@@ -191,6 +191,10 @@ def stored(config: RunConfig, environment: Environment, console: Console
         UserError: as StoredRun.held, or the URL is none of a store that can be written.
     """
     if not is_url(config.output):
+        if config.checkpoint.local is not None:
+            raise UserError(f"checkpoint.local: found {config.checkpoint.local} with the folder {config.output} as "
+                            "output, expected null: it is for a run in an object store; a folder has every checkpoint, "
+                            "see checkpoint.every_steps")
         yield config, None
         return
     place = to_output(config.output)

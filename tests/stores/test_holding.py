@@ -80,6 +80,16 @@ def test_a_folder_stays_one(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_local_checkpoints_are_those_of_a_run_in_a_store(tmp_path):
+    given = ["--data", "x", "--output", str(tmp_path / "run"), "--train.max_steps", "4", "--checkpoint.local", "2"]
+    config = parse("pretrain", [*given, "--checkpoint.every_steps", "4"])
+    with pytest.raises(UserError, match="^checkpoint.local: found 2 with the folder .*/run as output"):
+        with stored(config, Environment(), Console()):
+            raise AssertionError("it was taken")
+    with pytest.raises(UserError, match="checkpoint.local: found 2, expected a divisor of checkpoint.every_steps = 5"):
+        parse("pretrain", [*given, "--checkpoint.every_steps", "5"])
+
+
 def test_what_takes_folders_alone_says_so(capsys):
     tuning = parse("finetune", ["classification", "--model", "tiny", "--train_file", "x.csv", "--validation", "y.csv",
                                 "--output", "s3://bucket/own"])

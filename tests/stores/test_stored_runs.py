@@ -167,6 +167,37 @@ def test_the_newest_checkpoint_wins_where_uploads_lag(data, machines, bucket, pr
     assert f"{output}-none: found no run there" in capsys.readouterr().err
 
 
+def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed, machines, bucket, proxy):
+    """With a checkpoint in every step on scratch and one in eight in the store. What all processes need is on the first
+    machine's disk alone."""
+    output, two = f"{bucket}/own", machines(2)
+    run = (*RUN[:2], "--zero.stage", "1", "--checkpoint.every_steps", "8", "--checkpoint.local", "1")
+
+    def last(machine: Machine) -> int:
+        return max((int(path.name[5:]) for path in machine.folder.rglob("step-*[0-9]")), default=0)
+
+    def killed(at: int) -> tuple[str, int]:
+        """Killed when both have that step; what was printed, and the last step that both have."""
+        processes = start_on(two, data, output, *run, step_seconds=0.3)
+        wait_until(lambda: min(map(last, two)) >= at, processes[0])
+        for process in processes:
+            kill_all(process)
+        return finish(processes[0], None), min(map(last, two))
+
+    _, both = killed(11)
+    assert committed(output) == [8]
+    proxy.requests.clear()
+    printed, _ = killed(both + 1)
+    assert f"step {both} lies on the scratch of 2 machines" in printed and f"resumed from step {both} of" in printed
+    assert not any(request.method == "GET" and "/step-" in request.path for request in proxy.requests)
+    (two[1],) = machines(1)
+    newest = committed(output)[-1]
+    printed = finish_all(start_on(two, data, output, *run))
+    assert "scratch" not in printed and f"resumed from step {newest} of" in printed
+    assert_nothing_but_what_counts(output)
+    assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
+
+
 def send(processes: list[int], number: int) -> None:
     for process in processes:
         os.kill(process, number)
