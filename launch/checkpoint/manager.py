@@ -53,11 +53,11 @@ class CheckpointManager:
     """The checkpoints of one run, `FOLDER/step-00001000/`. Saving and loading are collective."""
 
     def __init__(self, folder: Path, environment: Environment, device: torch.device, *, keep_last: int = 2,
-                 warn: Callable[[str], None] = print, workplace: Path | None = None) -> None:
-        """workplace: where converted checkpoints lie until they are loaded: those of another run are not to be written
-        beside its own; None: in the folder."""
+                 warn: Callable[[str], None] = print, run: CheckpointManager | None = None) -> None:
+        """run: those of the run that these of another one are loaded for: beside them converted ones lie until they are
+        loaded, on each machine that has a place of its own; None: these are the run's."""
         self.folder = folder
-        self.workplace = workplace or folder
+        self._for = run
         self.environment = environment
         self.device = device
         self.keep_last = keep_last
@@ -74,7 +74,12 @@ class CheckpointManager:
     @property
     def leads(self) -> bool:
         """Whether this process looks after the folder."""
-        return self.environment.is_main
+        return self._for.leads if self._for else self.environment.is_main
+
+    @property
+    def workplace(self) -> Path:
+        """Where converted checkpoints lie."""
+        return self._for.folder if self._for else self.folder
 
     @staticmethod
     def _rank_file(rank: int) -> str:

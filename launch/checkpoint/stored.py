@@ -63,7 +63,7 @@ class StoredCheckpoints(CheckpointManager):
         self._run, self._say = run, say
         self._place = run.checkpoints
         self._patience = Patience(run.patience_seconds, warn, run.ended)
-        self._thread = StoreThread()
+        self._thread = StoreThread(run.ended)
         self._committed: dict[int, str] = {}  # step -> attempt, as rank 0 has told it when the ranks met
         self._near: _Published | None = None  # newest on scratch, if it is not for the store
         self._waiting: _Published | None = None

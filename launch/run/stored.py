@@ -32,6 +32,9 @@ from cloze.pipeline.storage import holding, readable_errors
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
 
+# How long the end of a run waits for a store to take what it still has to tell; an error is said after that, while the
+# other processes wait with theirs for a few seconds only (launch/cli.py).
+_LEAVE_SECONDS, _FAILED_SECONDS = 60.0, 4.0
 LEASE = "lease"
 COMMITS = "commits.json"
 # What a start is decided by, and what a run goes on with; the rest of the description is only written.
@@ -144,11 +147,11 @@ class StoredRun:
         """Send what this process has told, now. Raises UserError if the store can't be used."""
         self._shipper.ship()
 
-    def told(self) -> None:
-        """Send the last of what this process tells, for some time; then nothing more is tried."""
+    def told(self, seconds: float) -> None:
+        """Send the last of what this process tells, for so long; then nothing more is tried."""
         self.ended.set()
         if self._shipper is not None:
-            self._shipper.close()
+            self._shipper.close(seconds)
 
     def fetch_heartbeats(self) -> None:
         """Bring those of all processes into this one's folder, as they were sent. Raises UserError."""
@@ -203,7 +206,9 @@ def stored(config: RunConfig, environment: Environment, console: Console
                         f"{config.output.rstrip('/')}/runs/name")
     run = StoredRun(place, config, environment, console)
     with run.held(environment.is_main):
+        seconds = _FAILED_SECONDS
         try:
             yield replace(config, output=str(run.folder)), run
+            seconds = _LEAVE_SECONDS
         finally:
-            run.told()
+            run.told(seconds)

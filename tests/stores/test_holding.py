@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
-from cloze.launch.cli import main, parse
+from cloze.launch.checkpoint.transfer import StoreThread
+from cloze.launch.cli import SAID_SECONDS, main, parse
 from cloze.launch.config import CheckpointConfig
 from cloze.launch.finetune.command import finetune
 from cloze.launch.run.stored import scratch_of, stored
@@ -71,6 +74,39 @@ def test_scratch_of_runs_and_machines_differs(bucket, monkeypatch):
     assert scratch_of(to_place(bucket) / "b/run", "/scratch") != one == scratch_of(place, "/scratch")
     monkeypatch.setattr("platform.node", lambda: "another")  # they may share the disk
     assert scratch_of(place, "/scratch") != one
+
+
+def test_an_error_is_said_though_the_store_is_silent(config, proxy, request):
+    """Other processes wait so long with theirs, and torchrun ends this one when they have left."""
+    ended = threading.Event()
+    request.addfinalizer(ended.set)
+    with pytest.raises(UserError, match="^the loss is infinite$"), stored(config, Environment(), Console()) as (_, run):
+        (run.folder / "status.json").write_text("{}")  # is still to be sent
+        proxy.fault = lambda _: ended.wait() and None
+        began = time.monotonic()
+        raise UserError("the loss is infinite")
+    assert time.monotonic() - began < SAID_SECONDS
+
+
+def test_what_the_end_of_a_process_cuts_short_says_nothing(monkeypatch):
+    """As the interpreter does, which starts no thread for the parts of an upload any more."""
+    told, ended, left = [], threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", told.append)
+
+    def work(begun: threading.Event) -> None:
+        begun.set()
+        left.wait()
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    for expected in (1, 0):  # while it is not ended it is a bug, and told
+        begun, told[:] = threading.Event(), []
+        thread = StoreThread(ended)
+        thread.submit(lambda begun=begun: work(begun))
+        begun.wait()
+        left.set()
+        thread._thread.join()
+        assert len(told) == expected and bool(thread.failure) == bool(expected)
+        ended.set()
 
 
 def test_a_folder_stays_one(tmp_path):

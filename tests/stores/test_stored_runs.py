@@ -198,6 +198,18 @@ def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed
     assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
 
 
+@pytest.mark.slow
+def test_moments_of_another_number_of_processes_are_converted_on_each_machine(data, machines, bucket, tmp_path):
+    """The run that they come from lies where each machine sees it; what is made of it does not."""
+    source, run = tmp_path / "source", ("--zero.stage", "1", "--train.max_steps", "4")
+    train(data, source, *run)
+    start = (*run, "--init_from", str(source), "--init_optimizer", "true")
+    printed = finish_all(start_on(machines(2), data, f"{bucket}/own", *start))
+    assert "was saved by another number of processes: converting it" in printed and "taken, of 4 steps" in printed
+    train(data, tmp_path / "shared", *start, processes=2)
+    assert_same_weights(weights(fetch_run(to_place(f"{bucket}/own"))), weights(tmp_path / "shared"))
+
+
 def send(processes: list[int], number: int) -> None:
     for process in processes:
         os.kill(process, number)
