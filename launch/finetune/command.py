@@ -27,6 +27,7 @@ from cloze.launch.finetune.sweep import sweep
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.stored import StoredRun, stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
@@ -89,10 +90,10 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     """Run or continue a fine-tuning; returns the exit status. Called by every process of the run, with what
     `prepare_process` has returned.
     """
-    if is_url(config.output):
-        raise UserError(f"output: found {config.output}, expected a folder: of all runs those of cloze pretrain go to "
-                        "an object store by themselves; copy the finished one there")
     if config.seeds > 1 or config.grid:
+        if is_url(config.output):
+            raise UserError(f"output: found {config.output} with several runs (seeds, grid), expected a folder, where "
+                            "they are compared; one run by itself goes to an object store")
         if environment.world_size > 1:
             raise UserError(f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
                             "process, which starts a run on each GPU; leave torchrun out")
@@ -101,20 +102,29 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     job = read_job(config)
     deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
-    console = Console(environment.is_main)
+    with stored(job.config, environment, Console(environment.is_main)) as (config, run):
+        status = _finetune(replace(job, config=config), environment, run)
+        if run and status == running.EXIT_COMPLETE:
+            run.clear()
+        return status
+
+
+def _finetune(job: Job, environment: Environment, run: StoredRun | None) -> int:
+    """`finetune` into a folder of this machine, which may stand for a run in a store."""
+    config, console = job.config, Console(environment.is_main)
     known = job.source.trained_length
-    if known and known < min(job.config.max_length, job.train.lengths.max()):
+    if known and known < min(config.max_length, job.train.lengths.max()):
         console.warn(f"max_length: found {job.config.max_length}, more than the {known} tokens that {config.model} has "
                      "learned from: what stands behind them it learns from these examples alone; pretrain a phase of "
                      f"that length, or give --max_length {known}")
 
     def work(process: Process, stop: StopRequest) -> bool:
         trainer, learned = prepare_trainer(job, process)
-        return train(learned, trainer, stop, partial(report, job, trainer))
+        return train(learned, trainer, stop, partial(report, job, trainer, run), run)
 
-    status = running.carry_out(job.config, job.facts, environment, console, work)
+    status = running.carry_out(config, job.facts, environment, console, work, run)
     if status == running.EXIT_COMPLETE:
-        for line in where(job.config, job.task):
+        for line in where(config, job.task, run):
             console.say(line)
     return status
 
@@ -143,7 +153,8 @@ def prepare_trainer(job: Job, process: Process):
     learned = _with_features(job, engine, process)  # by the encoder that was resumed
     trainer.evaluate = Evaluation(learned, engine, environment, process.device)
     if environment.is_main:
-        runs.describe(Path(config.output), config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
+        runs.describe(Path(config.output), process.shown(config), job.facts,
+                      partial(copy_tokenizer, job.source.tokenizer), made)
     return trainer, learned
 
 
@@ -178,7 +189,7 @@ def _print_facts(job: Job, process: Process, engine, rows: list[tuple[str, str]]
     names = job.head.labels if job.head else ()
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     epochs = f"{config.train.max_steps * config.train.global_batch_size / len(job.train):.2f} epochs"
-    process.console.facts(f"cloze finetune {config.task} -> {config.output}", [
+    process.console.facts(f"cloze finetune {config.task} -> {process.shown(config).output}", [
         *rows,
         *([("labels", f"{len(names)}: {shown}")] if names else []),
         ("metrics", job.validation.measured),
@@ -187,7 +198,7 @@ def _print_facts(job: Job, process: Process, engine, rows: list[tuple[str, str]]
     ])
 
 
-def train(job: Job, trainer, stop: StopRequest, report) -> bool:
+def train(job: Job, trainer, stop: StopRequest, report, run: StoredRun | None = None) -> bool:
     """Feed the trainer from where it stands until it is complete and reported (True) or was asked to stop (False)."""
     config, environment = job.config, trainer.environment
     stream = ExampleStream(
@@ -198,4 +209,4 @@ def train(job: Job, trainer, stop: StopRequest, report) -> bool:
     if config.unfreeze_every_epochs is not None:
         each = max(1, round(config.unfreeze_every_epochs * len(job.train) / config.train.global_batch_size))
         batches = unfreezing(batches, trainer.engine.module, trainer.state.step, each)
-    return running.run(config, trainer, batches, stop, trainer.evaluate.showing, report)
+    return running.run(config, trainer, batches, stop, trainer.evaluate.showing, report, run)

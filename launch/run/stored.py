@@ -140,8 +140,12 @@ class StoredRun:
         # What makes it a run's comes last.
         names = [name for name in _DESCRIPTION if name != runs.CONFIG] + [runs.CONFIG]
         for path in paths + [path for name in names if (path := self.folder / name).exists()]:
-            (self.place / str(path.relative_to(self.folder))).write(path)
+            self.send(path)
         self._shipper.begin(step, evaluated_step)
+
+    def send(self, path: Path) -> None:
+        """Write a file of the folder to its place in the store. Raises UserError if the store can't be used."""
+        (self.place / str(path.relative_to(self.folder))).write(path)
 
     def ship(self) -> None:
         """Send what this process has told, now. Raises UserError if the store can't be used."""

@@ -52,9 +52,12 @@ class Machine:
         self.variables = {"XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
         (folder / "cache").mkdir(parents=True)
 
-    def start(self, data: Path, output: str, *overrides: str, processes: int = 1, step_seconds: float = 0.0,
-              **variables: str) -> ForkedRun:
-        return ForkedRun(pretrain_arguments(data, output, "--monitor.store_seconds", "0.5", *overrides), processes,
+    def start(self, data: Path, output: str, *overrides: str, **options) -> ForkedRun:
+        """A pretraining."""
+        return self.begin(pretrain_arguments(data, output, *overrides), **options)
+
+    def begin(self, command: list[str], processes: int = 1, step_seconds: float = 0.0, **variables: str) -> ForkedRun:
+        return ForkedRun([*command, "--monitor.store_seconds", "0.5"], processes,
                          partial(quick_main, step_seconds=step_seconds), **self.variables, **variables)
 
 
@@ -65,6 +68,11 @@ def train_on(machine: Machine, data: Path, output: str, *overrides: str, process
 
 def start_on(machines: list[Machine], data: Path, output: str, *overrides: str, step_seconds: float = 0.0
              ) -> list[ForkedRun]:
+    """A pretraining by one process on each machine."""
+    return begin_on(machines, pretrain_arguments(data, output, *overrides), step_seconds)
+
+
+def begin_on(machines: list[Machine], command: list[str], step_seconds: float = 0.0) -> list[ForkedRun]:
     """One process on each machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -72,7 +80,7 @@ def start_on(machines: list[Machine], data: Path, output: str, *overrides: str, 
     count = str(len(machines))  # all of them share this one's cores
     common = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": count, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": port}
-    return [machine.start(data, output, *overrides, step_seconds=step_seconds, RANK=str(rank), **common)
+    return [machine.begin(command, step_seconds=step_seconds, RANK=str(rank), **common)
             for rank, machine in enumerate(machines)]
 
 
