@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -15,15 +16,10 @@ from cloze.launch.checkpoint import fetch_run
 from cloze.launch.checkpoint.fetching import read_index
 from cloze.launch.run.commits import read_commits
 from cloze.pipeline.stores.places import to_place
+from tests.forked import GRACE_SECONDS, ForkedRun
 from tests.launching import PATIENCE_SECONDS, assert_same_weights, finish, kill_all, train, weights
 from tests.stores.server import Answer, Proxy, Request
-from tests.stores.stored_runs import (
-    Machine,
-    assert_nothing_but_what_counts,
-    finish_all,
-    read_log,
-    start_on,
-)
+from tests.stores.stored_runs import Machine, assert_nothing_but_what_counts, finish_all, read_log, start_on
 from tests.synthetic import make_shards
 
 KILLS = int(os.environ.get("STORE_KILLS", "10"))
@@ -31,6 +27,7 @@ WINDOW_SECONDS = 4.0  # after a start's first request, in which the moment lies;
 # More than the starts can do before they are killed.
 STEP_SECONDS, STEPS = 0.15, 24 * KILLS
 RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "2", "--zero.stage", "1")
+LOCAL = ("--checkpoint.local", "1")  # of some starts
 
 
 class Uploads:
@@ -71,10 +68,11 @@ def test_processes_killed_at_random_moments(tmp_path, bucket, proxy):
     train(data, tmp_path / "undisturbed", *RUN, processes=2)
     uploads, numbers = Uploads(proxy), iter(range(10**6))
     machines = [Machine(tmp_path / f"machine-{next(numbers)}") for _ in range(2)]
-    resumed, newest = 0, 0
+    resumed, near, newest = 0, 0, 0
     for kill in range(KILLS):
         seen = len(proxy.requests)
-        processes = start_on(machines, data, output, *RUN, step_seconds=STEP_SECONDS)
+        local = LOCAL if draw.random() < 0.5 else ()
+        processes = start_on(machines, data, output, *RUN, *local, step_seconds=STEP_SECONDS)
         try:
             _wait(lambda seen=seen: len(proxy.requests) > seen, processes)
             time.sleep(draw.uniform(0.0, WINDOW_SECONDS))
@@ -84,22 +82,32 @@ def test_processes_killed_at_random_moments(tmp_path, bucket, proxy):
             for victim in victims:
                 assert victim.poll() is None, victim.communicate(timeout=10)[0][-4000:]
                 kill_all(victim)
-            printed = [finish(process, None) for process in processes]
+            printed = [_end(process) for process in processes]
         finally:
             for process in processes:
                 if process.poll() is None:
                     kill_all(process)
         assert all(process.returncode != 0 for process in processes), printed
         resumed += "resumed from step" in printed[0]
+        near += "scratch" in printed[0]
         newest = max(newest, *_whole_checkpoints(output), 0)
         machines = [Machine(tmp_path / f"machine-{next(numbers)}") if draw.random() < 0.3 else machine
                     for machine in machines]
     printed = finish_all(start_on(machines, data, output, *RUN))
-    print(f"{KILLS} kills, {resumed} starts had gone on from a checkpoint, the last from step {newest}")
+    print(f"{KILLS} kills; {resumed} starts had gone on from a checkpoint, {near} of them from scratch; newest {newest}")
     assert resumed and int(re.search(r"resumed from step (\d+) of", printed)[1]) >= newest > 0
     assert_nothing_but_what_counts(output)
     assert [line["step"] for line in read_log(output) if "train/loss" in line] == list(range(1, STEPS + 1))
     assert_same_weights(weights(fetch_run(to_place(output))), weights(tmp_path / "undisturbed"))
+
+
+def _end(process: ForkedRun) -> str:
+    """What a process prints until it ends; a launcher ends it where it does not by itself, as before rank 0 has come."""
+    try:
+        process.communicate(timeout=GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        kill_all(process)
+    return finish(process, None)
 
 
 def _wait(reached: Callable[[], bool], processes: list) -> None:
