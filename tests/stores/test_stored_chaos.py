@@ -94,7 +94,7 @@ def test_processes_killed_at_random_moments(tmp_path, bucket, proxy):
         machines = [Machine(tmp_path / f"machine-{next(numbers)}") if draw.random() < 0.3 else machine
                     for machine in machines]
     printed = finish_all(start_on(machines, data, output, *RUN))
-    print(f"{KILLS} kills; {resumed} starts had gone on from a checkpoint, {near} of them from scratch; newest {newest}")
+    print(f"{KILLS} kills; {resumed} starts had gone on from a checkpoint, {near} of them from scratch")
     assert resumed and int(re.search(r"resumed from step (\d+) of", printed)[1]) >= newest > 0
     assert_nothing_but_what_counts(output)
     assert [line["step"] for line in read_log(output) if "train/loss" in line] == list(range(1, STEPS + 1))
@@ -102,7 +102,7 @@ def test_processes_killed_at_random_moments(tmp_path, bucket, proxy):
 
 
 def _end(process: ForkedRun) -> str:
-    """What a process prints until it ends; a launcher ends it where it does not by itself, as before rank 0 has come."""
+    """What a process prints until it ends; as launchers do, it is ended where it waits for one that has not come."""
     try:
         process.communicate(timeout=GRACE_SECONDS)
     except subprocess.TimeoutExpired:
