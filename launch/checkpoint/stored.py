@@ -86,7 +86,7 @@ class StoredCheckpoints(CheckpointManager):
 
     def agree_on_latest(self) -> int | None:
         """The newest committed checkpoint of which every rank has fetched what it needs, undamaged; or a newer one that
-        this machine's scratch holds whole. Collective.
+        lies whole on the machines' scratch. Collective.
 
         Raises:
             UserError: the store or the disk can't be used.
@@ -140,9 +140,10 @@ class StoredCheckpoints(CheckpointManager):
         newest does not count: the run has gone on without it."""
         newest = max(self._committed, default=-1)
         found: list[Found] = []
-        if self.leads:
-            found = found_on([self.path(step) for step in reversed(super().steps()) if step > newest],
-                             self.environment.world_size, self._committed.get(newest, ""))
+        newer = [self.path(step) for step in reversed(super().steps()) if step > newest]
+        with self._together("look at scratch"), readable_errors(self.folder):
+            if self.leads:
+                found = found_on(newer, self.environment.world_size, self._committed.get(newest, ""))
         told = distributed.gather_texts(json.dumps([asdict(each) for each in found]), self.device)
         by_machine = [[Found(**each) for each in json.loads(told[min(ranks)])] for ranks in self._machines]
         whole = whole_on_all(by_machine, self._machines)
