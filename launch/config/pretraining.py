@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_processes, check_sections, check_seed, check_warmup
+from cloze.launch.config.checks import at_least
 from cloze.launch.config.data import DataSource, MixtureConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.run import RunConfig
+from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.running import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.training import MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig

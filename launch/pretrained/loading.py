@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -61,7 +61,7 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
         check_finite(weights, f"step {found} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
-        return _computing(LoadedModel(model, tokenizer, str(folder), length and Truncation(length)))
+        return _computing(LoadedModel(model, tokenizer, str(folder), Truncation(length) if length else None))
     if step is not None:
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     folder = runs.model_folder(folder)
@@ -83,7 +83,10 @@ def load_truncation(folder: Path) -> Truncation | None:
     return _noted(folder, TRUNCATION, Truncation)
 
 
-def _noted(folder: Path, name: str, kind: type):
+_Note = TypeVar("_Note")
+
+
+def _noted(folder: Path, name: str, kind: type[_Note]) -> _Note | None:
     """A note of config.json as the dataclass that it was. Raises UserError, ModelError for one that isn't."""
     fields = load_note(folder, name)
     if fields is None:

@@ -29,7 +29,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import holding, readable_errors
-from cloze.pipeline.stores.leases import leased
+from cloze.pipeline.stores.leases import Lease, Unchecked, leased
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
 
 LEASE = "lease"
@@ -67,7 +67,7 @@ class StoredRun:
         self._seconds = config.monitor.store_seconds
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
-        self._lease = None
+        self._lease: Lease | Unchecked | None = None
 
     @property
     def checkpoints(self) -> StorePath:
@@ -138,10 +138,12 @@ class StoredRun:
         names = [name for name in _DESCRIPTION if name != runs.CONFIG] + [runs.CONFIG]
         for path in paths + [path for name in names if (path := self.folder / name).exists()]:
             (self.place / str(path.relative_to(self.folder))).write(path)
+        assert self._shipper is not None, "`meet` comes first"
         self._shipper.begin(step, evaluated_step)
 
     def ship(self) -> None:
         """Send what this process has told, now. Raises UserError if the store can't be used."""
+        assert self._shipper is not None, "`meet` comes first"
         self._shipper.ship()
 
     def told(self) -> None:
@@ -194,6 +196,7 @@ def stored(config: RunConfig, environment: Environment, console: Console
         yield config, None
         return
     place = to_output(config.output)
+    assert isinstance(place, StorePath), config.output
     if not place.key:
         raise UserError(f"output: found {config.output}, a whole bucket, expected a place in it such as "
                         f"{config.output.rstrip('/')}/runs/name")

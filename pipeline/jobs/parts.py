@@ -106,8 +106,8 @@ def write(path: Place, table: Table) -> tuple[int, int]:
                              zlib.crc32(rest))
             file.write(hashes)
             file.write(rest)
-        file.write(index)
-        file.write(np.array((len(index), zlib.crc32(index, _CRC_START)), _TRAILER))
+        file.write(index.data)
+        file.write(np.array((len(index), zlib.crc32(index.data, _CRC_START)), _TRAILER).data)
     return len(rows), int(flat[1][2].sum())
 
 
@@ -190,7 +190,7 @@ def _read_exactly(file: "int | _Stored", path: Place, offset: int, count: int) -
     if isinstance(file, _Stored):
         if offset + count > file.size:
             raise DamagedPart(str(path))
-        return memoryview(path.read_range(offset, offset + count) if count else b"")
+        return memoryview(file.path.read_range(offset, offset + count) if count else b"")
     found = b""
     while len(found) < count and (more := os.pread(file, count - len(found), offset + len(found))):
         found = found + more if found else more
