@@ -143,6 +143,12 @@ class PretrainConfig(RunConfig):
             raise UserError(f"evaluation.sets: found {both[0]}, expected a name that no source of data has")
 
     @property
+    def streams(self) -> int:
+        """The streams of the order of samples, whose number is known (`choose_data_streams`)."""
+        assert self.data_streams is not None, "it has been chosen"
+        return self.data_streams
+
+    @property
     def sources(self) -> list[DataSource]:
         """The prepared folders, whichever way they were given."""
         return self.data.sources if isinstance(self.data, MixtureConfig) else [DataSource(self.data)]

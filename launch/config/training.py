@@ -112,6 +112,12 @@ class TrainConfig:
         return self.learning_rate
 
     @property
+    def micro_batch(self) -> int:
+        """The size of a micro-batch, which is known (`on`, and what was found out on the device)."""
+        assert isinstance(self.micro_batch_size, int), "it has been found out"
+        return self.micro_batch_size
+
+    @property
     def growth(self) -> int:
         """Samples by which the global batch grows in all."""
         return self.global_batch_size - (self.initial_global_batch_size or self.global_batch_size)

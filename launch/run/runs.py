@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ LOCK = ".lock"
 HEARTBEATS = "heartbeats"
 STARTS = "starts"  # in software.json
 TRAINED_LENGTH = "max_length"  # in data.json
+
+Facts = Mapping[str, str | int]  # what a run reads, by name: hashes, fingerprints, lengths
 
 # What a start that was cut short may leave without CONFIG.
 _BEFORE_CONFIG = {LOCK, HEARTBEATS, DATA, DEVICE, STATUS, SOFTWARE, DEEPSPEED, TRACKING}
@@ -198,7 +200,7 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
     return streams
 
 
-def check_folder(config: RunConfig, facts: dict[str, str], shown: str | None = None) -> None:
+def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> None:
     """Refuse a folder that holds something else than an earlier part of this very run.
 
     Args:
@@ -220,7 +222,7 @@ def check_folder(config: RunConfig, facts: dict[str, str], shown: str | None = N
                     config, facts, "choose another --output")
 
 
-def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: dict[str, str]) -> None:
+def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts) -> None:
     """Refuse a checkpoint that another run has written, of whatever shape: the run's folder knows nothing of it.
 
     Args:
@@ -239,12 +241,12 @@ def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: dict[s
                     "remove it to go on from an older one")
 
 
-def shaping_of(config: RunConfig, facts: dict[str, str]) -> dict[str, object]:
+def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
     """What shapes the result of a run, by dotted name: fields, and hashes of what it reads."""
-    return _shaping(asdict(config)) | facts
+    return {**_shaping(asdict(config)), **facts}
 
 
-def _refuse_another(found: str, before: dict[str, object], config: RunConfig, facts: dict[str, str],
+def _refuse_another(found: str, before: dict[str, object], config: RunConfig, facts: Facts,
                     mend: str) -> None:
     """Raise UserError, which begins with `found`, for the first field that may not differ from before and does."""
     # What an earlier version did not know is as it would be if nobody had set it.
@@ -268,7 +270,7 @@ def _entries(folder: Path) -> set[str]:
     return names - ({CHECKPOINTS} if empty else set())
 
 
-def describe(folder: Path, config: RunConfig, facts: dict[str, str], save_tokenizer: Callable[[Path], object],
+def describe(folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object],
              deepspeed: dict) -> None:
     """Write what is needed to understand, repeat and export the run: its configurations and its tokenizer."""
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
@@ -183,9 +184,11 @@ def fetch_description(place: StorePath, folder: Path) -> None:
     fetch_objects(place, [*_DESCRIPTION, *(each.key[start:] for each in tokenizer)], folder)
 
 
+Kind = TypeVar("Kind", bound=RunConfig)  # of run
+
+
 @contextmanager
-def stored(config: RunConfig, environment: Environment, console: Console
-           ) -> Iterator[tuple[RunConfig, StoredRun | None]]:
+def stored(config: Kind, environment: Environment, console: Console) -> Iterator[tuple[Kind, StoredRun | None]]:
     """The configuration with a folder of this machine as its output, and the run in the store that it stands for; as it
     is, and None, if the output is a folder.
 

@@ -7,7 +7,6 @@ import datetime
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -156,7 +155,7 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
 
 
 @contextlib.contextmanager
-def together(what: str, where: Path | str, device: torch.device) -> Iterator[None]:
+def together(what: str, where: object, device: torch.device) -> Iterator[None]:
     """What fails on one rank fails on all: none is left waiting in a collective for one that is gone. Collective.
 
     Raises:

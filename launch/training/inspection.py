@@ -101,9 +101,9 @@ class Inspector:
             squares = torch.stack([gradient.double().square().sum(), weight.double().square().sum()])
             self._squares[layer][:2] += squares.to(self._device)
 
-    def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for (layer, weight, _), old in zip(self._parts(optimizer), self._weights, strict=True):
-            self._squares[layer][2] += (weight - old).double().square().sum().to(self._device)
+    def _after(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
+        for (layer, weight, _), before in zip(self._parts(optimizer), self._weights, strict=True):
+            self._squares[layer][2] += (weight - before).double().square().sum().to(self._device)
         self._weights = []
 
     @contextlib.contextmanager

@@ -65,7 +65,7 @@ def _shown(config: RunConfig, stored: StoredRun | None) -> RunConfig:
     return replace(config, output=str(stored.place)) if stored else config
 
 
-def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment, console: Console,
+def carry_out(config: RunConfig, facts: runs.Facts, environment: Environment, console: Console,
               work: Callable[[Process, StopRequest], bool], stored: StoredRun | None = None) -> int:
     """Hold the run's folder, join the other processes and do the work; returns the exit status.
 
@@ -99,7 +99,7 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
-def open_checkpoints(config: RunConfig, facts: dict[str, str], process: Process
+def open_checkpoints(config: RunConfig, facts: runs.Facts, process: Process
                      ) -> tuple[CheckpointManager, int | None, bool]:
     """The run's checkpoints, the step to go on from (None: start), and whether another number of processes saved it.
 
