@@ -226,6 +226,12 @@ class FinetuneConfig(RunConfig):
         step = self.window_step or (min(_WINDOW_STEP, length // 3) if task.kind == "answering" else length // 2 - 1)
         return replace(self, max_length=length, window_step=step, evaluation=evaluation)
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """`max_length` and `window_step`, which are known (`for_task`)."""
+        assert self.max_length is not None and self.window_step is not None, "for_task comes first"
+        return self.max_length, self.window_step
+
     def for_size(self, parameters: int) -> FinetuneConfig:
         """With the peak learning rate that the parameters of the encoder's layers decide, unless it is given."""
         return replace(self, train=self.train.for_size(parameters))

@@ -135,7 +135,7 @@ class TrainConfig:
             sizes |= {"initial_global_batch_size": self.initial_global_batch_size, "batch_increment": self.increment}
         return sizes
 
-    def on(self, world_size: int) -> TrainConfig:
+    def on(self: Train, world_size: int) -> Train:
         """With the micro-batch that so many processes take; auto and null, which the device decides, stay."""
         if self.micro_batch_size in ("auto", None):
             return self

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def pseudo_log_likelihoods(
 
 def num_tokens(encodings: Sequence[Encoding]) -> int:
     """Tokens that go through the model for them: every sequence once for each of its ordinary tokens."""
-    return sum(len(encoding) * np.count_nonzero(encoding.parts) for encoding in encodings)
+    return sum(len(encoding) * int(np.count_nonzero(encoding.parts)) for encoding in encodings)
 
 
 class _EncoderInBf16:
@@ -62,7 +63,7 @@ class _EncoderInBf16:
     def __init__(self, model: BertForPreTraining) -> None:
         self.model = model
 
-    def __call__(self, masked_positions: torch.Tensor, **inputs) -> PreTrainingOutput:
+    def __call__(self, masked_positions: torch.Tensor, **inputs: Any) -> PreTrainingOutput:
         with torch.autocast(masked_positions.device.type, torch.bfloat16):
             encoded = self.model.bert(read_tokens=masked_positions, **inputs)
         return PreTrainingOutput(prediction_logits=self.model.masked_lm(encoded.last_hidden_state.float()))
@@ -75,8 +76,8 @@ def _hidden(loaded: LoadedModel, model: BertForPreTraining | _EncoderInBf16, row
     hidden = rows[np.arange(count), columns]
     rows = rows.copy()
     rows[np.arange(count), columns] = loaded.tokenizer.special_tokens.mask
-    to_device = {"device": loaded.device}
-    inputs = {
+    to_device: dict[str, Any] = {"device": loaded.device}
+    inputs: dict[str, Any] = {
         "input_ids": torch.as_tensor(rows.reshape(-1), **to_device),
         "sequence_offsets": torch.arange(0, rows.size + 1, length, dtype=torch.int32, **to_device),
         "max_sequence_length": length,

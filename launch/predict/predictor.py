@@ -18,7 +18,7 @@ from cloze.launch.predict.blanks import FillMask, Guess, Score, SentenceScore
 from cloze.launch.predict.choices import Choice, Choose
 from cloze.launch.predict.labels import Classify, Label
 from cloze.launch.predict.operation import Batch, Operation, Row
-from cloze.launch.predict.tags import Tag, TagWords
+from cloze.launch.predict.tags import Aggregation, Tag, TagWords
 from cloze.launch.predict.tokens import Tokenize, Tokens
 from cloze.launch.predict.vectors import (
     Attend,
@@ -27,6 +27,7 @@ from cloze.launch.predict.vectors import (
     Embed,
     Features,
     FindWord,
+    Pooling,
     TokenVectors,
     WordInContext,
     in_contexts,
@@ -101,7 +102,7 @@ class Predictor:
         found = [result.labels for result in results]
         return found[0] if isinstance(text, str) else found
 
-    def tag(self, text: str | Sequence[str], aggregation: str = "first") -> list[Tag] | list[list[Tag]]:
+    def tag(self, text: str | Sequence[str], aggregation: Aggregation = "first") -> list[Tag] | list[list[Tag]]:
         """Tagged words of a text of any length, of a list of texts a list each; `aggregation` as in `TagWords`."""
         results = self._each(TagWords(aggregation=aggregation), text)
         return results[0] if isinstance(text, str) else results
@@ -122,13 +123,13 @@ class Predictor:
         self._warn(result.cut_tokens)
         return result.ranking
 
-    def similarity(self, text: str, other: str, pooling: str = "mean", layer: int = -1) -> float:
+    def similarity(self, text: str, other: str, pooling: Pooling = "mean", layer: int = -1) -> float:
         """Cosine of the vectors of two texts, -1 to 1; pooling and layer as in `embed`."""
         result = self._one(Compare(pooling=pooling, layer=layer), text, other)
         self._warn(result.cut_tokens)
         return result.cosine
 
-    def embed(self, texts: Sequence[str], pooling: str = "mean", layer: int = -1) -> np.ndarray:
+    def embed(self, texts: Sequence[str], pooling: Pooling = "mean", layer: int = -1) -> np.ndarray:
         """(N, hidden) fp32: a vector a text. pooling: cls, mean, max. layer: 0 embeddings, 1 ..., -1 last. Longer texts
         than the model reads are cut, with a warning.
         """
@@ -206,7 +207,7 @@ class Predictor:
 
     def _batch(self, encodings: list[Encoding]) -> Batch:
         bounds = [0, *itertools.accumulate(map(len, encodings))]
-        inputs = {
+        inputs: dict[str, Any] = {
             "input_ids": self._tensor([token for each in encodings for token in each.ids]),
             "sequence_offsets": self._tensor(bounds, torch.int32),
             "max_sequence_length": max(map(len, encodings)),
