@@ -84,6 +84,8 @@ class Operation:
     name of a result that is no object, in JSON.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # each subclass is one
+
     name: ClassVar[str]
     head: ClassVar[str | None] = None
     fields: ClassVar[tuple[str, str]] = ("text", "pair")
