@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cloze.launch.predict.predictor import Predictor
+    from cloze.launch.predict import Predictor
 
 __version__ = "0.1.0"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import Field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -17,7 +17,8 @@ class RunConfig:
     No dataclass: each kind of run declares the fields in its own order, with its own defaults and sentences.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # each kind of run is one
+    if TYPE_CHECKING:  # each kind of run is one; jsonargparse would take the annotation for a field
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     output: str
     seed: int

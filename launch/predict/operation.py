@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -84,7 +84,8 @@ class Operation:
     name of a result that is no object, in JSON.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # each subclass is one
+    if TYPE_CHECKING:  # each subclass is one; jsonargparse would take the annotation for a field
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     name: ClassVar[str]
     head: ClassVar[str | None] = None
