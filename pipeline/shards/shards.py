@@ -279,7 +279,8 @@ class _Shard:
                     raise ValueError("the file ends before it")
                 view = view[count:]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        return pa.ipc.open_stream(pa.py_buffer(content), options=options).read_next_batch_with_custom_metadata()
+        stream = pa.ipc.open_stream(pa.py_buffer(content), options=options, memory_pool=ragged.POOL)
+        return stream.read_next_batch_with_custom_metadata()
 
 
 class _Shard1:
@@ -306,7 +307,8 @@ class _Shard1:
     def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
         """A block with the columns of those numbers, and its metadata."""
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        return pa.ipc.open_file(self._file, options=options).get_batch_with_custom_metadata(number)
+        file = pa.ipc.open_file(self._file, options=options, memory_pool=ragged.POOL)
+        return file.get_batch_with_custom_metadata(number)
 
 
 def _footer(file: CachedFile) -> pa.Buffer:
