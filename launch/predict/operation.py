@@ -44,8 +44,7 @@ class Batch:
     bounds: list[int]
     """(B + 1,): where each sequence begins, on the host."""
     inputs: dict[str, Any]
-    """What a model's forward takes: input_ids (T,) with [MASK] at the blanks, token_type_ids (T,), sequence_offsets,
-    max_sequence_length."""
+    """What a model's forward takes (cloze.pipeline.loading.collate.concatenated), with [MASK] at the blanks."""
 
     def blanks(self) -> list[int]:
         """Positions of all blanks among the T tokens."""

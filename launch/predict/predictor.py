@@ -34,8 +34,10 @@ from cloze.launch.predict.vectors import (
 )
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.pretrained.loading import load_model, model_path
+from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.collate import concatenated
 
 # Texts that are read ahead and sorted by length: enough that hardly any batch mixes lengths, few enough to answer soon.
 CHUNK_ROWS = 1024
@@ -206,22 +208,14 @@ class Predictor:
         return results
 
     def _batch(self, encodings: list[Encoding]) -> Batch:
-        bounds = [0, *itertools.accumulate(map(len, encodings))]
-        inputs: dict[str, Any] = {
-            "input_ids": self._tensor([token for each in encodings for token in each.ids]),
-            "sequence_offsets": self._tensor(bounds, torch.int32),
-            "max_sequence_length": max(map(len, encodings)),
-        }
-        if self.config.type_vocab_size > 1:
-            types = self.config.segments
-            inputs["token_type_ids"] = self._tensor([types[segment] for each in encodings for segment in each.segments])
-        batch = Batch(encodings, bounds, inputs)
+        bounds = np.array([0, *itertools.accumulate(map(len, encodings))])
+        ids = np.array([token for each in encodings for token in each.ids], np.int64)
+        seconds = np.array([each.segment_b_start for each in encodings])
+        (inputs,) = concatenated(ids, bounds, seconds, np.array([len(encodings)]), self.config.segments)
+        batch = Batch(encodings, bounds.tolist(), inputs)
         if blanks := batch.blanks():
             inputs["input_ids"][blanks] = self.tokenizer.special_tokens.mask
-        return batch
-
-    def _tensor(self, values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.loaded.device)
+        return replace(batch, inputs=to_device(inputs, torch.device(self.loaded.device)))
 
     def _each(self, operation: Operation, text: str | Sequence, pair: str | Sequence[str] | None = None) -> list[Any]:
         """Results of a text or of a list of them, with one second text for all, with one each, or without."""

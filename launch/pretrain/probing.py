@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,9 +23,11 @@ from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
+from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.collate import concatenated
 
 # Kept free for what the probe does not see: NCCL's buffers of collectives that come later (evaluation, checkpoints),
 # workspaces of kernels that other shapes choose, other processes on the GPU. Hardly for holes in the allocator's
@@ -241,14 +244,12 @@ class Probe:
         ids = torch.randint(self.data.manifest.vocab_size, (tokens,), generator=generator)
         places = torch.arange(tokens) - starts.repeat_interleave(lengths)
         positions = (places < (share * lengths).ceil().repeat_interleave(lengths)).nonzero()[:, 0]
-        batch = {
-            "input_ids": ids, "token_type_ids": torch.zeros_like(ids), "position_ids": places,
-            "sequence_offsets": torch.cat((starts, torch.tensor([tokens]))).int(),
+        offsets = torch.cat((starts, torch.tensor([tokens]))).numpy()
+        (batch,) = concatenated(ids.numpy(), offsets, lengths.numpy(), np.array([len(lengths)]))
+        return to_device(batch | {
             "masked_positions": positions, "labels": ids[positions],
             "next_sentence_label": torch.zeros(len(lengths), dtype=torch.int64),
-        }
-        longest = int(lengths.max())
-        return {name: tensor.to(self.device) for name, tensor in batch.items()} | {"max_sequence_length": longest}
+        }, self.device)
 
     def release(self) -> None:
         """Give the memory back before the run takes it."""

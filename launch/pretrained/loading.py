@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 
 from cloze.launch.config.model import ModelConfig
@@ -16,6 +17,7 @@ from cloze.launch.pretrained.hub import fetch_model, is_name
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
+from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import prepare_deepspeed, read_environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
@@ -24,6 +26,7 @@ from cloze.model.config import check_kinds
 from cloze.model.huggingface import check_finite, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.stores.places import is_url, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -107,15 +110,11 @@ def _computing(loaded: LoadedModel) -> LoadedModel:
         UserError: the vectors are not finite.
     """
     special = loaded.tokenizer.special_tokens
-    inputs = {"input_ids": [special.classification, special.separator], "sequence_offsets": [0, 2]}
-    if loaded.config.type_vocab_size > 1:
-        inputs["token_type_ids"] = [loaded.config.segments[0]] * 2
-    kinds = {"sequence_offsets": torch.int32}
-    tensors = {name: torch.tensor(values, dtype=kinds.get(name, torch.int64), device=loaded.device)
-               for name, values in inputs.items()}
+    ids = np.array([special.classification, special.separator])
+    (inputs,) = concatenated(ids, np.array([0, 2]), np.array([2]), np.array([1]), loaded.config.segments)
     with torch.inference_mode():
         encoder = getattr(loaded.model, "bert", loaded.model)
-        vectors = encoder(**tensors, max_sequence_length=2).last_hidden_state
+        vectors = encoder(**to_device(inputs, torch.device(loaded.device))).last_hidden_state
     if not vectors.isfinite().all():
         raise UserError(f"{loaded.source}: found a model whose vectors are not finite (NaN), expected numbers; its "
                         "weights are damaged: take an earlier checkpoint, or fetch the model again")

@@ -43,6 +43,11 @@ class Encoding:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def segment_b_start(self) -> int:
+        """First position of the second segment; the length if there is none."""
+        return len(self.ids) - sum(self.segments)
+
 
 @dataclass(frozen=True)
 class Truncation:
