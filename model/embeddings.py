@@ -50,6 +50,8 @@ class Embeddings(nn.Module):
     figure 2).
     """
 
+    sinusoids: Tensor
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config

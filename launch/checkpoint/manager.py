@@ -26,6 +26,7 @@ from cloze.launch.checkpoint.deepspeed_files import (
 from cloze.launch.checkpoint.saving import BackgroundWriter
 from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state
 from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
+from cloze.launch.engine.state import Engine
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
@@ -120,7 +121,7 @@ class CheckpointManager:
         step = distributed.from_main(-1 if found is None else found, self.device)
         return None if step < 0 else step
 
-    def save(self, engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor]) -> None:
+    def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor]) -> None:
         """Copy everything to host memory and begin to write it; `publish` makes a checkpoint of it. Collective.
 
         Args:
@@ -196,7 +197,7 @@ class CheckpointManager:
         if best is not None:
             self.retire(best)
 
-    def _make_room(self, engine, aside: Path) -> None:
+    def _make_room(self, engine: Engine, aside: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob("step-*.tmp"):
             try:
@@ -276,7 +277,7 @@ class CheckpointManager:
                 self.workplace.mkdir(parents=True, exist_ok=True)
                 convert_to_universal(self.path(step), self._universal(step))
 
-    def load(self, engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
+    def load(self, engine: Engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
         """Restore weights, optimizer and random state from a published checkpoint, converted if it is elastic.
 
         Returns:

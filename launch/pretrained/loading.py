@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 
 from cloze.launch.config.model import ModelConfig
@@ -16,6 +17,7 @@ from cloze.launch.pretrained.hub import fetch_model, is_name
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
+from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import prepare_deepspeed, read_environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
@@ -24,6 +26,7 @@ from cloze.model.config import check_kinds
 from cloze.model.huggingface import check_finite, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.stores.places import is_url, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -61,7 +64,7 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
         check_finite(weights, f"step {found} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
-        return _computing(LoadedModel(model, tokenizer, str(folder), length and Truncation(length)))
+        return _computing(LoadedModel(model, tokenizer, str(folder), Truncation(length) if length else None))
     if step is not None:
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     folder = runs.model_folder(folder)
@@ -83,7 +86,10 @@ def load_truncation(folder: Path) -> Truncation | None:
     return _noted(folder, TRUNCATION, Truncation)
 
 
-def _noted(folder: Path, name: str, kind: type):
+_Note = TypeVar("_Note")
+
+
+def _noted(folder: Path, name: str, kind: type[_Note]) -> _Note | None:
     """A note of config.json as the dataclass that it was. Raises UserError, ModelError for one that isn't."""
     fields = load_note(folder, name)
     if fields is None:
@@ -104,15 +110,11 @@ def _computing(loaded: LoadedModel) -> LoadedModel:
         UserError: the vectors are not finite.
     """
     special = loaded.tokenizer.special_tokens
-    inputs = {"input_ids": [special.classification, special.separator], "sequence_offsets": [0, 2]}
-    if loaded.config.type_vocab_size > 1:
-        inputs["token_type_ids"] = [loaded.config.segments[0]] * 2
-    kinds = {"sequence_offsets": torch.int32}
-    tensors = {name: torch.tensor(values, dtype=kinds.get(name, torch.int64), device=loaded.device)
-               for name, values in inputs.items()}
+    ids = np.array([special.classification, special.separator])
+    (inputs,) = concatenated(ids, np.array([0, 2]), np.array([2]), np.array([1]), loaded.config.segments)
     with torch.inference_mode():
         encoder = getattr(loaded.model, "bert", loaded.model)
-        vectors = encoder(**tensors, max_sequence_length=2).last_hidden_state
+        vectors = encoder(**to_device(inputs, torch.device(loaded.device))).last_hidden_state
     if not vectors.isfinite().all():
         raise UserError(f"{loaded.source}: found a model whose vectors are not finite (NaN), expected numbers; its "
                         "weights are damaged: take an earlier checkpoint, or fetch the model again")

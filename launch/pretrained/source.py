@@ -86,6 +86,7 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     if config.reinitialize_layers:
         raise UserError(f"reinitialize_layers: found {config.reinitialize_layers} with {path}, a shape, whose layers "
                         "are all random, expected 0; leave --reinitialize_layers out")
+    assert config.tokenizer is not None, "check_model asks for it"
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     known = {field.name for field in dataclasses.fields(BertConfig)}
     try:

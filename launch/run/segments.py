@@ -171,7 +171,7 @@ class LogReader:
         keys = [key for files in attempts.values() for key in files.get(METRICS, ())]
         if self._first is None and keys:
             self._first = keys[-min(self._newest or len(keys), len(keys))]
-        new = [key for key in keys if key >= self._first and key not in self._texts]
+        new = [key for key in keys if key >= (self._first or "") and key not in self._texts]
         with ThreadPoolExecutor(_READERS) as readers:
             self._texts |= zip(new, readers.map(lambda key: self._place.at(key).read_text(), new), strict=True)
         lines: list[dict] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -144,7 +145,7 @@ def _training(run: Path) -> str:
     return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
 
 
-def _without_paths(value):
+def _without_paths(value: Any) -> Any:
     """The same nest of dicts and lists, null in place of texts that may be paths."""
     if isinstance(value, dict):
         return {name: _without_paths(part) for name, part in value.items()}
