@@ -49,7 +49,8 @@ from cloze.launch.training import running
 from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import ValidationSet, evaluate_sets
 from cloze.launch.training.running import Process
-from cloze.model.bert import BertForPreTraining
+from cloze.model.bert import BertPreTrained
+from cloze.model.encoder import Encoder
 from cloze.model.flops import encoder_weights, num_parameters, training_flops
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
@@ -146,7 +147,7 @@ def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) ->
     print(json.dumps(deepspeed_config(config, config.processes), indent=1))
 
 
-def build_model(config: PretrainConfig, objective: Objective | None = None) -> BertForPreTraining:
+def build_model(config: PretrainConfig, objective: Objective | None = None) -> BertPreTrained:
     """The model of the run with its initial weights.
 
     Args:
@@ -157,12 +158,14 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
     """
     objective = objective or make_objective(config)
     model = objective.build_model()
-    if not isinstance(model, BertForPreTraining):
+    if not isinstance(model, BertPreTrained):
         raise UserError(f"objective: found a {type(model).__name__} made by {type(objective).__name__}.build_model, "
-                        "expected a cloze.model.bert.BertForPreTraining or a subclass of it")
+                        "expected a subclass of cloze.model.bert.BertPreTrained")
     init_weights(model, config.seed)
     if config.train.compile:
-        model.bert.encoder.compile_layers()
+        for module in model.modules():
+            if isinstance(module, Encoder):
+                module.compile_layers()
     return model
 
 

@@ -44,11 +44,12 @@ class Sources:
         sample = torch.searchsorted(micro_batch["sequence_offsets"].long(), micro_batch["masked_positions"],
                                     right=True) - 1
         of_masked = torch.stack([output.mlm_losses.detach(), micro_batch["labels"] != NO_LABEL, output.mlm_correct], 1)
-        of_samples = torch.stack([output.next_sentence_losses.detach(), micro_batch["next_sentence_label"] != NO_LABEL,
-                                  output.next_sentence_correct], 1)
         table = torch.zeros(len(self.names), len(_SUMS), dtype=torch.float64, device=sources.device)
         table[:, :3].index_add_(0, sources[sample], of_masked.double())
-        table[:, 3:].index_add_(0, sources, of_samples.double())
+        if output.next_sentence_losses is not None:
+            of_samples = torch.stack([output.next_sentence_losses.detach(),
+                                      micro_batch["next_sentence_label"] != NO_LABEL, output.next_sentence_correct], 1)
+            table[:, 3:].index_add_(0, sources, of_samples.double())
         return table.flatten()
 
     def scalars(self, sums: list[float]) -> dict[str, float]:

@@ -40,7 +40,8 @@ _SOURCES = "sources"  # of a micro-batch's samples, on their way to the device b
 
 
 def dropout_seed(*key: int) -> int:
-    """A seed for (seed, step, micro-step, rank): neighbouring keys give unrelated seeds, 0 to 2^63 - 1."""
+    """A seed for (seed, step, micro-step, rank), or (seed, step): neighbouring keys give unrelated ones, 0 to 2^63 - 1.
+    """
     digest = hashlib.blake2b(b"".join(part.to_bytes(8, "little") for part in key), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -242,7 +243,8 @@ class Trainer:
         key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
         micro_batch = to_device(micro_batch, self.device)
         sources = micro_batch.pop(_SOURCES, None)  # came in the same copy, and is none of the model's business
-        output = self.engine(**micro_batch, dropout_seed=key)
+        more = {"step_seed": dropout_seed(self.config.seed, self.state.step)} if self.objective.STEP_SEED else {}
+        output = self.engine(**micro_batch, dropout_seed=key, **more)
         loss, sums = self.objective(output, micro_batch, totals)
         if sources is not None:
             sums = torch.cat([sums, self.sources.sums(self.objective.pretraining_output(output), micro_batch, sources)])

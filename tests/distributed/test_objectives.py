@@ -9,9 +9,11 @@ import torch
 import transformers
 
 from cloze.launch.cli import main
-from cloze.launch.pretrain.objectives.distillation import _is_real
+from cloze.launch.pretrain.objectives.masked import is_real
 from cloze.launch.pretrain.objectives.span_boundary import spans
 from cloze.launch.run.metrics import read_metrics
+from cloze.launch.training.trainer import dropout_seed
+from cloze.model.sampling import token_bits
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.shards.shards import ShardReader
 from tests.forked import ForkedRun
@@ -166,6 +168,95 @@ def test_span_boundaries_have_the_loss_of_their_formula_and_one_step_for_any_spl
     assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 5e-5)
 
 
+ELECTRA = ("--objective", "replaced_tokens", "--model.embedding_size", "16", "--model.pooler", "false",
+           "--objective_options.generator_size", "0.5")
+
+
+class Reference(torch.nn.Module):
+    """ELECTRA of transformers' two classes, which share their embeddings."""
+
+    def __init__(self, detector, generator) -> None:
+        super().__init__()
+        self.detector = transformers.ElectraForPreTraining.from_pretrained(detector, attn_implementation="eager")
+        self.generator = transformers.ElectraForMaskedLM.from_pretrained(generator, attn_implementation="eager")
+        self.generator.electra.embeddings = self.detector.electra.embeddings
+        self.generator.generator_lm_head.weight = self.detector.electra.embeddings.word_embeddings.weight
+        self.eval()
+
+    def forward(self, batch: dict, seed: int) -> dict[str, torch.Tensor]:
+        """The four means over a batch, sample after sample; `seed`: that of the step."""
+        found, original = {name: [] for name in ("mlm", "hits", "detection", "right")}, batch["input_ids"].clone()
+        original[batch["masked_positions"]] = batch["labels"]
+        drawn_by = token_bits(seed, original, batch["sequence_offsets"], batch["masked_positions"]).tolist()
+        for low, high in batch["sequence_offsets"].unfold(0, 2, 1).tolist():
+            segments = batch["token_type_ids"][None, low:high]
+            scores = self.generator(batch["input_ids"][None, low:high], token_type_ids=segments).logits[0]
+            shown = original[low:high].clone()
+            for number, place in enumerate((batch["masked_positions"] - low).tolist()):
+                if not 0 <= place < high - low:
+                    continue
+                label, row = batch["labels"][number], scores[place]
+                found["mlm"].append(torch.nn.functional.cross_entropy(row, label))
+                found["hits"].append((row.argmax() == label).float())
+                border, summed = drawn_by[number] / 2**32, 0.0
+                for token, share in enumerate(row.detach().double().softmax(-1).tolist()):
+                    summed += share
+                    if summed > border:
+                        shown[place] = token
+                        break
+            replaced = (shown != original[low:high]).float()
+            says = self.detector(shown[None], token_type_ids=segments).logits[0]
+            found["detection"] += torch.nn.functional.binary_cross_entropy_with_logits(says, replaced, reduction="none")
+            found["right"] += ((says > 0) == (replaced > 0)).float()
+        return {name: torch.stack(values).mean() for name, values in found.items()}
+
+
+def electra_batch(data) -> dict:
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
+    (batch,) = next(stream).micro_batches
+    stream.close()
+    return batch
+
+
+def export_both(run, folder) -> tuple:
+    for part in (("detector",), ("generator", "--generator", "true")):
+        assert main(["export", str(run), "--output", str(folder / part[0]), *part[1:]]) == 0
+    return folder / "detector", folder / "generator"
+
+
+def test_replaced_tokens_have_the_losses_and_the_step_of_the_reference_for_any_split(data, tmp_path):
+    run = (*NO_DROPOUT, *ELECTRA, "--train.max_steps", "1", "--train.precision", "fp32")
+    # One step at the rate 0, so that the checkpoint holds the weights that the losses were measured with.
+    train(data, tmp_path / "still", *run, "--schedule.warmup_steps", "1", "--train.micro_batch_size", "4")
+    (line,) = (line for line in read_metrics(tmp_path / "still") if "train/loss" in line)
+    reference = Reference(*export_both(tmp_path / "still", tmp_path / "before"))
+    before = {name: value.clone() for name, value in reference.state_dict().items()}
+    means = reference(electra_batch(data), dropout_seed(42, 0))
+    names = ("mlm_loss", "mlm_accuracy", "detection_loss", "detection_accuracy")
+    for name, mean in zip(names, means.values(), strict=True):
+        assert line[f"train/{name}"] == pytest.approx(mean.item(), rel=1e-5), name
+    loss = means["mlm"] + 50 * means["detection"]
+    assert line["train/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    # The first step of plain Adam is the rate times the gradient's sign, wherever it is no rounding: as clipped here.
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+    moved = ("--schedule.warmup_steps", "0", "--optimizer.weight_decay", "0", "--optimizer.eps", "1e-12")
+    for processes, micro, stage in ((1, 16, 0), (2, 2, 2)):
+        train(data, tmp_path / f"{processes}", *run, *moved, "--train.micro_batch_size", str(micro), "--zero.stage",
+              str(stage), processes=processes)
+    after = Reference(*export_both(tmp_path / "1", tmp_path / "after")).state_dict()
+    checked = 0
+    for name, parameter in reference.named_parameters():
+        clear = parameter.grad.abs() > 1e-5
+        difference = (after[name] - before[name])[clear] + 3e-3 * parameter.grad[clear].sign()
+        assert difference.abs().max() < 3e-5 if clear.any() else True, name
+        checked += int(clear.sum())
+    assert checked > 10_000
+    one, two = weights(tmp_path / "1"), weights(tmp_path / "2")
+    assert_same_weights(one, {name: two[name] for name in one if name in two}, 5e-5)
+
+
 def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path):
     foreign = make_shards(tmp_path / "foreign", vocab_size=80)
     run = tmp_path / "run"
@@ -196,7 +287,7 @@ def test_objectives_show_the_sources_of_a_mixture_and_take_all_masking_rates(dat
 def test_a_micro_batch_without_masks_is_no_filler_and_has_spans_of_nothing():
     nothing = torch.zeros(0, dtype=torch.int64)
     assert [len(each) for each in spans(nothing)] == [0, 0, 0]
-    assert _is_real(nothing) and _is_real(torch.tensor([-100, 3])) and not _is_real(torch.tensor([-100, -100]))
+    assert is_real(nothing) and is_real(torch.tensor([-100, 3])) and not is_real(torch.tensor([-100, -100]))
 
 
 def test_a_start_takes_no_part_of_another_objectives_parameters(data, tmp_path):
