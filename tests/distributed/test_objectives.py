@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -32,6 +33,9 @@ from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
 NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
+
+ELECTRA = ("--objective", "replaced_tokens", "--model.embedding_size", "16", "--model.pooler", "false",
+           "--objective_options.generator_size", "0.5")
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +108,9 @@ def test_distillation_has_the_losses_of_the_reference_and_one_step_for_any_split
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["distillation", "span_boundary"])
+@pytest.mark.parametrize("objective", ["distillation", "span_boundary", "replaced_tokens"])
 def test_a_killed_run_resumes_exactly(data, teacher, tmp_path, objective):
-    named = distilled(teacher) if objective == "distillation" else ("--objective", objective)
+    named = {"distillation": distilled(teacher), "replaced_tokens": ELECTRA}.get(objective, ("--objective", objective))
     arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *named)
     whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
     finish(ForkedRun(whole, 2))
@@ -166,10 +170,6 @@ def test_span_boundaries_have_the_loss_of_their_formula_and_one_step_for_any_spl
         train(data, tmp_path / f"{processes}", *run, "--schedule.warmup_steps", "0", "--train.micro_batch_size",
               str(micro), processes=processes)
     assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 5e-5)
-
-
-ELECTRA = ("--objective", "replaced_tokens", "--model.embedding_size", "16", "--model.pooler", "false",
-           "--objective_options.generator_size", "0.5")
 
 
 class Reference(torch.nn.Module):
@@ -257,6 +257,40 @@ def test_replaced_tokens_have_the_losses_and_the_step_of_the_reference_for_any_s
     assert_same_weights(one, {name: two[name] for name in one if name in two}, 5e-5)
 
 
+@pytest.mark.slow
+def test_replaced_tokens_are_the_same_on_other_processes_at_all_stages_and_in_evaluation(data, tmp_path):
+    run = (*NO_DROPOUT, *ELECTRA, "--train.max_steps", "8", "--evaluation.every_steps", "4",
+           "--checkpoint.every_steps", "4", "--checkpoint.keep_last", "2", "--train.learning_rate", "1e-3")
+    train(data, tmp_path / "whole", *run, "--train.micro_batch_size", "16")
+    expected = [line for line in curve(tmp_path / "whole") if "train/detection_loss" in line]
+    for stage in (1, 3):
+        output = tmp_path / f"stage-{stage}"
+        train(data, output, *run, "--train.micro_batch_size", "4", "--zero.stage", str(stage), processes=2)
+        shutil.rmtree(saved(output)[-1])  # step 8: one process goes on from step 4, which two have saved
+        train(data, output, *run, "--train.micro_batch_size", "8", "--zero.stage", str(stage))
+        found = [line for line in curve(output) if "train/detection_loss" in line]
+        for line, other in zip(expected, found, strict=True):
+            for name in ("loss", "mlm_loss", "mlm_accuracy", "detection_loss", "detection_accuracy"):
+                assert other[f"train/{name}"] == pytest.approx(line[f"train/{name}"], rel=1e-3), (stage, line["step"])
+        one, two = ([line for line in curve(each) if "validation/detection_loss" in line]
+                    for each in (tmp_path / "whole", output))
+        assert [line["step"] for line in one] == [0, 4, 8]
+        for line, other in zip(one, two, strict=True):
+            assert other["validation/detection_loss"] == pytest.approx(line["validation/detection_loss"], rel=1e-3)
+            assert other["validation/loss"] == pytest.approx(
+                line["validation/mlm_loss"] + 50 * line["validation/detection_loss"], rel=1e-3)
+
+
+def test_what_replaced_tokens_need_is_one_line(data, tmp_path):
+    for options, expected in (
+        (("--model.embedding_size", "null"), "model.embedding_size, model.pooler: found null and false with objective"),
+        (("--model.pooler", "true"), "found 16 and true with objective replaced_tokens, expected a width that both"),
+        (("--objective_options.generator_layers", "0"), "objective_options.generator_layers: found 0, expected a"),
+    ):
+        said = train(data, tmp_path / "run", *ELECTRA, *options, status=2).splitlines()
+        assert expected in said[-1] and said[-1].startswith("error: "), said
+
+
 def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path):
     foreign = make_shards(tmp_path / "foreign", vocab_size=80)
     run = tmp_path / "run"
@@ -276,9 +310,10 @@ def test_objectives_show_the_sources_of_a_mixture_and_take_all_masking_rates(dat
     other = make_shards(tmp_path / "other", mask_sets=0, seed=5)
     mixture = {"sources": [{"path": str(make_shards(tmp_path / "one", mask_sets=0)), "name": "one", "weight": 1},
                            {"path": str(other), "name": "two", "weight": 1}]}
-    options = {"span_boundary": (), "distillation": ("--objective_options.teacher", str(teacher))}
+    options = {"span_boundary": ("--objective", "span_boundary"), "replaced_tokens": ELECTRA,
+               "distillation": ("--objective", "distillation", "--objective_options.teacher", str(teacher))}
     for objective, more in options.items():
-        train(json.dumps(mixture), tmp_path / objective, "--objective", objective, *more, "--train.max_steps", "2",
+        train(json.dumps(mixture), tmp_path / objective, *more, "--train.max_steps", "2",
               "--masking.rate", "0.6", "--train.micro_batch_size", "1", "--model.hidden_dropout_prob", "0.1")
         lines = [line for line in read_metrics(tmp_path / objective) if "train/loss" in line]
         assert {f"train/mlm_loss/{name}" for name in ("one", "two")} & lines[-1].keys()
