@@ -46,6 +46,7 @@ from cloze.launch.system.devices import take_flash_attention_3
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.own_classes import make, own_class
 from cloze.launch.training import running
+from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import ValidationSet, evaluate_sets
 from cloze.launch.training.running import Process
@@ -202,6 +203,7 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
         facts={**facts, "data_streams": config.data_streams}, objective=objective,
         evaluate=partial(evaluate_sets, engine, objective, sets, process.device) if sets else None,
         flops=objective.flops, callbacks=callbacks,
+        average=None if config.ema.decay is None else WeightAverage(engine, config.ema.decay, config.ema.warmup),
         sources=Sources(data, config.data_streams) if data.names else None,
     )
     if start:

@@ -129,10 +129,11 @@ def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn:
 
 
 def read_run_average(run: Path, count: int, step: int | Literal["best"] | None = None,
-                     warn: Callable[[str], None] = print, part: str = "") -> tuple[list[int], dict[str, torch.Tensor]]:
+                     warn: Callable[[str], None] = print, *, part: str = "", ema: bool = False
+                     ) -> tuple[list[int], dict[str, torch.Tensor]]:
     """Steps and mean weights of several checkpoints, as `checkpoint.read_average`, in any program. part: what the names
     of another model begin with that was trained within it."""
-    steps, weights = _checkpoints().read_average(run, count, step, warn)
+    steps, weights = _checkpoints().read_average(run, count, step, warn, ema=ema)
     return steps, _of_model({name.removeprefix(part): value for name, value in weights.items()
                              if name.startswith(part)})
 

@@ -72,11 +72,12 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
     """The model folder of a checkpoint of pretraining; returns what it was."""
     model_config = _generator_config(run) if config.generator else runs.model_config(run)
     part = GENERATOR if config.generator else ""
-    steps, weights = read_run_average(run, config.average, config.step, console.warn, part)
+    steps, weights = read_run_average(run, config.average, config.step, console.warn, part=part, ema=config.ema)
     named = ", ".join(map(str, steps))
     shown = config.run if is_url(config.run) else run
     said = f"step {named} of {shown}" if len(steps) == 1 else f"the mean of steps {named} of {shown}"
     said = f"the generator in {said}" if config.generator else said
+    said = f"the moving average at {said}" if config.ema else said
     check_finite(weights, said)
     length = runs.trained_length(run)
     notes = {TRUNCATION: described(Truncation(length))} if length else {}
@@ -101,7 +102,7 @@ def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console)
     if not (source / "config.json").is_file():
         raise UserError(f"run: found neither a run nor a model in {run}, expected the folder of a run of cloze "
                         "pretrain or finetune, or a Hugging Face folder")
-    for name, plain in (("step", None), ("average", 1), ("generator", False)):
+    for name, plain in (("step", None), ("average", 1), ("generator", False), ("ema", False)):
         if (found := getattr(config, name)) != plain:
             raise UserError(f"{name}: found {found} with {source}, which is one model, expected "
                             f"{'null' if plain is None else str(plain).lower()}; leave --{name} out")

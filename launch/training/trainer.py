@@ -24,6 +24,7 @@ from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import doubt_of_peak, measured_anew, numbers_on, peak_flops, to_device
 from cloze.launch.system.environment import Environment
+from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.goals import completion, ending, judged
 from cloze.launch.training.inspection import Inspector
@@ -71,19 +72,21 @@ class Trainer:
         facts: plain values kept in every checkpoint.
         callbacks: what the user wants to be told.
         sources: what measures each source of a mixture by itself (launch/pretrain/sources.py).
+        average: of the weights, measured beside them and kept in checkpoints.
     """
 
     def __init__(self, config, *, engine, objective, evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
                  flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
                  environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
-                 facts: dict, callbacks: Sequence[Callback] = (), sources=None) -> None:
+                 facts: dict, callbacks: Sequence[Callback] = (), sources=None,
+                 average: WeightAverage | None = None) -> None:
         self.config, self.train = config, config.train
         self.engine, self.objective, self.sources = engine, objective, sources
         self.evaluate, self.flops = evaluate, flops
         self.checkpoints, self.console = checkpoints, console
         self.heartbeat, self.profiler = heartbeat, profiler
         self.environment, self.device, self.facts = environment, device, facts
-        self.callbacks = callbacks
+        self.callbacks, self.average = callbacks, average
         self.metrics: MetricsWriter | None = None
         self.state = TrainState()
         self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
@@ -116,6 +119,10 @@ class Trainer:
                 self._window += saved["window"].to(self.device)
         self._saved = self.state
         self._seconds = self.state.seconds
+        if self.average:
+            elastic = self.checkpoints.state(step)["world_size"] != self.environment.world_size
+            if not self.average.load(self.checkpoints.path(step), None if elastic else self.environment.rank):
+                self.console.warn(f"step {step} holds no moving average of the weights: one begins with them here")
 
     def inherit(self, checkpoints: CheckpointManager, step: int) -> None:
         """Take weights and moments of another run's checkpoint; everything else begins at 0."""
@@ -141,6 +148,8 @@ class Trainer:
         """
         self.metrics, self.show = metrics, show
         self.engine.train()
+        if self.average:
+            self.average.begin()
         self._began = time.monotonic() - self.state.seconds
         self._good = self.state, self._window.clone()
         for callback in self.callbacks:
@@ -203,6 +212,8 @@ class Trainer:
                     sums += self._accumulate(micro_step, micro_batch, totals[:-4])
 
         skipped = step_skipped(self.engine)
+        if self.average:
+            self.average.update(self.state.step + 1, skipped)
         share = 1 / self.environment.world_size
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
         self._window += torch.cat([
@@ -326,7 +337,11 @@ class Trainer:
         if self._stop_agreed and not ended:
             return False  # a stop leaves little time: the resume evaluates first
         with self._not_training("evaluate"):
-            measured = self.evaluate(partial(self.heartbeat.beat, step, "evaluate"))
+            beat = partial(self.heartbeat.beat, step, "evaluate")
+            measured = self.evaluate(beat)
+            if self.average:
+                with self.average.in_place():
+                    measured |= {f"ema_{name}": value for name, value in self.evaluate(beat).items()}
             scalars = {f"validation/{name}": value for name, value in measured.items()}
             scalars = self._as_main_judges(with_more(self.callbacks, "on_evaluation", self._view(), scalars))
             self._write(scalars)
@@ -443,7 +458,8 @@ class Trainer:
         with self._not_training("save"):
             if not self._skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
-            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()})
+            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()},
+                                  self.average.files(self.environment.rank) if self.average else {})
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
         self._saved = state
