@@ -28,6 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from prepare import found_text  # noqa: E402
+
 from cloze.launch.system.environment import child_variables  # noqa: E402
 
 MARKS = "<!-- objectives -->", "<!-- /objectives -->"
@@ -49,7 +51,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(2, 64, 2e9, (), 0),
-    "small": Size(4, 128, 1e13, ("SST-2", "SICK relatedness"), 2),
+    "small": Size(4, 128, 3e12, ("SST-2", "SICK relatedness"), 2),
     "medium": Size(4, 256, 1e14, ("SST-2", "CoLA", "SICK entailment", "SICK relatedness"), 3),
     "large": Size(8, 256, 2e15, ("SST-2", "CoLA", "RTE", "SICK entailment", "SICK relatedness", "WNUT-17"), 5),
 }
@@ -89,9 +91,12 @@ def cloze(*words: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def prepare(texts: str, output: Path) -> None:
+def prepare_text(texts: str | None, output: Path) -> None:
     """The text as single sequences and as pairs, by one vocabulary; masks are drawn when it is read."""
-    words = ["--config", "strict-small", "--input", texts]
+    if texts is None:
+        lines = (json.dumps({"id": str(number), "text": text}) for number, text in enumerate(found_text()))
+        (output / "text.jsonl").write_text("".join(line + "\n" for line in lines))
+    words = ["--config", "strict-small", "--input", texts or str(output / "text.jsonl")]
     if not (output / "vocabulary/tokenizer.json").exists():
         cloze("vocab", *words, "--output", str(output / "vocabulary"))
     shared = [*words, "--tokenizer", str(output / "vocabulary"), "--max_length", str(LENGTH), "--samples.pair_sets",
@@ -211,7 +216,8 @@ def put(text: str, page: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", required=True, help="glob of JSON lines, as configs/prepare/strict-small.yaml reads")
+    parser.add_argument("--text", help="glob of JSON lines, as configs/prepare/strict-small.yaml reads; without it the "
+                        "docstrings of the standard library")
     parser.add_argument("--data", type=Path, help="folder of the tasks' files, as benchmarks/evidence.py has it")
     parser.add_argument("--output", type=Path, required=True, help="folder of all runs")
     parser.add_argument("--size", choices=SIZES, default="small", help="shape, FLOPs, tasks and seeds")
@@ -221,7 +227,7 @@ def main() -> None:
     if size.tasks and arguments.data is None:
         parser.error(f"--data: found none, expected the folder of the tasks' files: size {arguments.size} fine-tunes")
     (output / "runs").mkdir(parents=True, exist_ok=True)
-    prepare(arguments.text, output)
+    prepare_text(arguments.text, output)
     results: dict[str, dict] = {}
     for name, contender in CONTENDERS.items():
         results[contender.title] = train(name, size, output)

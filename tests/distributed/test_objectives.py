@@ -10,13 +10,19 @@ import torch
 import transformers
 
 from cloze.launch.cli import main
+from cloze.launch.predict.choosing import operation_for
 from cloze.launch.pretrain.objectives.masked import is_real
 from cloze.launch.pretrain.objectives.span_boundary import spans
+from cloze.launch.pretrained.loading import load_model
 from cloze.launch.run.metrics import read_metrics
 from cloze.launch.training.trainer import dropout_seed
+from cloze.model.huggingface import load_note, load_pretrained
 from cloze.model.sampling import token_bits
+from cloze.model.tasks import BertForReplacedTokenDetection
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.shards.shards import ShardReader
+from tests.finetuning.running import finetune
+from tests.finetuning.small import write_tsv
 from tests.forked import ForkedRun
 from tests.launching import (
     assert_same_weights,
@@ -255,6 +261,12 @@ def test_replaced_tokens_have_the_losses_and_the_step_of_the_reference_for_any_s
     assert checked > 10_000
     one, two = weights(tmp_path / "1"), weights(tmp_path / "2")
     assert_same_weights(one, {name: two[name] for name in one if name in two}, 5e-5)
+    # The run's folder stands for the discriminator.
+    loaded = load_model(tmp_path / "1")
+    assert type(loaded.model) is BertForReplacedTokenDetection and operation_for([str(tmp_path / "1")]) == "embed"
+    ids = torch.arange(5, 15)[None]
+    expected = transformers.ElectraModel.from_pretrained(tmp_path / "after/detector", attn_implementation="eager")(ids)
+    torch.testing.assert_close(loaded.model.bert(ids).last_hidden_state, expected.last_hidden_state, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
@@ -279,6 +291,22 @@ def test_replaced_tokens_are_the_same_on_other_processes_at_all_stages_and_in_ev
             assert other["validation/detection_loss"] == pytest.approx(line["validation/detection_loss"], rel=1e-3)
             assert other["validation/loss"] == pytest.approx(
                 line["validation/mlm_loss"] + 50 * line["validation/detection_loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_run_with_replaced_tokens_is_fine_tuned_from_its_discriminator(data, tmp_path):
+    train(data, tmp_path / "run", *ELECTRA, "--train.max_steps", "2")
+    main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "exported")])
+    rows = [(f"w{2 * number + label} w{number + 7}", label) for number in range(12) for label in (0, 1)]
+    file = write_tsv(tmp_path / "file.tsv", ("sentence", "label"), rows)
+    for name in ("run", "exported"):  # the same weights: the same results
+        finetune("sst2", tmp_path / name, file, file, tmp_path / f"tuned-{name}", "--epochs", 1)
+    one, two = (load_pretrained(tmp_path / f"tuned-{name}/model") for name in ("run", "exported"))
+    assert one[0] == two[0] and one[0].embedding_size == 16
+    assert_same_weights(one[1], two[1])
+    begun = weights(tmp_path / "run")["bert.encoder.layers.1.attention.qkv.weight"]
+    assert (one[1]["bert.encoder.layers.1.attention.qkv.weight"] - begun).abs().max() < 0.1  # three steps of 3e-3
+    assert load_note(tmp_path / "tuned-run/model", "model_type") == "cloze"
 
 
 def test_what_replaced_tokens_need_is_one_line(data, tmp_path):
