@@ -65,6 +65,14 @@ def full_parameter(engine: deepspeed.DeepSpeedEngine, parameter: nn.Parameter) -
         return parameter.detach().float().cpu().clone()
 
 
+@torch.no_grad()
+def set_parameter(engine: deepspeed.DeepSpeedEngine, parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """Give a parameter values, all of them, flat, on every process; its master stays as it is. Collective at stage 3.
+    """
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=engine.zero_optimization_stage() == 3):
+        parameter.copy_(values.view(parameter.shape))
+
+
 def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
     """Set the rate that the next optimizer step uses, in every group its share."""
     for group in engine.optimizer.param_groups:

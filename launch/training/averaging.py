@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
-import deepspeed
 import torch
 
 from cloze.launch.checkpoint.averages import Parts, average_content, average_file, has_average, read_parts
-from cloze.launch.engine.state import master_fragments
+from cloze.launch.engine.state import master_fragments, set_parameter
 from cloze.launch.system import distributed
 
 
@@ -108,10 +107,8 @@ class WeightAverage:
                 for name, before in kept.items():
                     parameters[name].copy_(before)
 
-    @torch.no_grad()
     def _put(self, parameters: dict[str, torch.nn.Parameter], parts: dict[str, torch.Tensor]) -> None:
         """Give the parameters the values of which each process has its parts."""
-        whole_there = self._stage == 3
         for name, parameter in parameters.items():
             whole = torch.zeros(getattr(parameter, "ds_numel", parameter.numel()), device=self._engine.device)
             if name in parts:
@@ -119,5 +116,4 @@ class WeightAverage:
                 whole[start:start + len(parts[name])] = parts[name]
             if self._stage:
                 distributed.reduce_sum(whole)  # of parts that do not overlap
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0) if whole_there else nullcontext():
-                parameter.copy_(whole.view(parameter.shape))
+            set_parameter(self._engine, parameter, whole)
