@@ -174,7 +174,8 @@ class BertConfig:
         for line in shapes[name].read_text(encoding="utf-8").splitlines():  # flat YAML; no library on this floor
             field, _, value = line.partition("#")[0].partition(":")
             if value := value.strip():
-                kind = kinds[field]
+                # Of one that may be null the other kind.
+                kind = next(each for each in (*get_args(kinds[field]), kinds[field]) if each is not NoneType)
                 values[field] = value == "true" if kind is bool else kind(value) if kind in (int, float) else value
         return cls(**values | changes)
 

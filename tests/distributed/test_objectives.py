@@ -12,10 +12,12 @@ import transformers
 from cloze.launch.cli import main
 from cloze.launch.predict.choosing import operation_for
 from cloze.launch.pretrain.objectives.masked import is_real
+from cloze.launch.pretrain.objectives.replaced_tokens import generator_config
 from cloze.launch.pretrain.objectives.span_boundary import spans
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.run.metrics import read_metrics
 from cloze.launch.training.trainer import dropout_seed
+from cloze.model.config import BertConfig
 from cloze.model.huggingface import load_note, load_pretrained
 from cloze.model.sampling import token_bits
 from cloze.model.tasks import BertForReplacedTokenDetection
@@ -291,6 +293,14 @@ def test_replaced_tokens_are_the_same_on_other_processes_at_all_stages_and_in_ev
             assert other["validation/detection_loss"] == pytest.approx(line["validation/detection_loss"], rel=1e-3)
             assert other["validation/loss"] == pytest.approx(
                 line["validation/mlm_loss"] + 50 * line["validation/detection_loss"], rel=1e-3)
+
+
+def test_generators_have_the_published_shapes():
+    for name, size, expected in (("electra-small", 1 / 4, (64, 1, 256, 12, 128)),
+                                 ("base", 1 / 3, (256, 4, 1024, 12, 768)), ("large", 1 / 4, (256, 4, 1024, 24, 1024))):
+        made = generator_config(BertConfig.preset(name), size)
+        assert expected == (made.hidden_size, made.num_attention_heads, made.intermediate_size,
+                            made.num_hidden_layers, made.embedding_size)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import transformers
 
 from cloze.model.bert import BertModel
 from cloze.model.config import BertConfig, ModelError
+from cloze.model.flops import num_parameters, training_flops
 from cloze.model.huggingface import family_of, load_note
 from cloze.model.initialization import init_weights
 from cloze.model.sampling import draw_tokens, token_bits
@@ -83,6 +84,16 @@ def test_a_configuration_that_leaves_sizes_out_is_electra_smalls(tmp_path):
         256, 128, 4, 1024)
     with pytest.raises(ModelError, match="mlm_head: linear has no map"):
         replace(CONFIG, mlm_head="linear")
+
+
+def test_the_preset_is_electra_small():
+    config = BertConfig.preset("electra-small", vocab_size=30522, vocab_padding_multiple=1)
+    theirs = transformers.ElectraForPreTraining(transformers.ElectraConfig())  # whose defaults are
+    assert num_parameters(BertForReplacedTokenDetection(config)) == theirs.num_parameters() == 13_549_057
+    # Forward and backward of a token in two sequences of 100, 20 of them predicted, by its matrices.
+    layer = 4 * 256**2 + 2 * 256 * 1024
+    expected = 6 * 200 * (12 * layer + 128 * 256) + 12 * 12 * 256 * 2 * 100**2 + 6 * 20 * 128 * (256 + 30522)
+    assert training_flops(config, [100, 100], 20) == expected
 
 
 def test_tokens_are_drawn_by_their_probabilities_for_any_split():
