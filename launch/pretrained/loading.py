@@ -23,14 +23,15 @@ from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Trunca
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import check_kinds
-from cloze.model.huggingface import check_finite, load_note
-from cloze.model.tasks import saved_class
+from cloze.model.huggingface import architecture_of, check_finite, load_note
+from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.stores.places import is_url, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-_PARTS = ("bert.", "masked_lm.", "next_sentence.")  # of BertForPreTraining
+# Of BertForPreTraining, and of ELECTRA's discriminator.
+_PARTS = ("bert.", "masked_lm.", "next_sentence.", "detection.")
 
 
 def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -> Path:
@@ -59,8 +60,9 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     runs.check_holds_model(folder)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
-        model = BertForPreTraining(runs.model_config(folder))
         found, weights = read_run_weights(folder, step)
+        detects = architecture_of(weights) == BertForReplacedTokenDetection.__name__
+        model = (BertForReplacedTokenDetection if detects else BertForPreTraining)(runs.model_config(folder))
         check_finite(weights, f"step {found} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
@@ -129,10 +131,13 @@ def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn:
 
 
 def read_run_average(run: Path, count: int, step: int | Literal["best"] | None = None,
-                     warn: Callable[[str], None] = print) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Steps and mean weights of several checkpoints, as `checkpoint.read_average`, in any program."""
-    steps, weights = _checkpoints().read_average(run, count, step, warn)
-    return steps, _of_model(weights)
+                     warn: Callable[[str], None] = print, *, part: str = "", ema: bool = False
+                     ) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Steps and mean weights of several checkpoints, as `checkpoint.read_average`, in any program. part: what the names
+    of another model begin with that was trained within it."""
+    steps, weights = _checkpoints().read_average(run, count, step, warn, ema=ema)
+    return steps, _of_model({name.removeprefix(part): value for name, value in weights.items()
+                             if name.startswith(part)})
 
 
 def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -28,7 +28,8 @@ _TASKS = {
     "BertForQuestionAnswering": ("question-answering", "AutoModelForQuestionAnswering"),
     "BertForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),
 }
-_ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM")  # what nothing else has been learned on
+# What nothing else has been learned on.
+_ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForReplacedTokenDetection")
 # Where something lies is nobody's business, and says nothing to who downloads it.
 _PATHS = ("output", "data", "train_file", "validation", "test", "model", "tokenizer", "cache_dir", "init_from",
           "init_word_vectors")

@@ -75,7 +75,7 @@ class Inspector:
     def _locate(self) -> dict[int, list[tuple[str, int, int]]]:
         """Layer, offset and length of every fragment that this process has, by the storage that it lies in."""
         found: dict[int, list[tuple[str, int, int]]] = {}
-        for name, tensor in master_fragments(self._engine):
+        for name, _, tensor in master_fragments(self._engine):
             place = tensor.untyped_storage().data_ptr()
             found.setdefault(place, []).append((layer_of(name), int(tensor.storage_offset()), tensor.numel()))
         return found

@@ -157,7 +157,7 @@ def make_trainer(config: RunConfig, process: Process, engine: Engine, checkpoint
     Args:
         facts: what the run may not go on with another of; kept in every checkpoint, with all that shapes the result.
         more: further plain values kept in every checkpoint.
-        parts: objective, evaluate, flops and sources of Trainer.
+        parts: objective, evaluate, flops, sources and average of Trainer.
     """
     environment, device = process.environment, process.device
     profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
