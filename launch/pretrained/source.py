@@ -60,7 +60,7 @@ def find_source(config: FinetuneConfig) -> Source:
     if runs.is_pretraining(path):
         shape, head = runs.model_config(path), None
         (step, weights), length = read_run_weights(path, config.model_step), runs.trained_length(path)
-        own_tokenizer, expected = path / runs.TOKENIZER, json.loads((path / runs.DATA).read_text())[FINGERPRINT]
+        own_tokenizer, expected = path / runs.TOKENIZER, runs.read_fields(path / runs.DATA).get(FINGERPRINT)
     else:
         path = runs.model_folder(path) if path.is_dir() else fetch_model(
             config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
