@@ -9,7 +9,7 @@ import socket
 import threading
 
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.pretrained.loading import model_path
+from cloze.launch.pretrained.finding import model_path
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.connections import make_room_for_files, protocol

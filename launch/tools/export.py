@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from cloze.launch.config import ExportConfig
+from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import check_push, push_model
-from cloze.launch.pretrained.loading import fetched_run, read_run_average
+from cloze.launch.pretrained.loading import read_run_average
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
