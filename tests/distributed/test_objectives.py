@@ -11,7 +11,7 @@ import transformers
 from cloze.launch.cli import main
 from cloze.launch.pretrain.objectives.distillation import _is_real
 from cloze.launch.pretrain.objectives.span_boundary import spans
-from cloze.launch.run.metrics import read_metrics
+from cloze.launch.run.runs import read_metrics
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.shards.shards import ShardReader
 from tests.forked import ForkedRun
