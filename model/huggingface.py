@@ -133,8 +133,8 @@ def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, 
     family = family_of(config)
     if family is None:
         raise ModelError("model: this variant has no counterpart in transformers; it is kept in our own format")
-    modules: dict[str, tuple[str, ...]] = (
-        {**_MODERN, **_MODERN_HEADS[head]} if family == "modernbert" else {"bert": _BERT, "electra": _ELECTRA}[family].copy())
+    modules: dict[str, tuple[str, ...]] = {**_MODERN, **_MODERN_HEADS[head]} if family == "modernbert" else {
+        **(_ELECTRA if family == "electra" else _BERT)}
     for layer in range(config.num_hidden_layers):
         parts: Mapping[str, tuple[str, ...]] = _MODERN_LAYER if family == "modernbert" else _BERT_LAYER
         theirs = f"model.layers.{layer}." if family == "modernbert" else f"{family}.encoder.layer.{layer}."
