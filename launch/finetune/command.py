@@ -24,6 +24,7 @@ from cloze.launch.finetune.reporting import Evaluation, report, where
 from cloze.launch.finetune.sweep import sweep
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.stored import StoredRun, stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
@@ -40,10 +41,10 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     """Run or continue a fine-tuning; returns the exit status. Called by every process of the run, with what
     `prepare_process` has returned.
     """
-    if is_url(config.output):
-        raise UserError(f"output: found {config.output}, expected a folder: of all runs those of cloze pretrain go to "
-                        "an object store by themselves; copy the finished one there")
     if config.seeds > 1 or config.grid:
+        if is_url(config.output):
+            raise UserError(f"output: found {config.output} with several runs (seeds, grid), expected a folder, where "
+                            "they are compared; one run by itself goes to an object store")
         if environment.world_size > 1:
             raise UserError(f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
                             "process, which starts a run on each GPU; leave torchrun out")
@@ -52,7 +53,16 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     job = read_job(config)
     deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
-    console = Console(environment.is_main)
+    with stored(job.config, environment, Console(environment.is_main)) as (config, run):
+        status = _finetune(replace(job, config=config), environment, run)
+        if run and status == running.EXIT_COMPLETE:
+            run.clear()
+        return status
+
+
+def _finetune(job: Job, environment: Environment, run: StoredRun | None) -> int:
+    """`finetune` into a folder of this machine, which may stand for a run in a store."""
+    config, console = job.config, Console(environment.is_main)
     known = job.source.trained_length
     if known and known < min(job.config.lengths[0], job.train.lengths.max()):
         console.warn(f"max_length: found {job.config.max_length}, more than the {known} tokens that {config.model} has "
@@ -61,11 +71,11 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
 
     def work(process: Process, stop: StopRequest) -> bool:
         trainer, evaluation, learned = prepare_trainer(job, process)
-        return train(learned, trainer, evaluation, stop, partial(report, job, trainer))
+        return train(learned, trainer, evaluation, stop, partial(report, job, trainer, run), run)
 
-    status = running.carry_out(job.config, job.facts, environment, console, work)
+    status = running.carry_out(config, job.facts, environment, console, work, run)
     if status == running.EXIT_COMPLETE:
-        for line in where(job.config, job.task):
+        for line in where(config, job.task, run):
             console.say(line)
     return status
 
@@ -94,7 +104,8 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
     learned = _with_features(job, engine, process)  # by the encoder that was resumed
     trainer.evaluate = evaluation = Evaluation(learned, engine, environment, process.device)
     if environment.is_main:
-        runs.describe(Path(config.output), config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
+        runs.describe(Path(config.output), process.shown(config), job.facts,
+                      partial(copy_tokenizer, job.source.tokenizer), made)
     return trainer, evaluation, learned
 
 
@@ -130,7 +141,7 @@ def _print_facts(job: Job, process: Process, engine: Engine, rows: list[tuple[st
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     assert config.train.max_steps is not None, "read_job has counted them"
     epochs = f"{config.train.max_steps * config.train.global_batch_size / len(job.train):.2f} epochs"
-    process.console.facts(f"cloze finetune {config.task} -> {config.output}", [
+    process.console.facts(f"cloze finetune {config.task} -> {process.shown(config).output}", [
         *rows,
         *([("labels", f"{len(names)}: {shown}")] if names else []),
         ("metrics", job.validation.measured),
@@ -140,7 +151,7 @@ def _print_facts(job: Job, process: Process, engine: Engine, rows: list[tuple[st
 
 
 def train(job: Job, trainer: Trainer, evaluation: Evaluation, stop: StopRequest,
-          report: Callable[[StopRequest], bool]) -> bool:
+          report: Callable[[StopRequest], bool], run: StoredRun | None = None) -> bool:
     """Feed the trainer from where it stands until it is complete and reported (True) or was asked to stop (False)."""
     config, environment = job.config, trainer.environment
     stream = ExampleStream(
@@ -151,4 +162,4 @@ def train(job: Job, trainer: Trainer, evaluation: Evaluation, stop: StopRequest,
     if config.unfreeze_every_epochs is not None:
         each = max(1, round(config.unfreeze_every_epochs * len(job.train) / config.train.global_batch_size))
         batches = unfreezing(batches, trainer.engine.module, trainer.state.step, each)
-    return running.run(config, trainer, batches, stop, evaluation.showing, report)
+    return running.run(config, trainer, batches, stop, evaluation.showing, report, run)

@@ -191,7 +191,7 @@ class Start:
     def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
                  console: Console) -> None:
         theirs = CheckpointManager(Path(config.init_from or "") / runs.CHECKPOINTS, checkpoints.environment,
-                                   checkpoints.device, warn=console.warn, workplace=checkpoints.folder)
+                                   checkpoints.device, warn=console.warn, run=checkpoints)
         self.source = read_source(config, manifest, theirs)
         self.rows = take_weights(model, self.source)
         self.moments: CheckpointManager | None = None  # the checkpoints that hold them
