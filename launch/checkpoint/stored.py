@@ -14,10 +14,11 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -26,6 +27,7 @@ from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.scratch import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
 from cloze.launch.checkpoint.state import TrainState, describe, hash_of_files, read_state
 from cloze.launch.checkpoint.transfer import Damaged, Patience, StoreThread, fetch, upload
+from cloze.launch.engine.state import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
 from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
@@ -229,7 +231,7 @@ class StoredCheckpoints(CheckpointManager):
         else:
             fetch(folder, size, digest, target)
 
-    def _make_room(self, engine, aside: Path) -> None:
+    def _make_room(self, engine: Engine, aside: Path) -> None:
         super()._make_room(engine, aside)
         aside.mkdir()  # not every machine has a rank for which DeepSpeed makes it
 
@@ -266,10 +268,10 @@ class StoredCheckpoints(CheckpointManager):
                 raise UserError(f"{self._thread.failure}; this machine's part of the newest checkpoint is "
                                 f"{self.folder.resolve() / kept[-1] if kept else 'none'}")
 
-    def save(self, engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor], *, local: bool = False
-             ) -> None:
+    def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
+             files: Mapping[str, object] = MappingProxyType({}), *, local: bool = False) -> None:
         """As of any checkpoints; they know the start that saved them."""
-        super().save(engine, state, facts | {ATTEMPT: self._run.attempt}, rank_state, local=local)
+        super().save(engine, state, facts | {ATTEMPT: self._run.attempt}, rank_state, files, local=local)
 
     def _as_here(self, parts: list[str], facts: dict) -> tuple[list[str], dict]:
         here = [part if rank in self._machine else "{}" for rank, part in enumerate(parts)]
@@ -384,6 +386,7 @@ class StoredCheckpoints(CheckpointManager):
 
     def _retire(self, steps: set[int]) -> None:
         log = self._run.log
+        assert log is not None, "rank 0 has it"
         old = {step: log.commits[step] for step in steps if step in log.commits}
         self._patience(lambda: log.remove(set(old)))
         for step, commit in old.items():
@@ -393,20 +396,21 @@ class StoredCheckpoints(CheckpointManager):
         """Remove the files of a checkpoint that does not count any more; what stays goes with the next start."""
         folder = step_place(self._place, step) / commit.folder
         try:
-            folder.client.delete([each.key for each in folder.objects()])
+            folder.writer.delete([each.key for each in folder.objects()])
         except UserError as error:
             self.warn(f"{folder}: an old checkpoint could not be removed ({error})")
 
     def _clean(self) -> None:
         """Remove the files of checkpoints that were never committed: of earlier starts, which can commit no more. A
         later one, which has taken the run up meanwhile, may have committed what this one does not know of."""
-        log, start = self._run.log, len(self._place.key) + 1
+        log, attempt, start = self._run.log, self._run.attempt, len(self._place.key) + 1
+        assert log is not None and attempt is not None, "rank 0 has them"
         counted = {f"{step_place(self._place, step).name}/{commit.folder}" for step, commit in log.commits.items()}
         try:
             found = [each.key for each in self._place.objects()]
             old = [key for key in found if key[start:].startswith("step-")
                    and "/".join(key[start:].split("/")[:2]) not in counted
-                   and key[start:].partition("/")[2].partition("-")[0] < self._run.attempt.partition("-")[0]]
-            self._place.client.delete(old)
+                   and key[start:].partition("/")[2].partition("-")[0] < attempt.partition("-")[0]]
+            self._place.writer.delete(old)
         except UserError as error:
             self.warn(f"{self._place}: what interrupted uploads have left could not be removed ({error})")

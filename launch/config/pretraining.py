@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_processes, check_sections, check_seed, check_warmup
+from cloze.launch.config.checks import at_least
 from cloze.launch.config.data import DataSource, MixtureConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.run import RunConfig
+from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.running import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import MaskingConfig, TrainConfig
+from cloze.launch.config.training import EmaConfig, MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 
@@ -87,6 +87,8 @@ class PretrainConfig(RunConfig):
     """How much is masked, where the shards leave that to the run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its constants."""
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    """The moving average of the weights."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Learning rate over the steps."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -142,6 +144,12 @@ class PretrainConfig(RunConfig):
                             "of {weights, until_tokens}; --data.help explains them")
         if both := sorted(own & self.evaluation.sets.keys()):
             raise UserError(f"evaluation.sets: found {both[0]}, expected a name that no source of data has")
+
+    @property
+    def streams(self) -> int:
+        """The streams of the order of samples, whose number is known (`choose_data_streams`)."""
+        assert self.data_streams is not None, "it has been chosen"
+        return self.data_streams
 
     @property
     def sources(self) -> list[DataSource]:

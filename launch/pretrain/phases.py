@@ -19,12 +19,13 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
+from cloze.launch.training.trainer import Trainer
 from cloze.model.config import BertConfig
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import readable_errors
-from cloze.pipeline.stores.places import StorePath, is_url, to_place
+from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Fields of a model that may differ between phases: no weight hangs on them. A rotary base does change the outputs: it
@@ -94,17 +95,18 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
     Raises:
         UserError: it is neither a run nor a model's folder, or its vocabulary or shape is not that of the new run.
     """
+    name = config.init_from or str(path)
     if (path / runs.CONFIG).is_file():
         # Agreed: it may still be training, and every process must take the same step.
         step, weights = read_weights(path, checkpoints.agree_on_latest(), checkpoints.warn)
-        source = Source(path, runs.model_config(path), weights, step, config.init_from)
+        source = Source(path, runs.model_config(path), weights, step, name)
         tokenizer = path / runs.TOKENIZER
     elif (path / "config.json").is_file():
         shape, weights = load_pretrained(path)
-        source = Source(path, shape, weights, None, config.init_from)
+        source = Source(path, shape, weights, None, name)
         tokenizer = path
     else:
-        raise UserError(f"init_from: found neither {runs.CONFIG} nor config.json in {config.init_from}, expected the "
+        raise UserError(f"init_from: found neither {runs.CONFIG} nor config.json in {name}, expected the "
                         "folder of a run of `cloze pretrain` or of a Hugging Face BERT")
     found = Tokenizer.from_folder(tokenizer).fingerprint
     if found != manifest.tokenizer_fingerprint:
@@ -184,8 +186,8 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
     return rows
 
 
-def check_optimizer(config: PretrainConfig, source: Source) -> None:
-    """Raise UserError unless the new run's optimizer can go on with the source's states."""
+def check_optimizer(config: PretrainConfig, source: Source) -> int:
+    """The step of the source's states. Raises UserError unless the new run's optimizer can go on with them."""
     if source.step is None:
         raise UserError(f"init_optimizer: found true with init_from = {source.name}, a Hugging Face folder without "
                         "optimizer states, expected a run of `cloze pretrain`; use --init_optimizer false")
@@ -196,6 +198,7 @@ def check_optimizer(config: PretrainConfig, source: Source) -> None:
             raise UserError(f"{name}: found {now[name]!r}, expected {before.get(name)!r}, that of init_from = "
                             f"{source.name}, whose moments init_optimizer asks for; set it to that, or use "
                             "--init_optimizer false")
+    return source.step
 
 
 def _check_parameters(model: nn.Module, source: Source) -> None:
@@ -220,8 +223,8 @@ class Start:
 
     def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
                  console: Console) -> None:
-        path = (bring_source(to_place(config.init_from), checkpoints, console.warn) if is_url(config.init_from)
-                else Path(config.init_from))
+        place = to_place(config.init_from or "")  # it is made of a run that has one
+        path = place if isinstance(place, Path) else bring_source(place, checkpoints, console.warn)
         theirs = CheckpointManager(path / runs.CHECKPOINTS, checkpoints.environment, checkpoints.device,
                                    warn=console.warn, run=checkpoints)
         self.source = read_source(config, path, manifest, theirs)
@@ -229,18 +232,18 @@ class Start:
         self.moments: CheckpointManager | None = None  # the checkpoints that hold them
         self.elastic = False
         if config.init_optimizer:
-            check_optimizer(config, self.source)
+            step = check_optimizer(config, self.source)
             _check_parameters(model, self.source)
             self.moments = theirs
-            self.elastic = self.moments.is_elastic(self.source.step)
+            self.elastic = self.moments.is_elastic(step)
             if self.elastic:
                 console.say(f"{self.source} was saved by another number of processes: converting it")
-                self.moments.convert(self.source.step)
+                self.moments.convert(step)
 
-    def finish(self, trainer, console: Console) -> None:
+    def finish(self, trainer: Trainer, console: Console) -> None:
         """Give the trainer the moments, and say what was taken and what was not."""
         moved = "none: they start at 0"
-        if self.moments:
+        if self.moments and self.source.step is not None:
             trainer.inherit(self.moments, self.source.step)
             moved = f"taken, of {trainer.state.inherited_steps} steps"
         console.facts("init_from: what this run starts with", [

@@ -112,7 +112,7 @@ class CommitLog:
         if not self.conditional:
             return
         data, _ = self._encoded(self._content)
-        if self._path.client.write_if(self._path.key, data, stale) is not None:
+        if self._path.writer.write_if(self._path.key, data, stale) is not None:
             self.conditional = False
 
     def commit(self, step: int, commit: Commit) -> None:
@@ -168,7 +168,7 @@ class CommitLog:
     def _conditional_write(self, data: bytes) -> dict | None:
         if self.conditional:
             try:
-                return self._path.client.write_if(self._path.key, data, self._version)
+                return self._path.writer.write_if(self._path.key, data, self._version)
             except NotImplementedError:
                 self.conditional = False
         # All that is left is to look: of two jobs that write at the same moment one is lost.

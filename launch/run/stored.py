@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
@@ -29,7 +30,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import holding, readable_errors
-from cloze.pipeline.stores.leases import leased
+from cloze.pipeline.stores.leases import Lease, Unchecked, leased
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
 
 # How long the end of a run waits for a store to take what it still has to tell; an error is said after that, while the
@@ -70,7 +71,7 @@ class StoredRun:
         self._seconds = config.monitor.store_seconds
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
-        self._lease = None
+        self._lease: Lease | Unchecked | None = None
 
     @property
     def checkpoints(self) -> StorePath:
@@ -141,6 +142,7 @@ class StoredRun:
         names = [name for name in _DESCRIPTION if name != runs.CONFIG] + [runs.CONFIG]
         for path in paths + [path for name in names if (path := self.folder / name).exists()]:
             self.send(path)
+        assert self._shipper is not None, "`meet` comes first"
         self._shipper.begin(step, evaluated_step)
 
     def send(self, path: Path) -> None:
@@ -149,6 +151,7 @@ class StoredRun:
 
     def ship(self) -> None:
         """Send what this process has told, now. Raises UserError if the store can't be used."""
+        assert self._shipper is not None, "`meet` comes first"
         self._shipper.ship()
 
     def told(self, seconds: float) -> None:
@@ -188,9 +191,11 @@ def fetch_description(place: StorePath, folder: Path) -> None:
     fetch_objects(place, [*_DESCRIPTION, *(each.key[start:] for each in tokenizer)], folder)
 
 
+Kind = TypeVar("Kind", bound=RunConfig)  # of run
+
+
 @contextmanager
-def stored(config: RunConfig, environment: Environment, console: Console
-           ) -> Iterator[tuple[RunConfig, StoredRun | None]]:
+def stored(config: Kind, environment: Environment, console: Console) -> Iterator[tuple[Kind, StoredRun | None]]:
     """The configuration with a folder of this machine as its output, and the run in the store that it stands for; as it
     is, and None, if the output is a folder.
 
@@ -205,6 +210,7 @@ def stored(config: RunConfig, environment: Environment, console: Console
         yield config, None
         return
     place = to_output(config.output)
+    assert isinstance(place, StorePath), config.output
     if not place.key:
         raise UserError(f"output: found {config.output}, a whole bucket, expected a place in it such as "
                         f"{config.output.rstrip('/')}/runs/name")

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,15 +44,19 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
         device = torch.device("cpu")
     work_on(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": timeout}
+    options: dict[str, Any] = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size,
+                               "timeout": timeout}
     if device.type == "cuda":
         options["device_id"] = device  # else NCCL meets in the first collective, and guesses a barrier's device
     if environment.world_size == 1:
-        dist.init_process_group(store=dist.HashStore(), **options)
+        dist.init_process_group(**options | {"store": dist.HashStore()})
     else:
         # env:// and not an address: torchrun's agent already listens on that port, and only env:// knows it.
-        given = {"init_method": "env://"} if _meeting is None else {"store": dist.PrefixStore("group", _meeting)}
-        dist.init_process_group(**given, **options)
+        if _meeting is None:
+            options["init_method"] = "env://"
+        else:
+            options["store"] = dist.PrefixStore("group", _meeting)
+        dist.init_process_group(**options)
     return device
 
 
@@ -186,7 +190,7 @@ def copy_file(path: Path, size: int, source: int, target: Path | None, device: t
 
 
 @contextlib.contextmanager
-def together(what: str, where: Path | str, device: torch.device) -> Iterator[None]:
+def together(what: str, where: object, device: torch.device) -> Iterator[None]:
     """What fails on one rank fails on all: none is left waiting in a collective for one that is gone. Collective.
 
     Raises:

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState
-from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped, weight_copies
+from cloze.launch.config import RunConfig
+from cloze.launch.engine.state import Engine, compute_dtype, set_learning_rate, step_skipped, weight_copies
 from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
@@ -24,9 +25,11 @@ from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import doubt_of_peak, measured_anew, numbers_on, peak_flops, to_device
 from cloze.launch.system.environment import Environment
+from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.goals import completion, ending, judged
 from cloze.launch.training.inspection import Inspector
+from cloze.launch.training.objective import SourceSums, TrainingObjective
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.throughput import Throughput
@@ -40,7 +43,8 @@ _SOURCES = "sources"  # of a micro-batch's samples, on their way to the device b
 
 
 def dropout_seed(*key: int) -> int:
-    """A seed for (seed, step, micro-step, rank): neighbouring keys give unrelated seeds, 0 to 2^63 - 1."""
+    """A seed for (seed, step, micro-step, rank), or (seed, step): neighbouring keys give unrelated ones, 0 to 2^63 - 1.
+    """
     digest = hashlib.blake2b(b"".join(part.to_bytes(8, "little") for part in key), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -70,19 +74,22 @@ class Trainer:
         facts: plain values kept in every checkpoint.
         callbacks: what the user wants to be told.
         sources: what measures each source of a mixture by itself (launch/pretrain/sources.py).
+        average: of the weights, measured beside them and kept in checkpoints.
     """
 
-    def __init__(self, config, *, engine, objective, evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
+    def __init__(self, config: RunConfig, *, engine: Engine, objective: TrainingObjective,
+                 evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
                  flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
                  environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
-                 facts: dict, callbacks: Sequence[Callback] = (), sources=None) -> None:
+                 facts: dict, callbacks: Sequence[Callback] = (), sources: SourceSums | None = None,
+                 average: WeightAverage | None = None) -> None:
         self.config, self.train = config, config.train
         self.engine, self.objective, self.sources = engine, objective, sources
         self.evaluate, self.flops = evaluate, flops
         self.checkpoints, self.console = checkpoints, console
         self.heartbeat, self.profiler = heartbeat, profiler
         self.environment, self.device, self.facts = environment, device, facts
-        self.callbacks = callbacks
+        self.callbacks, self.average = callbacks, average
         self.metrics: MetricsWriter | None = None
         self.state = TrainState()
         self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
@@ -105,7 +112,7 @@ class Trainer:
     @property
     def saved_step(self) -> int | None:
         """Step of the newest checkpoint."""
-        return self._saved and self._saved.step
+        return None if self._saved is None else self._saved.step
 
     def resume(self, step: int) -> None:
         """Go on from a published checkpoint of this run."""
@@ -115,6 +122,10 @@ class Trainer:
                 self._window += saved["window"].to(self.device)
         self._saved = self.state
         self._seconds = self.state.seconds
+        if self.average:
+            elastic = self.checkpoints.state(step)["world_size"] != self.environment.world_size
+            if not self.average.load(self.checkpoints.path(step), None if elastic else self.environment.rank):
+                self.console.warn(f"step {step} holds no moving average of the weights: one begins with them here")
 
     def inherit(self, checkpoints: CheckpointManager, step: int) -> None:
         """Take weights and moments of another run's checkpoint; everything else begins at 0."""
@@ -140,6 +151,8 @@ class Trainer:
         """
         self.metrics, self.show = metrics, show
         self.engine.train()
+        if self.average:
+            self.average.begin()
         self._began = time.monotonic() - self.state.seconds
         self._good = self.state, self._window.clone()
         for callback in self.callbacks:
@@ -200,6 +213,8 @@ class Trainer:
                     sums += self._accumulate(micro_step, micro_batch, totals[:-4])
 
         skipped = step_skipped(self.engine)
+        if self.average:
+            self.average.update(self.state.step + 1, skipped)
         share = 1 / self.environment.world_size
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
         self._window += torch.cat([
@@ -225,11 +240,12 @@ class Trainer:
         A run with a time budget ends after the step that has seen it used up, so that its last rate is the schedule's
         last one.
         """
-        at, end = self.state.step, self.train.max_steps
+        at: float = self.state.step
+        end: float = self.train.max_steps
         if self.train.budget_seconds is not None:
             at, end = self._seconds, self.train.budget_seconds
             self.state = replace(self.state, seconds=self._seconds)
-        self._rate = self.train.learning_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
+        self._rate = self.train.peak_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
         set_learning_rate(self.engine, self._rate)
 
     def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
@@ -240,10 +256,12 @@ class Trainer:
         key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
         micro_batch = to_device(micro_batch, self.device)
         sources = micro_batch.pop(_SOURCES, None)  # came in the same copy, and is none of the model's business
-        output = self.engine(**micro_batch, dropout_seed=key)
+        more = {"step_seed": dropout_seed(self.config.seed, self.state.step)} if self.objective.STEP_SEED else {}
+        output = self.engine(**micro_batch, dropout_seed=key, **more)
         loss, sums = self.objective(output, micro_batch, totals)
         if sources is not None:
-            sums = torch.cat([sums, self.sources.sums(self.objective.pretraining_output(output), micro_batch, sources)])
+            assert self.sources is not None, "batches of a mixture come with what measures its sources"
+            sums = torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
         # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum. A loss that is
         # infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none need ask.
         # (0 times what is not finite is NaN: two kernels, where asking and filling takes eight.)
@@ -322,7 +340,11 @@ class Trainer:
         if self._stop_agreed and not ended:
             return False  # a stop leaves little time: the resume evaluates first
         with self._not_training("evaluate"):
-            measured = self.evaluate(partial(self.heartbeat.beat, step, "evaluate"))
+            beat = partial(self.heartbeat.beat, step, "evaluate")
+            measured = self.evaluate(beat)
+            if self.average:
+                with self.average.in_place():
+                    measured |= {f"ema_{name}": value for name, value in self.evaluate(beat).items()}
             scalars = {f"validation/{name}": value for name, value in measured.items()}
             scalars = self._as_main_judges(with_more(self.callbacks, "on_evaluation", self._view(), scalars))
             self._write(scalars)
@@ -406,7 +428,7 @@ class Trainer:
             return {}
         self._peak_doubted = True
         self.console.warn(f"speed/mfu: {mfu:.0%} of the peak cannot be, and is not shown: {doubt_of_peak(self.device)}")
-        before = self.throughput.peak
+        before = self.throughput.peak or 0.0
         # None of a device with a data sheet, which not every rank needs to have.
         found = measured_anew(self.device, compute_dtype(self.engine), self.environment.is_main)
         self.throughput.peak = max(before, found or 0.0)
@@ -450,7 +472,8 @@ class Trainer:
         with self._not_training("save"):
             if not self._skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
-            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()}, local=local)
+            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()},
+                                  self.average.files(self.environment.rank) if self.average else {}, local=local)
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
         self._saved = state
