@@ -7,8 +7,8 @@ import pyarrow.compute as pc
 # Ranges of more elements than this on average are copied one by one: by index they would take four bytes of memory for
 # each of theirs, whose pages the system clears anew each time.
 _LONG = 64
-# The C library's memory, which training and preparing let it keep (allocator.py): Arrow's own allocator gives pages back
-# a moment after they were freed, and a quarter of the time of loading went into clearing them again.
+# The C library's memory, which training and preparing let it keep (allocator.py): Arrow's own allocator gives pages
+# back a moment after they were freed, and a quarter of the time of loading went into clearing them again.
 POOL = pa.system_memory_pool()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from cloze.launch.config.checks import at_least
+from cloze.launch.config.marks import FREE
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -34,7 +35,7 @@ class FinetuneTrainConfig(TrainConfig):
     """Optimizer steps of the whole run, at least 1, whatever `epochs` says; null: as many as `epochs` makes."""
     global_batch_size: int = 32
     """Examples in one optimizer step over all processes; a multiple of their number."""
-    micro_batch_size: int = 32
+    micro_batch_size: int = field(default=32, metadata=FREE)
     """Examples in one forward and backward pass of one process, at most: the largest number that divides its share of a
     batch is taken, which changes no gradient."""
     learning_rate: float | Literal["auto"] = AUTO
@@ -52,14 +53,14 @@ class FinetuneConfig(RunConfig):
     qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
     model: str
     """A Cloze run, a Hugging Face folder or hub name; or for random weights a file of configs/model/ or its name."""
-    train_file: str
+    train_file: str = field(metadata=FREE)
     """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set. The flag is `--train`, the
     name in a YAML file `train_file`."""
-    validation: str
+    validation: str = field(metadata=FREE)
     """Examples that decide which checkpoint is best."""
-    output: str
+    output: str = field(metadata=FREE)
     """Folder of the run: results.json, predictions/, model/ (a Hugging Face folder), checkpoints, curves."""
-    test: list[str] = field(default_factory=list)
+    test: list[str] = field(default_factory=list, metadata=FREE)
     """Further files, measured (where they have labels) and predicted with the best checkpoint."""
     tokenizer: str | None = None
     """Folder of a tokenizer; null: the model's own, which a file of configs/model/ does not have."""
@@ -124,16 +125,16 @@ class FinetuneConfig(RunConfig):
     """Top layers (and pooler) that start from random weights, at least 0 (Zhang et al. 2021, arXiv 2006.05987)."""
     epochs: float | None = 3.0
     """Passes over the training file, above 0; train.max_steps, if it is given, decides instead."""
-    evaluate_every_epochs: float | None = 1.0
+    evaluate_every_epochs: float | None = field(default=1.0, metadata=FREE)
     """Epochs between two evaluations, above 0; null: evaluation.every_steps decides."""
     glue_submission: bool = False
     """Whether each test file's predictions are also written as gluebenchmark.com takes them."""
-    seeds: int = 1
+    seeds: int = field(default=1, metadata=FREE)
     """Runs of each setting, with `seed` and the numbers after it, each in its own folder in `output`; at least 1."""
-    grid: list[str] = field(default_factory=list)
+    grid: list[str] = field(default_factory=list, metadata=FREE)
     """Settings to try, `FIELD=VALUE,VALUE` each, as learning_rate=2e-5,3e-5 (`train.` may be left out); every
     combination is run."""
-    processes: int | Literal["auto"] = 1
+    processes: int | Literal["auto"] = field(default=1, metadata=FREE)
     """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
     torchrun, srun, deepspeed or mpirun, these start them."""
     seed: int = 42
@@ -144,13 +145,14 @@ class FinetuneConfig(RunConfig):
     """The optimizer and its constants; Adam's bias correction is on (Mosbach et al. 2021, arXiv 2006.04884)."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(warmup_share=0.1))
     """Learning rate over the steps."""
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
     """When the run is saved, what is kept and how it goes on."""
-    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(metric=AUTO, keep_best=True))
+    evaluation: EvaluationConfig = field(
+        default_factory=lambda: EvaluationConfig(metric=AUTO, keep_best=True), metadata=FREE)
     """When the run is measured on the validation file; metric auto: the first of the task's."""
-    monitor: MonitorConfig = field(default_factory=lambda: MonitorConfig(inspect_every_steps=0))
+    monitor: MonitorConfig = field(default_factory=lambda: MonitorConfig(inspect_every_steps=0), metadata=FREE)
     """What is watched beside the curves, and how often."""
-    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    zero: ZeroConfig = field(default_factory=ZeroConfig, metadata=FREE)
     """What is partitioned over the processes."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     """Scale of the loss in fp16."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from cloze.launch.checkpoint import CheckpointManager, read_weights
 from cloze.launch.config import PretrainConfig
+from cloze.launch.config.marks import FIXED, marked
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.launch.training.trainer import Trainer
@@ -33,7 +34,8 @@ FREE_MODEL_FIELDS = {
 }
 POSITIONS = "bert.embeddings.position.weight"
 # What the optimizer's groups and states are shaped by.
-OPTIMIZER_FIELDS = (*runs.GROUPING, "zero.stage", "train.precision")
+OPTIMIZER_FIELDS = (*(name for name in marked(PretrainConfig, FIXED) if name.startswith("optimizer.")), "zero.stage",
+                    "train.precision")
 
 
 @dataclass(frozen=True)
