@@ -15,7 +15,8 @@ FIXED: Final = {_KEY: "fixed"}  # weights or states have its shape: no run can g
 
 
 def marked(config: Any, mark: dict[str, str]) -> list[str]:
-    """Dotted names of the fields of a dataclass, and of its sections, that have a mark; `section.` for a whole one."""
+    """Dotted names of the fields of a dataclass, and of its sections, that have a mark; `section.` for a whole one,
+    whose fields then have no marks of their own."""
     return list(_marked(config, mark, ""))
 
 
@@ -25,5 +26,5 @@ def _marked(config: Any, mark: dict[str, str], prefix: str) -> Iterator[str]:
         section = is_dataclass(kinds[field.name])
         if field.metadata.get(_KEY) == mark[_KEY]:
             yield f"{prefix}{field.name}{'.' * section}"
-        elif section:
+        elif section and _KEY not in field.metadata:
             yield from _marked(kinds[field.name], mark, f"{prefix}{field.name}.")

@@ -18,7 +18,7 @@ from cloze.launch.predict.blanks import FillMask, Guess, Score, SentenceScore
 from cloze.launch.predict.choices import Choice, Choose
 from cloze.launch.predict.labels import Classify, Label
 from cloze.launch.predict.operation import Batch, Operation, Row
-from cloze.launch.predict.tags import Aggregation, Tag, TagWords
+from cloze.launch.predict.tags import Tag, TagWords
 from cloze.launch.predict.tokens import Tokenize, Tokens
 from cloze.launch.predict.vectors import (
     Attend,
@@ -27,7 +27,6 @@ from cloze.launch.predict.vectors import (
     Embed,
     Features,
     FindWord,
-    Pooling,
     TokenVectors,
     WordInContext,
     in_contexts,
@@ -104,7 +103,8 @@ class Predictor:
         found = [result.labels for result in results]
         return found[0] if isinstance(text, str) else found
 
-    def tag(self, text: str | Sequence[str], aggregation: Aggregation = "first") -> list[Tag] | list[list[Tag]]:
+    def tag(self, text: str | Sequence[str],
+            aggregation: Literal["none", "simple", "first", "average", "max"] = "first") -> list[Tag] | list[list[Tag]]:
         """Tagged words of a text of any length, of a list of texts a list each; `aggregation` as in `TagWords`."""
         results = self._each(TagWords(aggregation=aggregation), text)
         return results[0] if isinstance(text, str) else results
@@ -125,13 +125,15 @@ class Predictor:
         self._warn(result.cut_tokens)
         return result.ranking
 
-    def similarity(self, text: str, other: str, pooling: Pooling = "mean", layer: int = -1) -> float:
+    def similarity(self, text: str, other: str, pooling: Literal["cls", "mean", "max"] = "mean", layer: int = -1
+                   ) -> float:
         """Cosine of the vectors of two texts, -1 to 1; pooling and layer as in `embed`."""
         result = self._one(Compare(pooling=pooling, layer=layer), text, other)
         self._warn(result.cut_tokens)
         return result.cosine
 
-    def embed(self, texts: Sequence[str], pooling: Pooling = "mean", layer: int = -1) -> np.ndarray:
+    def embed(self, texts: Sequence[str], pooling: Literal["cls", "mean", "max"] = "mean", layer: int = -1
+              ) -> np.ndarray:
         """(N, hidden) fp32: a vector a text. pooling: cls, mean, max. layer: 0 embeddings, 1 ..., -1 last. Longer texts
         than the model reads are cut, with a warning.
         """

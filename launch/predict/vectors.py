@@ -13,8 +13,6 @@ from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-Pooling = Literal["cls", "mean", "max"]
-
 
 @dataclass(frozen=True)
 class OfLayer(Operation):
@@ -40,7 +38,7 @@ class OfLayer(Operation):
 class Pooled(OfLayer):
     """An operation on one vector a text."""
 
-    pooling: Pooling = "mean"
+    pooling: Literal["cls", "mean", "max"] = "mean"
     """The vector of [CLS], or mean or maximum over all tokens, special ones included."""
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
