@@ -70,6 +70,7 @@ class Command:
 
 def _prediction(help: str, config: str, main: str, *examples: str) -> Command:
     return Command(help, "cloze.launch.predict.command:predict", f"cloze.launch.predict.config:{config}", words="text",
+                   checks="cloze.launch.predict.given:check_given",
                    main=("text", *main.split(), "file", "text_columns", "output"), examples=examples)
 
 
@@ -178,18 +179,20 @@ COMMANDS = {
         "cloze predict score runs/small 'the cat sat' 'the cat sitted'"),
     "evaluate": Command(
         "measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
-        "cloze.launch.evaluate.config:EvaluateConfig",
+        "cloze.launch.evaluate.config:EvaluateConfig", checks="cloze.launch.evaluate.given:check_given",
         main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
         examples=("cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",
                   "cloze evaluate runs/small --suite lines --data held-out.txt")),
     "serve": Command(
         "answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
-        "cloze.launch.serve.config:ServeConfig", main=("host", "port", "api_key_file", "no_auth"),
+        "cloze.launch.serve.config:ServeConfig", checks="cloze.launch.pretrained.given:check_used",
+        main=("host", "port", "api_key_file", "no_auth"),
         examples=("cloze serve runs/own --port 8000",
                   "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt")),
     "tokenize": Command(
         "show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",
         "cloze.launch.predict.config:TokenizeConfig", words="text", main=("text", "pair", "file"),
+        checks="cloze.launch.predict.given:check_given",
         examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",)),
     "doctor": Command(
         "examine the environment, on all its machines", "cloze.launch.tools.doctor:doctor",
@@ -271,6 +274,7 @@ def _with_operation(arguments: list[str]) -> list[str]:
     operations = [name.split()[1] for name in COMMANDS if name.startswith("predict ")]
     if difflib.get_close_matches(words[0], operations, 1) and not os.path.exists(words[0]):
         return arguments  # a slip: it is answered with the nearest operation
+    _load("cloze.launch.predict.given:check_words")(words)  # before what imports torch
     return ["predict", _load("cloze.launch.predict.choosing:operation_for")(words), *words]
 
 

@@ -42,7 +42,7 @@ class VocabularyProjection(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
-        self.weight = nn.Parameter(torch.zeros(config.padded_vocab_size, config.hidden_size))
+        self.weight = nn.Parameter(torch.zeros(config.padded_vocab_size, config.embedding_width))
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size)) if config.decoder_bias else None
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -128,9 +128,9 @@ class MaskedLanguageModelHead(Copied):
     def __init__(self, config: BertConfig, word_embedding: nn.Embedding) -> None:
         super().__init__()
         if config.mlm_head != "linear":
-            self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
+            self.dense = nn.Linear(config.hidden_size, config.embedding_width, bias=config.linear_bias)
             self.activation = ACTIVATIONS["relu" if config.mlm_head == "d2l" else config.hidden_act]
-            self.norm = encoder_norm(config)
+            self.norm = encoder_norm(config, config.embedding_width)
         self.transforms = config.mlm_head != "linear"
         self.decoder = VocabularyProjection(config)
         if config.tie_word_embeddings:
@@ -171,6 +171,20 @@ class NextSentenceHead(Copied):
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, hidden) -> scores (B, 2)."""
         return self.classifier(pooled)
+
+
+class DetectionHead(Copied):
+    """How likely each token is a replaced one: dense, activation, one score (ELECTRA, arXiv 2003.10555)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.score = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., hidden) -> scores (...), above 0 for replaced."""
+        return self.score(self.activation(self.dense(hidden))).squeeze(-1)
 
 
 class LayerMix(nn.Module):

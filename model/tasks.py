@@ -27,6 +27,7 @@ from cloze.model.dropout import DropoutKey, draw_seed, dropout
 from cloze.model.heads import (
     NO_LABEL,
     ClassifierTransform,
+    DetectionHead,
     LayerMix,
     MaskedLanguageModelHead,
     NextSentenceHead,
@@ -328,6 +329,35 @@ class BertForNextSentencePrediction(BertPreTrained):
         )
 
 
+class DetectionOutput(NamedTuple):
+    """Of each token whether it was replaced: T tokens, or (B, S)."""
+
+    logits: Tensor
+    """Scores, above 0 for replaced, in the shape of the tokens."""
+    losses: Tensor | None = None
+    """fp32, binary cross-entropy; None without labels."""
+    correct: Tensor | None = None
+    """bool."""
+
+
+class BertForReplacedTokenDetection(BertPreTrained):
+    """Which tokens a generator has put in: ELECTRA's discriminator (arXiv 2003.10555)."""
+
+    uses_pooler = False
+
+    def __init__(self, config: BertConfig, **options) -> None:
+        super().__init__(config, **options)
+        self.detection = DetectionHead(config)
+
+    def forward(self, input_ids: Tensor | None = None, *, replaced: Tensor | None = None, **inputs) -> DetectionOutput:
+        """`replaced`: bool in the shape of the tokens."""
+        scores = self.detection(self.bert(input_ids, **inputs).last_hidden_state)
+        if replaced is None:
+            return DetectionOutput(scores)
+        losses = nn.functional.binary_cross_entropy_with_logits(scores.float(), replaced.float(), reduction="none")
+        return DetectionOutput(scores, losses, (scores > 0) == replaced)
+
+
 class BertForSequenceClassification(Classifier):
     """One vector a sequence (or pair) to classes, independent labels, several label columns, or numbers."""
 
@@ -453,8 +483,8 @@ class BertForMultipleChoice(Classifier):
 
 
 _CLASSES: tuple[type[InFolders], ...] = (
-    BertModel, BertForPreTraining, BertForMaskedLM, BertForNextSentencePrediction, BertForSequenceClassification,
-    BertForTokenClassification, BertForMultipleChoice, BertForQuestionAnswering,
+    BertModel, BertForPreTraining, BertForMaskedLM, BertForNextSentencePrediction, BertForReplacedTokenDetection,
+    BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice, BertForQuestionAnswering,
 )
 ARCHITECTURES = {each.__name__: each for each in _CLASSES}
 

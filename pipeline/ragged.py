@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 # each of theirs, whose pages the system clears anew each time.
 _LONG = 64
 # The C library's memory, which training and preparing let it keep (allocator.py): Arrow's own allocator gives pages
-# back a moment after they were freed, and a quarter of the time of loading went into clearing them again.
+# back a moment after they were freed, and a fifth of the time of loading went into clearing them again.
 POOL = pa.system_memory_pool()
 
 

@@ -20,7 +20,7 @@ from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.stores.scratch import scratch_folder
 
 INDEX = "index.json"
-_OWNER = re.compile(r"(?:.*_)?pp_rank_(\d+)_.*|rank-(\d+)\.pt")
+_OWNER = re.compile(r"(?:.*_)?pp_rank_(\d+)_.*|(?:ema-)?rank-(\d+)\.pt")
 
 # Name of a file -> its size and SHA-256.
 Files = dict[str, tuple[int, str]]

@@ -7,15 +7,17 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 
+from cloze.launch.checkpoint.averages import whole_average
 from cloze.launch.checkpoint.deepspeed_files import (
     DurableCheckpointEngine,
     convert_to_universal,
@@ -32,8 +34,8 @@ from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors, sync_folder
 
-# fp32 master weight and two Adam moments, and a 16-bit or fp32 copy of the weight, for each parameter.
-_BYTES_PER_PARAMETER = 16
+# fp32 master weight, two Adam moments, a moving average, a 16-bit or fp32 copy of the weight, for each parameter.
+_BYTES_PER_PARAMETER = 20
 # What the name of a checkpoint ends with while another one takes its place.
 _REPLACED = ".replaced.tmp"
 
@@ -121,12 +123,14 @@ class CheckpointManager:
         step = distributed.from_main(-1 if found is None else found, self.device)
         return None if step < 0 else step
 
-    def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor]) -> None:
+    def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
+             files: Mapping[str, object] = MappingProxyType({})) -> None:
         """Copy everything to host memory and begin to write it; `publish` makes a checkpoint of it. Collective.
 
         Args:
             facts: plain values kept in state.json beside the state.
             rank_state: tensors that belong to this rank alone; its random state is added.
+            files: by their names what further files of this rank hold, tensors and plain values.
 
         Raises:
             UserError: the disk has too little room, or what was being written before could not be.
@@ -141,6 +145,8 @@ class CheckpointManager:
         with readable_errors(aside):
             engine.save_checkpoint(str(self.folder), tag=aside.name, save_latest=False)
         durable.save({**rank_state, **_rng_state(self.device)}, str(aside / self._rank_file(self.environment.rank)))
+        for name, content in files.items():
+            durable.save(content, str(aside / name))
         self._writing = _Writing(durable.writer, aside, state, {
             **asdict(state), "world_size": self.environment.world_size, **facts,
         })
@@ -331,12 +337,13 @@ def _set_rng_state(state: dict, device: torch.device) -> None:
         torch.cuda.set_rng_state(state["rng_cuda"], device)
 
 
-def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
-                 ) -> tuple[int, dict[str, torch.Tensor]]:
+def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print, *,
+                 ema: bool = False) -> tuple[int, dict[str, torch.Tensor]]:
     """fp32 weights of a run's checkpoint, whole, from any ZeRO stage; and its step.
 
     Args:
         step: None: the newest good one; best: that of the best evaluation which the newest good one knows of.
+        ema: their moving average instead.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
@@ -354,7 +361,8 @@ def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Cal
         found = ", ".join(map(str, manager.steps())) or "none"
         raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}"
                         + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else ""))
-    return step, whole_weights(manager.path(step))
+    weights = whole_weights(manager.path(step))
+    return step, whole_average(manager.path(step), weights) if ema else weights
 
 
 def checkpoint_steps(run: Path) -> list[int]:
@@ -363,20 +371,21 @@ def checkpoint_steps(run: Path) -> list[int]:
 
 
 def read_average(run: Path, count: int, step: int | Literal["best"] | None = None,
-                 warn: Callable[[str], None] = print) -> tuple[list[int], dict[str, torch.Tensor]]:
+                 warn: Callable[[str], None] = print, *, ema: bool = False
+                 ) -> tuple[list[int], dict[str, torch.Tensor]]:
     """The mean of the fp32 weights of the checkpoint that `step` names, as in `read_weights`, and of the `count` - 1
     before it; and their steps, ascending. Buffers and parameters alike; sums are made in fp64.
 
     Raises:
         UserError: as `read_weights`, or the run has fewer checkpoints up to there.
     """
-    last, weights = read_weights(run, step, warn)
+    last, weights = read_weights(run, step, warn, ema=ema)
     steps = [each for each in checkpoint_steps(run) if each <= last][-count:]
     if len(steps) < count:
         raise UserError(f"{run}: found {len(steps)} checkpoints up to step {last}, expected the {count} that are to be "
                         "averaged; train with a larger --checkpoint.keep_last, or average fewer")
     sums = {name: tensor.double() for name, tensor in weights.items()}
     for each in steps[:-1]:
-        for name, tensor in read_weights(run, each, warn)[1].items():
+        for name, tensor in read_weights(run, each, warn, ema=ema)[1].items():
             sums[name] += tensor
     return steps, {name: (total / count).to(weights[name].dtype) for name, total in sums.items()}

@@ -13,7 +13,7 @@ from cloze.launch.config.marks import FIXED, FREE
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.running import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import MaskingConfig, TrainConfig
+from cloze.launch.config.training import EmaConfig, MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 
@@ -87,6 +87,8 @@ class PretrainConfig(RunConfig):
     """How much is masked, where the shards leave that to the run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its constants."""
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    """The moving average of the weights."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Learning rate over the steps."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)

@@ -153,6 +153,21 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class EmaConfig:
+    """An exponential moving average of the weights, beside those that are trained: validation/ema_..., and
+    `cloze export --ema true`."""
+
+    decay: float | None = None
+    """Share of the average that a step keeps, 0 <= decay < 1, as 0.9999; null: there is no average."""
+    warmup: bool = True
+    """Whether the decay of step n is at most (1 + n) / (10 + n), so that the initial weights are soon forgotten."""
+
+    def __post_init__(self) -> None:
+        if self.decay is not None and not 0 <= self.decay < 1:
+            raise UserError(f"ema.decay: found {self.decay}, expected 0 <= decay < 1, or null")
+
+
+@dataclass(frozen=True)
 class MaskingPhase:
     """A masking rate for a part of the run."""
 

@@ -14,7 +14,7 @@ from cloze.launch.predict.output import as_json, draw_attention, encoded, print_
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.predict.vectors import WordInContext
-from cloze.launch.pretrained.loading import model_path
+from cloze.launch.pretrained.finding import model_path
 from cloze.launch.system.console import Console, counting, figure
 from cloze.pipeline.errors import UserError
 

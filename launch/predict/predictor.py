@@ -31,8 +31,9 @@ from cloze.launch.predict.vectors import (
     WordInContext,
     in_contexts,
 )
+from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loaded import LoadedModel
-from cloze.launch.pretrained.loading import load_model, model_path
+from cloze.launch.pretrained.loading import load_model
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError

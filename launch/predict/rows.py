@@ -17,6 +17,12 @@ from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 
 
+def check_file(config: Input) -> None:
+    """Raise UserError for a file of texts that is not there."""
+    if config.file not in (None, "-") and not Path(config.file).exists():
+        raise UserError(f"file: found no {config.file}, expected a file of texts")
+
+
 def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
     """Texts or pairs with their places.
 
@@ -37,9 +43,8 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
                             "standard input")
         yield from _parse(sys.stdin.buffer, "standard input", config.lines == "json", kind)
         return
+    check_file(config)
     path = Path(config.file)
-    if not path.exists():
-        raise UserError(f"file: found no {path}, expected a file of texts")
     if config.lines is None and (tables.ending(path) in tables.ENDINGS or path.is_dir()):
         yield from _from_table(path, tuple(config.text_columns), learned, kind)
         return

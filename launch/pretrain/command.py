@@ -47,11 +47,13 @@ from cloze.launch.system.devices import take_flash_attention_3
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.own_classes import make, own_class
 from cloze.launch.training import running
+from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import ValidationSet, evaluate_sets
 from cloze.launch.training.running import Process
 from cloze.launch.training.trainer import Trainer
-from cloze.model.bert import BertForPreTraining
+from cloze.model.bert import BertPreTrained
+from cloze.model.encoder import Encoder
 from cloze.model.flops import encoder_weights, num_parameters, training_flops
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
@@ -151,7 +153,7 @@ def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) ->
     print(json.dumps(deepspeed_config(config, config.processes), indent=1))
 
 
-def build_model(config: PretrainConfig, objective: Objective | None = None) -> BertForPreTraining:
+def build_model(config: PretrainConfig, objective: Objective | None = None) -> BertPreTrained:
     """The model of the run with its initial weights.
 
     Args:
@@ -162,16 +164,18 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
     """
     objective = objective or make_objective(config)
     model = objective.build_model()
-    if not isinstance(model, BertForPreTraining):
+    if not isinstance(model, BertPreTrained):
         raise UserError(f"objective: found a {type(model).__name__} made by {type(objective).__name__}.build_model, "
-                        "expected a cloze.model.bert.BertForPreTraining or a subclass of it")
+                        "expected a subclass of cloze.model.bert.BertPreTrained")
     init_weights(model, config.seed)
     if config.train.compile:
-        model.bert.encoder.compile_layers()
+        for module in model.modules():
+            if isinstance(module, Encoder):
+                module.compile_layers()
     return model
 
 
-def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertForPreTraining, console: Console) -> None:
+def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, console: Console) -> None:
     """Copy the vectors of a file (`init_word_vectors`) into a freshly drawn model; a token without one stays as drawn.
 
     Raises:
@@ -205,6 +209,7 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
         facts={**facts, "data_streams": config.data_streams}, objective=objective,
         evaluate=partial(evaluate_sets, engine, objective, sets, process.device) if sets else None,
         flops=objective.flops, callbacks=callbacks,
+        average=None if config.ema.decay is None else WeightAverage(engine, config.ema.decay, config.ema.warmup),
         sources=Sources(data, config.streams, objective.pretraining_output) if data.names else None,
     )
     if start:

@@ -48,16 +48,17 @@ class Sources:
             sources: the place of each sample's source, int64 (B,).
         """
         part = self._part_of(output)
-        assert (part.mlm_losses is not None and part.mlm_correct is not None and part.next_sentence_losses is not None
-                and part.next_sentence_correct is not None), "training has labels"
+        assert part.mlm_losses is not None and part.mlm_correct is not None, "training has labels"
         sample = torch.searchsorted(micro_batch["sequence_offsets"].long(), micro_batch["masked_positions"],
                                     right=True) - 1
         of_masked = torch.stack([part.mlm_losses.detach(), micro_batch["labels"] != NO_LABEL, part.mlm_correct], 1)
-        of_samples = torch.stack([part.next_sentence_losses.detach(), micro_batch["next_sentence_label"] != NO_LABEL,
-                                  part.next_sentence_correct], 1)
         table = torch.zeros(len(self.names), len(_SUMS), dtype=torch.float64, device=sources.device)
         table[:, :3].index_add_(0, sources[sample], of_masked.double())
-        table[:, 3:].index_add_(0, sources, of_samples.double())
+        if part.next_sentence_losses is not None:
+            assert part.next_sentence_correct is not None, "they come with the losses"
+            of_samples = torch.stack([part.next_sentence_losses.detach(),
+                                      micro_batch["next_sentence_label"] != NO_LABEL, part.next_sentence_correct], 1)
+            table[:, 3:].index_add_(0, sources, of_samples.double())
         return table.flatten()
 
     def scalars(self, sums: list[float]) -> dict[str, float]:

@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 
-from cloze.launch.config.model import ModelConfig
-from cloze.launch.pretrained.hub import fetch_model, is_name
+from cloze.launch.pretrained.finding import checkpoint_room, fetched_run
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
-from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
-from cloze.launch.system.environment import prepare_deepspeed, read_environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import check_kinds
-from cloze.model.huggingface import check_finite, load_note
-from cloze.model.tasks import saved_class
+from cloze.model.huggingface import architecture_of, check_finite, load_note
+from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
-from cloze.pipeline.stores.places import is_url, to_place
+from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-_PARTS = ("bert.", "masked_lm.", "next_sentence.")  # of BertForPreTraining
-
-
-def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -> Path:
-    """Where a model lies: a folder, if there is one of this name, else what the hub library keeps; of a run in a store
-    a folder with the checkpoint that `step` names.
-
-    Raises:
-        UserError: as `fetch_model` and `fetched_run`.
-    """
-    if is_url(config.model):
-        return fetched_run(config.model, step)
-    if Path(config.model).exists() or not is_name(config.model):
-        return Path(config.model)
-    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
-                       pickled=config.pickled_weights)
+# Of BertForPreTraining, and of ELECTRA's discriminator.
+_PARTS = ("bert.", "masked_lm.", "next_sentence.", "detection.")
 
 
 def load_model(folder: str | Path, step: int | Literal["best"] | None = None) -> LoadedModel:
@@ -59,8 +39,9 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     runs.check_holds_model(folder)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
-        model = BertForPreTraining(runs.model_config(folder))
         found, weights = read_run_weights(folder, step)
+        detects = architecture_of(weights) == BertForReplacedTokenDetection.__name__
+        model = (BertForReplacedTokenDetection if detects else BertForPreTraining)(runs.model_config(folder))
         check_finite(weights, f"step {found} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
@@ -71,14 +52,6 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
                                   load_truncation(folder), _noted(folder, ANSWERING, Answering),
                                   columns_of(load_note(folder, COLUMNS))))
-
-
-@functools.cache
-def fetched_run(url: str, step: int | Literal["best"] | None = None, count: int = 1) -> Path:
-    """A folder of this machine, for as long as this process lives, with what is asked for of a run in an object store:
-    as `checkpoint.fetch_run`, once.
-    """
-    return _checkpoints().fetch_run(to_place(url), step, count, Console().warn)
 
 
 def load_truncation(folder: Path) -> Truncation | None:
@@ -124,15 +97,18 @@ def _computing(loaded: LoadedModel) -> LoadedModel:
 def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
                      ) -> tuple[int, dict[str, torch.Tensor]]:
     """Step and whole fp32 weights of the model in a run's checkpoint, as `checkpoint.read_weights`, in any program."""
-    found, weights = _checkpoints().read_weights(run, step, warn)
+    found, weights = checkpoint_room().read_weights(run, step, warn)
     return found, _of_model(weights)
 
 
 def read_run_average(run: Path, count: int, step: int | Literal["best"] | None = None,
-                     warn: Callable[[str], None] = print) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Steps and mean weights of several checkpoints, as `checkpoint.read_average`, in any program."""
-    steps, weights = _checkpoints().read_average(run, count, step, warn)
-    return steps, _of_model(weights)
+                     warn: Callable[[str], None] = print, *, part: str = "", ema: bool = False
+                     ) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Steps and mean weights of several checkpoints, as `checkpoint.read_average`, in any program. part: what the names
+    of another model begin with that was trained within it."""
+    steps, weights = checkpoint_room().read_average(run, count, step, warn, ema=ema)
+    return steps, _of_model({name.removeprefix(part): value for name, value in weights.items()
+                             if name.startswith(part)})
 
 
 def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -142,15 +118,4 @@ def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def run_steps(run: Path) -> list[int]:
     """Steps of a run's published checkpoints, as `checkpoint.checkpoint_steps`, in any program."""
-    return _checkpoints().checkpoint_steps(run)
-
-
-def _checkpoints() -> ModuleType:
-    """The room of checkpoints. Their files are DeepSpeed's, whose import takes a second: a model's folder does not wait
-    for it.
-    """
-    if "deepspeed" not in sys.modules:
-        prepare_deepspeed(read_environment())  # which it wants before it is imported
-    from cloze.launch import checkpoint
-
-    return checkpoint
+    return checkpoint_room().checkpoint_steps(run)

@@ -152,7 +152,7 @@ class LogReader:
     def __init__(self, place: StorePath, newest_pieces: int | None = None) -> None:
         self._place, self._newest = place, newest_pieces
         self._first: str | None = None  # the oldest piece that is read
-        self._texts: dict[str, str] = {}
+        self._texts: dict[str, bytes] = {}
 
     def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKING)) -> None:
         """Write files into a folder of this machine; of metrics.jsonl later attempts win, by step.
@@ -173,13 +173,13 @@ class LogReader:
             self._first = keys[-min(self._newest or len(keys), len(keys))]
         new = [key for key in keys if key >= (self._first or "") and key not in self._texts]
         with ThreadPoolExecutor(_READERS) as readers:
-            self._texts |= zip(new, readers.map(lambda key: self._place.at(key).read_text(), new), strict=True)
+            self._texts |= zip(new, readers.map(lambda key: self._place.at(key).read_bytes(), new), strict=True)
         lines: list[dict] = []
         for files in attempts.values():
             if START in files:
                 start = json.loads(self._place.at(files[START][-1]).read_bytes())
                 lines = kept_lines(lines, start["step"], start["evaluated_step"])
-            lines += lines_of("".join(self._texts.get(key, "") for key in files.get(METRICS, ())))
+            lines += lines_of(b"".join(self._texts.get(key, b"") for key in files.get(METRICS, ())))[0]
         if lines:
             publish_text(folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines), durable=False)
 

@@ -44,11 +44,9 @@ class Run:
 
     def results(self) -> dict | None:
         """results.json of a complete run, or None."""
-        try:
-            complete = json.loads((self.folder / runs.STATUS).read_text(encoding="utf-8"))["state"] == "complete"
-            return json.loads((self.folder / RESULTS).read_text(encoding="utf-8")) if complete else None
-        except FileNotFoundError:
+        if runs.read_status(self.folder).get("state") != "complete" or not (self.folder / RESULTS).exists():
             return None
+        return runs.read_fields(self.folder / RESULTS)
 
 
 def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[str, str]]:

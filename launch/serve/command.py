@@ -10,12 +10,13 @@ import threading
 from typing import Any
 
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.pretrained.loading import model_path
+from cloze.launch.pretrained.finding import model_path
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.connections import make_room_for_files, protocol
 from cloze.launch.serve.keys import read_keys
 from cloze.launch.system.console import Console
+from cloze.launch.system.environment import share_one_arena
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 
@@ -34,6 +35,7 @@ def serve(config: ServeConfig) -> int:
     except ImportError as error:
         raise UserError(f"serve: found no {error.name}, expected the packages of the server; "
                         f"{how_to_install('serve')}") from None
+    share_one_arena()  # before there are threads, whose turns at bodies and answers would each keep their peak
     read_keys(config)  # whatever is wrong with them is said before the model is read
     make_room_for_files(config)
     listener = _listen(config)

@@ -216,6 +216,11 @@ def keep_freed_pages() -> bool:
     return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.keep_freed_pages()
 
 
+def share_one_arena() -> bool:
+    """Let threads share one heap; whether they do. A user's own MALLOC_ variables win."""
+    return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.share_one_arena()
+
+
 # oneDNN and PyTorch's layer above it each keep the last 1,024 compiled products of matrices. Batches of concatenated
 # tokens hardly ever have a shape twice, so nearly all of it is never used again: the small model grew by 23 MB a step
 # at first and to 3.3 GB in the end. With 32 it stays near 0.6 GB, and a step takes the same CPU time.

@@ -27,7 +27,8 @@ _OUTPUTS = {
     "BertForNextSentencePrediction": {"next_sentence_logits": "logits"},
     "BertForQuestionAnswering": {"start_logits": "start_logits", "end_logits": "end_logits"},
     **dict.fromkeys(
-        ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice"), {"logits": "logits"}
+        ("BertForReplacedTokenDetection", "BertForSequenceClassification", "BertForTokenClassification",
+         "BertForMultipleChoice"), {"logits": "logits"}
     ),
 }
 _MEANINGS = {

@@ -12,6 +12,7 @@ import torch
 
 from cloze.launch.engine.state import Engine, base_optimizer, master_fragments
 from cloze.launch.system import distributed
+from cloze.launch.training.profiling import start_quietly
 
 # Names that torch.profiler gives to collectives: gloo's on the host, NCCL's kernels on the device.
 _COMMUNICATION = ("gloo:", "ncclDevKernel", "ncclKernel")
@@ -75,7 +76,7 @@ class Inspector:
     def _locate(self) -> dict[int, list[tuple[str, int, int]]]:
         """Layer, offset and length of every fragment that this process has, by the storage that it lies in."""
         found: dict[int, list[tuple[str, int, int]]] = {}
-        for name, tensor in master_fragments(self._engine):
+        for name, _, tensor in master_fragments(self._engine):
             place = tensor.untyped_storage().data_ptr()
             found.setdefault(place, []).append((layer_of(name), int(tensor.storage_offset()), tensor.numel()))
         return found
@@ -115,12 +116,16 @@ class Inspector:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profiler:
+        profiler = torch.profiler.profile(activities=activities)
+        start_quietly(profiler)
+        try:
             began = time.perf_counter()
             yield
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - began
+        finally:
+            profiler.stop()
         # Its raw events: making `profiler.events()` of them takes longer than a small model's step.
         spans = [(event.start_ns(), event.start_ns() + event.duration_ns())
                  for event in profiler.profiler.kineto_results.events() if event.name().startswith(_COMMUNICATION)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -157,7 +156,7 @@ def make_trainer(config: RunConfig, process: Process, engine: Engine, checkpoint
     Args:
         facts: what the run may not go on with another of; kept in every checkpoint, with all that shapes the result.
         more: further plain values kept in every checkpoint.
-        parts: objective, evaluate, flops and sources of Trainer.
+        parts: objective, evaluate, flops, sources and average of Trainer.
     """
     environment, device = process.environment, process.device
     profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
@@ -263,7 +262,7 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
 
 def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> MetricsWriter:
     """Of a run that goes on from the trainer's step; trackers are told what it is, of what data and on what."""
-    facts = runs.flatten(asdict(config)) | json.loads((output / runs.DATA).read_text(encoding="utf-8"))
+    facts = runs.flatten(asdict(config)) | runs.read_fields(output / runs.DATA)
     facts |= {f"software.{name}": value for name, value in software().items()}
     facts |= {"hardware.device": device_name(trainer.engine.device),
               "hardware.processes": trainer.environment.world_size}

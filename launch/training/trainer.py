@@ -25,6 +25,7 @@ from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import doubt_of_peak, measured_anew, numbers_on, peak_flops, to_device
 from cloze.launch.system.environment import Environment
+from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.goals import completion, ending, judged
 from cloze.launch.training.inspection import Inspector
@@ -42,7 +43,8 @@ _SOURCES = "sources"  # of a micro-batch's samples, on their way to the device b
 
 
 def dropout_seed(*key: int) -> int:
-    """A seed for (seed, step, micro-step, rank): neighbouring keys give unrelated seeds, 0 to 2^63 - 1."""
+    """A seed for (seed, step, micro-step, rank), or (seed, step): neighbouring keys give unrelated ones, 0 to 2^63 - 1.
+    """
     digest = hashlib.blake2b(b"".join(part.to_bytes(8, "little") for part in key), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -72,20 +74,22 @@ class Trainer:
         facts: plain values kept in every checkpoint.
         callbacks: what the user wants to be told.
         sources: what measures each source of a mixture by itself (launch/pretrain/sources.py).
+        average: of the weights, measured beside them and kept in checkpoints.
     """
 
     def __init__(self, config: RunConfig, *, engine: Engine, objective: TrainingObjective,
                  evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
                  flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
                  environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
-                 facts: dict, callbacks: Sequence[Callback] = (), sources: SourceSums | None = None) -> None:
+                 facts: dict, callbacks: Sequence[Callback] = (), sources: SourceSums | None = None,
+                 average: WeightAverage | None = None) -> None:
         self.config, self.train = config, config.train
         self.engine, self.objective, self.sources = engine, objective, sources
         self.evaluate, self.flops = evaluate, flops
         self.checkpoints, self.console = checkpoints, console
         self.heartbeat, self.profiler = heartbeat, profiler
         self.environment, self.device, self.facts = environment, device, facts
-        self.callbacks = callbacks
+        self.callbacks, self.average = callbacks, average
         self.metrics: MetricsWriter | None = None
         self.state = TrainState()
         self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
@@ -118,6 +122,10 @@ class Trainer:
                 self._window += saved["window"].to(self.device)
         self._saved = self.state
         self._seconds = self.state.seconds
+        if self.average:
+            elastic = self.checkpoints.state(step)["world_size"] != self.environment.world_size
+            if not self.average.load(self.checkpoints.path(step), None if elastic else self.environment.rank):
+                self.console.warn(f"step {step} holds no moving average of the weights: one begins with them here")
 
     def inherit(self, checkpoints: CheckpointManager, step: int) -> None:
         """Take weights and moments of another run's checkpoint; everything else begins at 0."""
@@ -143,6 +151,8 @@ class Trainer:
         """
         self.metrics, self.show = metrics, show
         self.engine.train()
+        if self.average:
+            self.average.begin()
         self._began = time.monotonic() - self.state.seconds
         self._good = self.state, self._window.clone()
         for callback in self.callbacks:
@@ -205,6 +215,8 @@ class Trainer:
                     sums += self._accumulate(micro_step, micro_batch, totals[:-4])
 
         skipped = step_skipped(self.engine)
+        if self.average:
+            self.average.update(self.state.step + 1, skipped)
         share = 1 / self.environment.world_size
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
         self._window += torch.cat([
@@ -246,7 +258,8 @@ class Trainer:
         key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
         micro_batch = to_device(micro_batch, self.device)
         sources = micro_batch.pop(_SOURCES, None)  # came in the same copy, and is none of the model's business
-        output = self.engine(**micro_batch, dropout_seed=key)
+        more = {"step_seed": dropout_seed(self.config.seed, self.state.step)} if self.objective.STEP_SEED else {}
+        output = self.engine(**micro_batch, dropout_seed=key, **more)
         loss, sums = self.objective(output, micro_batch, totals)
         if sources is not None:
             assert self.sources is not None, "batches of a mixture come with what measures its sources"
@@ -329,7 +342,11 @@ class Trainer:
         if self._stop_agreed and not ended:
             return False  # a stop leaves little time: the resume evaluates first
         with self._not_training("evaluate"):
-            measured = self.evaluate(partial(self.heartbeat.beat, step, "evaluate"))
+            beat = partial(self.heartbeat.beat, step, "evaluate")
+            measured = self.evaluate(beat)
+            if self.average:
+                with self.average.in_place():
+                    measured |= {f"ema_{name}": value for name, value in self.evaluate(beat).items()}
             scalars = {f"validation/{name}": value for name, value in measured.items()}
             scalars = self._as_main_judges(with_more(self.callbacks, "on_evaluation", self._view(), scalars))
             self._write(scalars)
@@ -446,7 +463,8 @@ class Trainer:
         with self._not_training("save"):
             if not self._skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
-            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()})
+            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()},
+                                  self.average.files(self.environment.rank) if self.average else {})
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
         self._saved = state

@@ -11,6 +11,7 @@ from cloze.pipeline.shards.manifest import Manifest
 from tests.hostile_files import judge
 from tests.launching import ROOT
 from tests.pipeline import corpus
+from tests.synthetic import make_shards
 
 
 @pytest.fixture
@@ -136,14 +137,27 @@ def test_what_is_lost_in_an_attack(status, output, same, lost):
     assert found is None if lost is None else lost in found
 
 
-def test_an_attack_that_loses_something_ends_with_1(benchmark, tmp_path, capsys):
-    losses = {"kills": 3, "lost": ["the run: it hangs"]}
-    for lost in ([], losses["lost"]):
-        assert benchmark("attack", "--files", "0", "--requests", "0", "--json", str(tmp_path / "figures"),
-                         kill=lambda *_, lost=lost: {**losses, "lost": list(lost)}) == len(lost)
-        figures = json.loads((tmp_path / "figures").read_text())
-        assert figures["lost"] == len(lost) and figures["training"]["kills"] == 3
-        assert f"kills 3, hostile files 0, requests 0, lost {len(lost)}; seed" in capsys.readouterr().out
+def test_an_attack_that_loses_something_ends_with_1_and_repeats_no_part(benchmark, tmp_path, capsys):
+    asked, figures = [], tmp_path / "figures"
+
+    def kill(folder, count, seed):
+        asked.append((count, seed))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return {"kills": count, "by moment": {"while saving": count - 1}, "slowest": count / 2,
+                "lost": ["the run: it hangs"] * (count == 5)}
+
+    command = ("attack", "--kills", "35", "--files", "0", "--requests", "0", "--seed", "7", "--json", str(figures))
+    with pytest.raises(KeyboardInterrupt):
+        benchmark(*command, kill=kill)
+    assert benchmark(*command, kill=kill) == 1
+    assert asked == [(15, 7), (15, 8), (15, 8), (5, 9)], "the first part stood in the file"
+    told = json.loads(figures.read_text())
+    assert told["lost"] == 1 and told["training"] | {"seconds": 0} == {
+        "kills": 35, "by moment": {"while saving": 32}, "slowest": 7.5, "lost": ["the run: it hangs"], "seconds": 0}
+    assert "kills 35, hostile files 0, requests 0, lost 1; seed 7" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="found figures of seed 7"):
+        benchmark(*command, "--kills", "30", kill=kill)
 
 
 @pytest.mark.slow
@@ -217,3 +231,41 @@ def test_what_stands_in_for_a_task_has_its_form(monkeypatch, tmp_path):
         assert header == ["index", "sentence1", "sentence2", "label"] and len(rows) == count
         assert {row[3] for row in rows} == {"entailment", "not_entailment"}
         assert all((row[2] in row[1]) == (row[3] == "entailment") for row in rows)
+
+
+def test_objectives_are_compared_at_equal_flops(benchmark, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import objectives
+
+    called = []
+    replaced = {"prepare_text": lambda *_: None, "cloze": lambda *words: called.append(words) or 60.0,
+                "steps_for": lambda words, flops: (len(words), 10.0), "held_out_loss": lambda run, pairs: 2.5}
+    (tmp_path / "results.md").write_text("before\n<!-- objectives -->\nold\n<!-- /objectives -->\nbehind\n")
+    for _ in range(2):  # the second finds all done
+        benchmark("objectives", "--size", "tiny", "--output", str(tmp_path), "--page", str(tmp_path), **replaced)
+    assert len(called) == len(objectives.CONTENDERS) == 6
+    page = (tmp_path / "results.md").read_text()
+    assert page.startswith("before\n<!-- objectives -->\n| objective | steps |") and page.endswith("-->\nbehind\n")
+    assert "| masked tokens | " in page and " M | 1.0 | 2.500 |" in page and "old" not in page
+    shown = {"masked": {"steps": 2, "tokens": 4e6, "cpu_seconds": 30, "loss": None,
+                        "tasks": {"SST-2": [0.5, 0.7], "SICK relatedness": [0.25]}}}
+    size = objectives.Size(1, 1, 1.0, ("SST-2", "SICK relatedness"), 2)
+    assert objectives.table(shown, size).splitlines()[-1] == "| masked | 2 | 4.00 M | 0.5 | – | 0.600 ± 0.141 | 0.250 |"
+    with pytest.raises(SystemExit):
+        benchmark("objectives", "--size", "small", "--output", str(tmp_path))
+    assert "size small fine-tunes" in capsys.readouterr().err
+
+
+def test_the_steps_of_an_objective_follow_from_its_flops(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import objectives
+
+    make_shards(tmp_path / "tiny/single", mask_sets=0, pairs=False)
+    size = objectives.SIZES["tiny"]
+    found = {name: objectives.steps_for(objectives.command(name, size, tmp_path / "tiny"), 1e11)
+             for name in ("masked", "span-boundary", "replaced-tokens")}
+    steps = {name: steps for name, (steps, _) in found.items()}
+    # Of the same batches: the second term takes 4 H² + H V more for a masked token, ELECTRA a second encoder and no
+    # vocabulary in its own.
+    assert steps["masked"] > steps["span-boundary"] > steps["replaced-tokens"] > steps["masked"] / 4
+    assert len({tokens for _, tokens in found.values()}) == 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
-from cloze.launch.pretrain.objectives.masked import MaskedTokens
+from cloze.launch.pretrain.objectives.masked import MaskedTokens, is_real
 from cloze.launch.pretrain.objectives.objective import Term, check_option, flops_of
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.run import runs
@@ -34,11 +34,6 @@ class StudentOutput(NamedTuple):
     label."""
     cosine_losses: Tensor
     """(T,) fp32: 1 - cosine of the last hidden states; 0 where all labels of the micro-batch are missing, a filler."""
-
-
-def _is_real(labels: Tensor) -> Tensor:
-    """bool (): whether a micro-batch is no filler of an evaluation, which has labels and none that counts."""
-    return (labels != NO_LABEL).any() | (labels.numel() == 0)
 
 
 class Student(BertForPreTraining):
@@ -69,7 +64,7 @@ class Student(BertForPreTraining):
         soft = nn.functional.kl_div(said, taught, log_target=True, reduction="none").sum(-1) * self._temperature**2
         vectors, shown = ours.hidden_states[-1].float(), theirs.hidden_states[-1].float()
         cosine = vectors.new_zeros(len(vectors)) if vectors.shape != shown.shape else (
-            (1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * _is_real(labels))
+            (1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * is_real(labels))
         output = ours._replace(
             prediction_logits=None, hidden_states=None, num_masked=counted.sum(),
             mlm_losses=nn.functional.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none"),
@@ -140,7 +135,7 @@ class Distillation(MaskedTokens):
         """Those of masked tokens; masked tokens; tokens, of a filler none."""
         counted = micro_batch["labels"] != NO_LABEL
         return {**super().divisors(micro_batch), "soft": counted.sum(),
-                "cosine": _is_real(micro_batch["labels"]) * len(micro_batch["input_ids"])}
+                "cosine": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"])}
 
     def terms(self, output: StudentOutput, micro_batch: dict) -> dict[str, Term]:
         """Two terms more, neither with hits."""

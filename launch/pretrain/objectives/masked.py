@@ -53,6 +53,11 @@ class MaskedTokens(Objective):
         return self.config.train.loss_reduction == "samples"
 
 
+def is_real(labels: Tensor) -> Tensor:
+    """bool (): whether a micro-batch is no filler of an evaluation, which has labels and none that counts."""
+    return (labels != NO_LABEL).any() | (labels.numel() == 0)
+
+
 def _masked_per_sample(micro_batch: dict) -> Tensor:
     """Masked tokens of each sample: int64 (B,)."""
     sample = _sample_of_masked(micro_batch)

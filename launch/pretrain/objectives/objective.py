@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cloze.launch.config import PretrainConfig
-from cloze.model.bert import BertForPreTraining, PreTrainingOutput
+from cloze.model.bert import BertForPreTraining, BertPreTrained, PreTrainingOutput
 from cloze.model.config import BertConfig
 from cloze.model.flops import training_flops
 from cloze.pipeline.errors import UserError
@@ -46,6 +46,9 @@ class Objective(ABC):
 
     TERMS: ClassVar[tuple[str, ...]]
     """Names of the terms. A term `x` has the curves `x_loss` and, if it has `correct`, `x_accuracy`."""
+    STEP_SEED: ClassVar[bool] = False
+    """Whether the model's forward takes a `step_seed` in training: 0 to 2^63 - 1, the same for all micro-batches of a
+    step on all ranks, for what is drawn by sample and not by how the batch is split."""
     NAMES: ClassVar[tuple[str, ...]]
     """What `sums` holds, in this order; made of TERMS."""
 
@@ -75,12 +78,12 @@ class Objective(ABC):
         and with those of the device for the curves, where a tensor need not be waited for. A sum of 0 counts as 1.
         """
 
-    def build_model(self) -> BertForPreTraining:
+    def build_model(self) -> BertPreTrained:
         """The model, whose weights are then drawn (`cloze.model.initialization`) and trained.
 
-        An override returns an instance of a subclass of BertForPreTraining: one that takes a micro-batch and a
-        `dropout_seed`, and without labels gives `prediction_logits`. Parameters that a subclass adds are trained and
-        kept in checkpoints; exports leave them out.
+        An override returns an instance of a subclass of BertForPreTraining, or of another BertPreTrained: one that
+        takes a micro-batch and a `dropout_seed`, and without labels gives `prediction_logits`. Parameters that a
+        subclass adds are trained and kept in checkpoints; exports leave them out.
         """
         train = self.config.train
         return BertForPreTraining(self.config.model, attention_kernel=train.attention_kernel,
@@ -165,12 +168,14 @@ def check_option(name: str, value: object, least: float, whole: bool = False) ->
         raise UserError(f"objective_options.{name}: found {value!r}, expected {kind} of at least {least:g}")
 
 
-def flops_of(model: BertConfig, micro_batch: dict) -> float:
-    """FLOPs of a model, forward and backward, for a micro-batch, from the real lengths."""
+def flops_of(model: BertConfig, micro_batch: dict, num_masked: int | None = None) -> float:
+    """FLOPs of a model, forward and backward, for a micro-batch, from the real lengths. num_masked: tokens of which the
+    vocabulary's scores are computed; None: all that have labels."""
     offsets = micro_batch["sequence_offsets"].long()
     lengths = offsets[1:] - offsets[:-1]
     sizes = int(offsets[-1]), int((lengths * lengths).sum())
-    return training_flops(model, sizes, len(micro_batch["labels"]), summed=True)
+    masked = len(micro_batch["labels"]) if num_masked is None else num_masked
+    return training_flops(model, sizes, masked, summed=True)
 
 
 def _number(value: Tensor | float, like: Tensor) -> Tensor:

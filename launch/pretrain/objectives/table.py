@@ -10,12 +10,14 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.distillation import Distillation
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
 from cloze.launch.pretrain.objectives.objective import Objective
+from cloze.launch.pretrain.objectives.replaced_tokens import ReplacedTokens
 from cloze.launch.pretrain.objectives.span_boundary import SpanBoundary
 from cloze.launch.system.own_classes import make, own_class
 from cloze.pipeline.errors import UserError
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "masked": MaskedTokens, "span_boundary": SpanBoundary, "distillation": Distillation,
+    "replaced_tokens": ReplacedTokens,
 }
 
 
