@@ -16,10 +16,11 @@ from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import compute_dtype
 from cloze.launch.finetune import scoring
+from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.finetune.examples.base import ExampleStream
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.glue import submission_names
-from cloze.launch.finetune.kinds import check_columns, check_fields, read_examples
+from cloze.launch.finetune.kinds import check_columns, check_fields, check_shape, measured_task, read_examples
 from cloze.launch.finetune.models import freeze, start_model, unfreezing
 from cloze.launch.finetune.objective import FinetuningObjective
 from cloze.launch.finetune.reporting import Evaluation, report, where
@@ -77,11 +78,16 @@ def read_job(config: FinetuneConfig) -> Job:
     submission_names(config)  # whatever is wrong with them is said before anything is read
     check_fields(config, task)
     check_columns(config, task)
+    task = measured_task(config, task)
     source = find_source(config)
-    size, given = encoder_weights(source.config), config.train.learning_rate
-    config = config.for_task(task, source.config.max_position_embeddings).for_size(size)
+    shape, given = source.config, config.train.learning_rate
+    size = encoder_weights(shape)
+    if task.kind == "embedding":
+        check_shape(config, shape, len(config.text_columns) == 1)
+    config = config.for_task(task, shape.max_position_embeddings, source.pooling).for_size(size)
     rate = running.origin_of_rate(given, size)
-    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, source.config.segments)
+    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, shape.segments,
+                                                                shape.hidden_size)
     return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test, rate)
 
 
@@ -103,7 +109,7 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
     console = Console(environment.is_main)
     known = job.source.trained_length
-    if known and known < min(job.config.max_length, job.train.lengths.max()):
+    if known and known < min(job.config.max_length, job.train.longest):
         console.warn(f"max_length: found {job.config.max_length}, more than the {known} tokens that {config.model} has "
                      "learned from: what stands behind them it learns from these examples alone; pretrain a phase of "
                      f"that length, or give --max_length {known}")
@@ -136,7 +142,7 @@ def prepare_trainer(job: Job, process: Process):
     _print_facts(job, process, engine, [("parameters", parameters), ("weights", origin)])
     trainer = running.make_trainer(
         config, process, engine, checkpoints, facts=job.facts, more={"model_step": job.source.step},
-        objective=FinetuningObjective(),
+        objective=_objective(job, environment.rank),
         evaluate=Evaluation(job, engine, environment, process.device), flops=partial(_flops, model.config),
     )
     running.resume(trainer, step)
@@ -145,6 +151,12 @@ def prepare_trainer(job: Job, process: Process):
     if environment.is_main:
         runs.describe(Path(config.output), config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
     return trainer, learned
+
+
+def _objective(job: Job, rank: int):
+    if job.task.kind == "embedding":
+        return ContrastiveObjective(job.config.embedding, job.train.group_size, rank)
+    return FinetuningObjective()
 
 
 def _with_features(job: Job, engine, process: Process) -> Job:

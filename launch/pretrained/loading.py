@@ -19,6 +19,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import prepare_deepspeed, read_environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
+from cloze.launch.texts.vectors import VECTORS, Vectors
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import check_kinds
 from cloze.model.huggingface import check_finite, load_note
@@ -67,7 +68,7 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     folder = runs.model_folder(folder)
     return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
                                   load_truncation(folder), _noted(folder, ANSWERING, Answering),
-                                  columns_of(load_note(folder, COLUMNS))))
+                                  columns_of(load_note(folder, COLUMNS)), load_vectors(folder)))
 
 
 @functools.cache
@@ -81,6 +82,11 @@ def fetched_run(url: str, step: int | Literal["best"] | None = None, count: int 
 def load_truncation(folder: Path) -> Truncation | None:
     """How a model in a folder has learned to cut long texts; None if it says nothing. Raises UserError, ModelError."""
     return _noted(folder, TRUNCATION, Truncation)
+
+
+def load_vectors(folder: Path) -> Vectors | None:
+    """How a model in a folder has learned to make vectors of texts; None if it hasn't. Raises UserError, ModelError."""
+    return _noted(folder, VECTORS, Vectors)
 
 
 def _noted(folder: Path, name: str, kind: type):

@@ -48,6 +48,9 @@ class Objective(ABC):
     """Names of the terms. A term `x` has the curves `x_loss` and, if it has `correct`, `x_accuracy`."""
     NAMES: ClassVar[tuple[str, ...]]
     """What `sums` holds, in this order; made of TERMS."""
+    whole_batch: ClassVar[bool] = False
+    """Whether it is shown the outputs of all micro-batches (`see`) before the first backward: the sums above need
+    none."""
 
     def __init__(self, config: PretrainConfig) -> None:
         self.config = config
