@@ -12,7 +12,7 @@ from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.choice import ChoiceExamples
 from cloze.launch.finetune.examples.classification import TextExamples, find_head
 from cloze.launch.finetune.examples.contrastive import ContrastiveExamples
-from cloze.launch.finetune.examples.similarity import columns_in, metrics_of, read_vectors
+from cloze.launch.finetune.examples.similarity import check_files, columns_in, metrics_of, read_vectors
 from cloze.launch.finetune.examples.tagging import Sentences, TagExamples, find_tags, read_conll, read_entities
 from cloze.launch.texts.encoding import Answering, Truncation
 from cloze.launch.texts.tables import Columns, Table, missing_columns, open_table, read_table
@@ -32,9 +32,10 @@ _TABLES = ("classification", "regression", "multi_label", "columns", "choice")
 _TEXTS = _TABLES[:-1]
 # Fields that only some kinds of task read, with their usual values: anything else is refused, not ignored.
 _ONLY_FOR = {
-    "pooling": (None, (*_TEXTS, "embedding")), "keep": ("head", _TEXTS), "read_layers": ("last", (*_TEXTS, "tagging")),
+    "pooling": ("pooler", (*_TEXTS, "embedding")), "keep": ("head", _TEXTS),
+    "read_layers": ("last", (*_TEXTS, "tagging")), "embedding": (EmbeddingConfig(), ("embedding",)),
     "text_columns": ([], (*_TABLES, "embedding")), "label_columns": ([], (*_TABLES, "embedding")),
-    "skip_malformed_rows": (False, (*_TABLES, "embedding")), "embedding": (EmbeddingConfig(), ("embedding",)),
+    "skip_malformed_rows": (False, (*_TABLES, "embedding")),
     "choice_columns": ([], ("choice",)), "labels": ([], ("classification", "multi_label", "choice", "tagging")),
     "answer_softmax": ("window", ("answering",)), "answer_units": ("words", ("answering",)),
 }
@@ -64,9 +65,10 @@ def check_fields(config: FinetuneConfig, task: Task) -> None:
             raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
                             "the results go; rename one")
     for name, (usual, kinds) in _ONLY_FOR.items():
-        if getattr(config, name) != usual and task.kind not in kinds:
-            expected = ("none" if usual == [] else "null" if usual is None else "the usual values"
-                        if name == "embedding" else str(usual).lower())
+        # null is what a user says, a name what the configuration of a run does.
+        plain = name == "pooling" and config.pooling is None or getattr(config, name) == usual
+        if not plain and task.kind not in kinds:
+            expected = "none" if usual == [] else "its defaults" if name == "embedding" else str(usual).lower()
             raise UserError(f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
                             f"it is for {', '.join(kinds)}")
     if len(set(config.labels)) < len(config.labels):
@@ -124,8 +126,7 @@ def check_shape(config: FinetuneConfig, shape: BertConfig, dropout_pairs: bool) 
 def check_columns(config: FinetuneConfig, task: Task) -> None:
     """Raise UserError for all columns that the first rows of the files lack, before anything is loaded."""
     if task.kind == "embedding":
-        for path in (config.validation, *config.test):
-            columns_in(config, task, path)
+        check_files(config, task)
         return
     columns = columns_of_task(config, task)
     if columns is None:

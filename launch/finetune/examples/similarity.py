@@ -64,9 +64,23 @@ def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[
 
 def columns_in(config: FinetuneConfig, task: Task, path: str) -> FileColumns:
     """The same of a file whose first row is looked at."""
+    return columns_of_file(config, task, path, _names(config, path))
+
+
+def check_files(config: FinetuneConfig, task: Task) -> None:
+    """Raise UserError for the first file whose first row lacks what is learned from or measured."""
+    found, texts = _names(config, config.train_file), tuple(config.text_columns) or task.texts
+    if missing := [name for name in texts if name not in found]:
+        raise missing_columns(config.train_file, found, {"text_columns": missing})
+    for path in (config.validation, *config.test):
+        columns_in(config, task, path)
+
+
+def _names(config: FinetuneConfig, path: str) -> tuple[str, ...]:
+    """Names of a file's columns, of its first row in JSON lines."""
     reading = open_table(path, (), "", config.skip_malformed_rows)
     first = next(reading.rows)
-    return columns_of_file(config, task, path, reading.columns or tuple(first.values))
+    return reading.columns or tuple(first.values)
 
 
 class VectorExamples(Examples):
