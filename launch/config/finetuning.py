@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from cloze.launch.config.checks import at_least
+from cloze.launch.config.embedding import EmbeddingConfig
 from cloze.launch.config.marks import FREE
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
@@ -49,8 +50,8 @@ class FinetuneConfig(RunConfig):
 
     task: str
     """What is learned, of one's own: classification, pair-classification, regression, pair-regression, multi-label,
-    label-columns, ner, pos, squad, squad2 or multiple-choice; or a known data set: sst2, cola, mnli, qnli, rte, wnli,
-    qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
+    label-columns, ner, pos, squad, squad2, multiple-choice or embed (vectors of texts); or a known data set: sst2,
+    cola, mnli, qnli, rte, wnli, qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
     model: str
     """A Cloze run, a Hugging Face folder or hub name; or for random weights a file of configs/model/ or its name."""
     train_file: str = field(metadata=FREE)
@@ -75,10 +76,11 @@ class FinetuneConfig(RunConfig):
     pickled_weights: bool = False
     """Whether pytorch_model.bin of a hub name is taken where it has no model.safetensors; read as tensors only."""
     text_columns: list[str] = field(default_factory=list)
-    """Column of the text, or the two columns of a pair; empty: as the task names them."""
+    """Column of the text, or the two columns of a pair; of embed the anchor's, the positive's and those of hard
+    negatives, or one column of texts, each of which is its own positive; empty: as the task names them."""
     label_columns: list[str] = field(default_factory=list)
-    """Column of what is predicted, several for label-columns (and for 0/1 columns of multi-label); empty: as the task
-    names it."""
+    """Column of what is predicted, several for label-columns (and for 0/1 columns of multi-label), of the scores that
+    embed is measured by; empty: as the task names it."""
     labels: list[str] = field(default_factory=list)
     """All labels in the order of their numbers; empty: the task's, or those of the training file by name."""
     skip_malformed_rows: bool = False
@@ -107,9 +109,10 @@ class FinetuneConfig(RunConfig):
     a batch then counts questions with all their windows (squad, squad2)."""
     answer_units: Literal["words", "characters"] = "words"
     """What exact match and F1 compare; characters for languages without spaces, as Chinese (squad, squad2)."""
-    pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
+    pooling: Literal["pooler", "cls", "mean", "max"] | None = None
     """What the head reads of a sequence; what transformers lacks is written in our own format: of BERT's shapes all
-    but the pooler, of ModernBERT's max."""
+    but the pooler, of ModernBERT's max. Of embed what a text's vector is, which any folder can say: cls, mean or max.
+    null: pooler; of embed that of the model's vectors, mean if it has learned none."""
     dropout: float | None = None
     """Dropout everywhere in the model, 0 <= p < 1; null: the model's own."""
     freeze: str = "none"
@@ -139,6 +142,8 @@ class FinetuneConfig(RunConfig):
     torchrun, srun, deepspeed or mpirun, these start them."""
     seed: int = 42
     """Seed of the new head, order of examples and dropout, 0 or more."""
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    """The loss and the sizes of vectors (embed)."""
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
     """In which portions and with which numbers is trained."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -200,11 +205,13 @@ class FinetuneConfig(RunConfig):
         elif self.epochs is None:
             raise UserError("epochs: found null without train.max_steps, expected one of them")
 
-    def for_task(self, task: Task, positions: int) -> FinetuneConfig:
-        """With the metric's name and, unless it is given, the length that task and model decide.
+    def for_task(self, task: Task, positions: int, pooling: Literal["cls", "mean", "max"] | None = None
+                 ) -> FinetuneConfig:
+        """With the metric's name and, unless they are given, the length and the pooling that task and model decide.
 
         Args:
             positions: of the model.
+            pooling: of the vectors that the model has learned to give; None if it has learned none.
 
         Raises:
             UserError: the length that is given is more, or leaves no room for a tail; or evaluations are set twice.
@@ -226,7 +233,10 @@ class FinetuneConfig(RunConfig):
             raise UserError(f"head_tokens: found {self.head_tokens} with max_length {length}, expected less than "
                             f"{length - 2}, so that there is room for the tail; lower it, or raise --max_length")
         step = self.window_step or (min(_WINDOW_STEP, length // 3) if task.kind == "answering" else length // 2 - 1)
-        return replace(self, max_length=length, window_step=step, evaluation=evaluation)
+        learned: Literal["pooler", "cls", "mean", "max"] = (
+            (pooling or "mean") if task.kind == "embedding" else "pooler")
+        return replace(self, max_length=length, window_step=step, evaluation=evaluation,
+                       pooling=self.pooling or learned)
 
     @property
     def lengths(self) -> tuple[int, int]:

@@ -15,7 +15,9 @@ from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import Engine, compute_dtype
 from cloze.launch.finetune import scoring
+from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.finetune.examples.base import ExampleStream
+from cloze.launch.finetune.examples.contrastive import ContrastiveExamples
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.job import Job, read_job
 from cloze.launch.finetune.models import freeze, start_model, unfreezing
@@ -27,6 +29,7 @@ from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
+from cloze.launch.training.objective import TrainingObjective
 from cloze.launch.training.running import Process
 from cloze.launch.training.trainer import Trainer
 from cloze.model.config import BertConfig
@@ -54,7 +57,7 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
     console = Console(environment.is_main)
     known = job.source.trained_length
-    if known and known < min(job.config.lengths[0], job.train.lengths.max()):
+    if known and known < min(job.config.lengths[0], job.train.longest):
         console.warn(f"max_length: found {job.config.max_length}, more than the {known} tokens that {config.model} has "
                      "learned from: what stands behind them it learns from these examples alone; pretrain a phase of "
                      f"that length, or give --max_length {known}")
@@ -87,7 +90,7 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
     _print_facts(job, process, engine, [("parameters", parameters), ("weights", origin)])
     trainer = running.make_trainer(
         config, process, engine, checkpoints, facts=job.facts, more={"model_step": job.source.step},
-        objective=FinetuningObjective(),
+        objective=_objective(job, environment.rank),
         evaluate=Evaluation(job, engine, environment, process.device), flops=partial(_flops, model.config),
     )
     running.resume(trainer, step)
@@ -96,6 +99,12 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
     if environment.is_main:
         runs.describe(Path(config.output), config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
     return trainer, evaluation, learned
+
+
+def _objective(job: Job, rank: int) -> TrainingObjective:
+    if isinstance(job.train, ContrastiveExamples):
+        return ContrastiveObjective(job.config.embedding, job.train.group_size, rank)
+    return FinetuningObjective()
 
 
 def _with_features(job: Job, engine: Engine, process: Process) -> Job:

@@ -126,23 +126,25 @@ class Predictor:
         self._warn(result.cut_tokens)
         return result.ranking
 
-    def similarity(self, text: str, other: str, pooling: Literal["cls", "mean", "max"] = "mean", layer: int = -1
-                   ) -> float:
-        """Cosine of the vectors of two texts, -1 to 1; pooling and layer as in `embed`."""
-        result = self._one(Compare(pooling=pooling, layer=layer), text, other)
+    def similarity(self, text: str, other: str, pooling: Literal["cls", "mean", "max"] | None = None, layer: int = -1,
+                   dimensions: int | None = None) -> float:
+        """Cosine of the vectors of two texts, -1 to 1; pooling, layer and dimensions as in `embed`."""
+        result = self._one(Compare(pooling=pooling, layer=layer, dimensions=dimensions), text, other)
         self._warn(result.cut_tokens)
         return result.cosine
 
-    def embed(self, texts: Sequence[str], pooling: Literal["cls", "mean", "max"] = "mean", layer: int = -1
-              ) -> np.ndarray:
-        """(N, hidden) fp32: a vector a text. pooling: cls, mean, max. layer: 0 embeddings, 1 ..., -1 last. Longer texts
+    def embed(self, texts: Sequence[str], pooling: Literal["cls", "mean", "max"] | None = None, layer: int = -1,
+              dimensions: int | None = None) -> np.ndarray:
+        """(N, hidden) fp32: a vector a text. pooling: cls, mean, max, None: as the model has learned it, else mean.
+        layer: 0 embeddings, 1 ..., -1 last. dimensions: (N, dimensions), the first numbers, of length 1. Longer texts
         than the model reads are cut, with a warning.
         """
         if isinstance(texts, str):
             raise UserError("texts: found one text, expected a list of them")
-        results = list(self.map(Embed(pooling=pooling, layer=layer), texts))
+        results = list(self.map(Embed(pooling=pooling, layer=layer, dimensions=dimensions), texts))
         self._warn(sum(result.cut_tokens for result in results))
-        return np.stack([result.vector for result in results]) if results else np.empty((0, self.config.hidden_size))
+        return np.stack([result.vector for result in results]) if results else (
+            np.empty((0, dimensions or self.config.hidden_size)))
 
     def features(self, text: str, pair: str | None = None, layer: int = -1) -> TokenVectors:
         """The vector of every token, special ones included."""
@@ -197,6 +199,7 @@ class Predictor:
     @torch.inference_mode()
     def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Any]:
         """Results of prepared texts, which may come from anywhere: no sequence sees another."""
+        operation = operation.settled(self.loaded)
         flat = [encoding for _, encodings in prepared for encoding in encodings]
         values: list[Any] = [None] * len(flat)
         for places in batches([len(encoding) for encoding in flat]):

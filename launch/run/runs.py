@@ -376,4 +376,5 @@ def metrics_of(line: bytes) -> dict | None:
 
 def kept_lines(lines: list[dict], step: int, evaluated_step: int) -> list[dict]:
     """Those that stay when a run goes on from a step, whose last evaluation was at another one."""
-    return [line for line in lines if line["step"] <= (evaluated_step if "validation/loss" in line else step)]
+    return [line for line in lines if line["step"] <= (
+        evaluated_step if any(name.startswith("validation/") for name in line) else step)]
