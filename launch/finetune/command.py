@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from cloze.launch.finetune.objective import FinetuningObjective
 from cloze.launch.finetune.reporting import Evaluation, report, where
 from cloze.launch.finetune.sweep import sweep
 from cloze.launch.run import runs
-from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
@@ -35,6 +34,7 @@ from cloze.launch.training.trainer import Trainer
 from cloze.model.config import BertConfig
 from cloze.model.flops import num_parameters, training_flops
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.batches import RankBatch
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import copy_tokenizer
 
@@ -62,15 +62,16 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
                      "learned from: what stands behind them it learns from these examples alone; pretrain a phase of "
                      f"that length, or give --max_length {known}")
 
-    def work(process: Process, stop: StopRequest) -> bool:
+    with running.joined(job.config, job.facts, environment, console) as (process, stop):
         trainer, evaluation, learned = prepare_trainer(job, process)
-        return train(learned, trainer, evaluation, stop, partial(report, job, trainer))
-
-    status = running.carry_out(job.config, job.facts, environment, console, work)
-    if status == running.EXIT_COMPLETE:
+        with running.recorded(job.config, trainer, stop) as record:
+            stepped = trainer.run(open_stream(learned, trainer), record.metrics, stop,
+                                  evaluation.showing(record.metrics))
+            record.complete = stepped and report(job, trainer, stop)
+    if record.complete:
         for line in where(job.config, job.task):
             console.say(line)
-    return status
+    return running.exit_status(record.complete)
 
 
 def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Job]:
@@ -148,9 +149,8 @@ def _print_facts(job: Job, process: Process, engine: Engine, rows: list[tuple[st
     ])
 
 
-def train(job: Job, trainer: Trainer, evaluation: Evaluation, stop: StopRequest,
-          report: Callable[[StopRequest], bool]) -> bool:
-    """Feed the trainer from where it stands until it is complete and reported (True) or was asked to stop (False)."""
+def open_stream(job: Job, trainer: Trainer) -> Iterator[RankBatch]:
+    """This rank's batches, from where the trainer stands."""
     config, environment = job.config, trainer.environment
     stream = ExampleStream(
         job.train, config.train.global_batch_size, config.train.micro_batch, environment.rank,
@@ -160,4 +160,4 @@ def train(job: Job, trainer: Trainer, evaluation: Evaluation, stop: StopRequest,
     if config.unfreeze_every_epochs is not None:
         each = max(1, round(config.unfreeze_every_epochs * len(job.train) / config.train.global_batch_size))
         batches = unfreezing(batches, trainer.engine.module, trainer.state.step, each)
-    return running.run(config, trainer, batches, stop, evaluation.showing, report)
+    return batches
