@@ -345,11 +345,13 @@ class BertForReplacedTokenDetection(BertPreTrained):
 
     uses_pooler = False
 
-    def __init__(self, config: BertConfig, **options) -> None:
+    def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__(config, **options)
         self.detection = DetectionHead(config)
 
-    def forward(self, input_ids: Tensor | None = None, *, replaced: Tensor | None = None, **inputs) -> DetectionOutput:
+    def forward(
+        self, input_ids: Tensor | None = None, *, replaced: Tensor | None = None, **inputs: Any
+    ) -> DetectionOutput:
         """`replaced`: bool in the shape of the tokens."""
         scores = self.detection(self.bert(input_ids, **inputs).last_hidden_state)
         if replaced is None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from cloze.launch.checkpoint import CheckpointManager, checkpoint_steps, fetch_run, read_weights
 from cloze.launch.config import PretrainConfig
+from cloze.launch.config.marks import FIXED, marked
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
@@ -38,7 +39,8 @@ FREE_MODEL_FIELDS = {
 _FETCHED = "step-init_from.tmp"  # beside the checkpoints of the new run, whose first save removes it
 POSITIONS = "bert.embeddings.position.weight"
 # What the optimizer's groups and states are shaped by.
-OPTIMIZER_FIELDS = (*runs.GROUPING, "zero.stage", "train.precision")
+OPTIMIZER_FIELDS = (*(name for name in marked(PretrainConfig, FIXED) if name.startswith("optimizer.")), "zero.stage",
+                    "train.precision")
 
 
 @dataclass(frozen=True)

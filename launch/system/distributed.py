@@ -142,7 +142,7 @@ def barrier() -> None:
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:
-    """`values` (N,) of every rank, (world size, N), on every rank."""
+    """`values` (N, ...) of every rank, (world size, N, ...), on every rank; no gradient goes through it."""
     rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, values)
     return torch.stack(rows)

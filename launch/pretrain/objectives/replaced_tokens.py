@@ -5,10 +5,10 @@ ones, as ELECTRA was trained (arXiv 2003.10555).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.masked import MaskedTokens, is_real
@@ -47,15 +47,17 @@ def generator_config(model: BertConfig, generator_size: float = 0.25, generator_
 class Electra(BertForReplacedTokenDetection):
     """The discriminator, and in it, while it is trained, the generator."""
 
-    def __init__(self, config: BertConfig, generator: BertConfig, temperature: float, **options) -> None:
+    def __init__(self, config: BertConfig, generator: BertConfig, temperature: float, **options: Any) -> None:
         super().__init__(config, **options)
         self.generator = BertForMaskedLM(generator, **options)
         _share(self.bert.embeddings, self.generator)
         self._temperature = temperature
 
-    def forward(self, input_ids: Tensor, *, sequence_offsets: Tensor, masked_positions: Tensor | None = None,
+    def forward(self, input_ids: Tensor, *,  # type: ignore[override]  # concatenated inputs alone
+                sequence_offsets: Tensor, masked_positions: Tensor | None = None,
                 labels: Tensor | None = None, next_sentence_label: Tensor | None = None,
-                dropout_seed: int | None = None, step_seed: int = 0, **inputs) -> PreTrainingOutput | ElectraOutput:
+                dropout_seed: int | None = None, step_seed: int = 0, **inputs: Any
+                ) -> PreTrainingOutput | ElectraOutput:
         """Concatenated inputs as BertForPreTraining takes them; pairs are not judged. Without labels what the generator
         says. `step_seed`: with the text of a sample the key of what is drawn in it.
         """
@@ -63,6 +65,7 @@ class Electra(BertForReplacedTokenDetection):
         key = None if dropout_seed is None else DropoutKey(dropout_seed, self.config.num_hidden_layers + 2).at(0)
         if labels is None:
             return self.generator(input_ids, masked_positions=masked_positions, dropout_seed=key, **inputs)
+        assert masked_positions is not None, "labels are of masked positions"
         head = self.generator.masked_lm
         _, hidden = encode_masked(self.generator.bert, masked_positions, input_ids=input_ids, dropout_seed=key,
                                   **inputs)
@@ -74,6 +77,7 @@ class Electra(BertForReplacedTokenDetection):
         bits = token_bits(step_seed, original, sequence_offsets, masked_positions)
         shown = original.index_put((masked_positions,), draw_tokens(scores, bits, self._temperature))
         found = super().forward(shown, replaced=shown != original, dropout_seed=dropout_seed, **inputs)
+        assert found.losses is not None and found.correct is not None, "it was told what is replaced"
         real = is_real(labels)
         return ElectraOutput(said, found._replace(losses=found.losses * real, correct=found.correct & real))
 
@@ -87,7 +91,9 @@ def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:
             module, _, leaf = name.rpartition(".")
             setattr(own.get_submodule(module), leaf, parameter)
     if generator.config.tie_word_embeddings:
-        generator.masked_lm.decoder.weight = own.word.weight
+        shared = own.word.weight
+        assert isinstance(shared, nn.Parameter)  # which torch does not declare
+        generator.masked_lm.decoder.weight = shared
 
 
 class ReplacedTokens(MaskedTokens):
@@ -140,5 +146,7 @@ class ReplacedTokens(MaskedTokens):
 
     def terms(self, output: ElectraOutput, micro_batch: dict) -> dict[str, Term]:
         """One for each model."""
+        losses = output.detection.losses
+        assert losses is not None, "training has labels"
         return {"mlm": super().terms(output.generator, micro_batch)["mlm"],
-                "detection": Term(output.detection.losses, output.detection.correct)}
+                "detection": Term(losses, output.detection.correct)}
