@@ -11,7 +11,9 @@
 
 What the slow tests do, in larger numbers: tests/distributed/chaos.py, tests/hostile_files.py and
 tests/launch/hostile_requests.py. Whatever ended otherwise is lost: it is printed with the seed that repeats it, and the
-exit status is 1. --quick takes some 3 minutes on two quiet cores; without it some 20.
+exit status is 1. --quick takes some 5 minutes on two quiet cores; without it some 40. It is done in parts: runs that
+are killed 15 times, 70 files, all requests. FILE has the figures of each part as soon as it has ended, and the same
+command with the same FILE and seed goes on behind the parts that stand there.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -40,7 +44,9 @@ from tests.launch import hostile_requests
 from tests.launch.serving import server
 from tests.launch.tiny_models import save_model
 
-SIZES = {"kills": (104, 12), "files": (280, 36), "requests": (7000, 400), "connections": (3000, 600)}  # whole, quick
+SIZES = {"kills": (105, 12), "files": (280, 36), "requests": (7000, 400), "connections": (3000, 600)}  # whole, quick
+# Of one run, and of one set of folders that are attacked: each part draws anew, its ZeRO stage too.
+KILLS_A_PART, FILES_A_PART = 15, 70
 
 
 def say(line: str) -> None:
@@ -89,11 +95,63 @@ def ask(folder: Path, count: int, connections: int, seed: int) -> dict:
             "memory grown, MiB": grown / 2**20, "lost": lost}
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of the attacks, with a seed of its own: what is attacked, and how often."""
+
+    name: str
+    """training, files or serving, and which part of it."""
+    attack: Callable[..., dict]
+    numbers: tuple[int, ...]
+    seed: int
+
+    @property
+    def kind(self) -> str:
+        return self.name.split()[0]
+
+
+def divide(sizes: dict[str, int], seed: int) -> list[Part]:
+    """All that is to be done, in parts."""
+    parts = []
+    for kind, attack, count, most in (("training", kill, sizes["kills"], KILLS_A_PART),
+                                      ("files", harm, sizes["files"], FILES_A_PART)):
+        for number, first in enumerate(range(0, count, most)):
+            parts.append(Part(f"{kind} {number + 1}", attack, (min(most, count - first),), seed + number))
+    if sizes["requests"]:
+        parts.append(Part("serving 1", ask, (sizes["requests"], sizes["connections"]), seed))
+    return parts
+
+
+def total(parts: dict[str, dict], kind: str) -> dict:
+    """The figures of a kind's parts together: counts are added, of seconds and bytes the most counts."""
+    found: dict = {}
+    for figures in (each for name, each in parts.items() if name.split()[0] == kind):
+        for name, value in figures.items():
+            if isinstance(value, dict):
+                found[name] = dict(Counter(found.get(name, {})) + Counter(value))
+            elif isinstance(value, float) and name != "seconds":
+                found[name] = max(found.get(name, 0.0), value)
+            else:
+                found[name] = found.get(name, type(value)()) + value
+    return found
+
+
+def begun(path: Path | None, seed: int, sizes: dict[str, int]) -> dict[str, dict]:
+    """The parts that an earlier start with the same seed and sizes has left in a file."""
+    if path is None or not path.exists():
+        return {}
+    figures = json.loads(path.read_text())
+    if (figures["seed"], figures["sizes"]) != (seed, sizes):
+        sys.exit(f"{path}: found figures of seed {figures['seed']} and {figures['sizes']}, expected seed {seed} and "
+                 f"{sizes}; name another file")
+    return figures["parts"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of each")
     parser.add_argument("--seed", type=int, help="of all that is drawn; default: a new one")
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, help="file for the figures; parts that stand there are not repeated")
     for name, (whole, quick) in SIZES.items():
         parser.add_argument(f"--{name}", type=int, help=f"so many (default {whole}, quick {quick}); 0: none")
     options = parser.parse_args()
@@ -101,22 +159,21 @@ def main() -> int:
              for name, both in SIZES.items()}
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     say(f"{own_command('torch', 'deepspeed', 'pyarrow', 'uvicorn')}\n{hardware('cpu')}, seed {seed}")
-    figures: dict = {"seed": seed, "hardware": hardware("cpu")}
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        parts = {"training": (kill, sizes["kills"], ()), "files": (harm, sizes["files"], ()),
-                 "serving": (ask, sizes["requests"], (sizes["connections"],))}
-        for name, (attack, count, more) in parts.items():
-            if count:
-                (Path(folder) / name).mkdir()
-                start = time.perf_counter()
-                figures[name] = attack(Path(folder) / name, count, *more, seed)
-                figures[name]["seconds"] = time.perf_counter() - start
-                say(f"{name}: {json.dumps(figures[name])}")
-    lost = [each for part in figures.values() if isinstance(part, dict) for each in part["lost"]]
-    figures |= {"lost": len(lost), "seconds": time.perf_counter() - began}
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    figures: dict = {"seed": seed, "sizes": sizes, "hardware": hardware("cpu"),
+                     "parts": begun(options.json, seed, sizes)}
+    for part in divide(sizes, seed):
+        if part.name not in figures["parts"]:
+            start = time.perf_counter()
+            with tempfile.TemporaryDirectory() as folder:
+                figures["parts"][part.name] = part.attack(Path(folder), *part.numbers, part.seed)
+            figures["parts"][part.name]["seconds"] = time.perf_counter() - start
+        say(f"{part.name}, seed {part.seed}: {json.dumps(figures['parts'][part.name])}")
+        done = figures["parts"].values()
+        figures |= {part.kind: total(figures["parts"], part.kind), "lost": sum(len(each["lost"]) for each in done),
+                    "seconds": sum(each["seconds"] for each in done)}
+        if options.json:
+            options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    lost = [each for part in figures["parts"].values() for each in part["lost"]]
     say("\n".join(f"LOST {each}" for each in lost))
     counts = ((what, figures.get(part, {}).get(name, 0)) for what, part, name in (
         ("kills", "training", "kills"), ("hostile files", "files", "files"), ("requests", "serving", "requests")))

@@ -70,6 +70,7 @@ class Command:
 
 def _prediction(help: str, config: str, main: str, *examples: str) -> Command:
     return Command(help, "cloze.launch.predict.command:predict", f"cloze.launch.predict.config:{config}", words="text",
+                   checks="cloze.launch.predict.given:check_given",
                    main=("text", *main.split(), "file", "text_columns", "output"), examples=examples)
 
 
@@ -178,18 +179,20 @@ COMMANDS = {
         "cloze predict score runs/small 'the cat sat' 'the cat sitted'"),
     "evaluate": Command(
         "measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
-        "cloze.launch.evaluate.config:EvaluateConfig",
+        "cloze.launch.evaluate.config:EvaluateConfig", checks="cloze.launch.evaluate.given:check_given",
         main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
         examples=("cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",
                   "cloze evaluate runs/small --suite lines --data held-out.txt")),
     "serve": Command(
         "answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
-        "cloze.launch.serve.config:ServeConfig", main=("host", "port", "api_key_file", "no_auth"),
+        "cloze.launch.serve.config:ServeConfig", checks="cloze.launch.pretrained.given:check_used",
+        main=("host", "port", "api_key_file", "no_auth"),
         examples=("cloze serve runs/own --port 8000",
                   "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt")),
     "tokenize": Command(
         "show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",
         "cloze.launch.predict.config:TokenizeConfig", words="text", main=("text", "pair", "file"),
+        checks="cloze.launch.predict.given:check_given",
         examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",)),
     "doctor": Command(
         "examine the environment, on all its machines", "cloze.launch.tools.doctor:doctor",
@@ -206,7 +209,7 @@ COMMANDS = {
 }
 
 
-def _load(reference: str):
+def _load(reference: str) -> Any:
     module, name = reference.split(":")
     return getattr(importlib.import_module(module), name)
 
@@ -271,6 +274,7 @@ def _with_operation(arguments: list[str]) -> list[str]:
     operations = [name.split()[1] for name in COMMANDS if name.startswith("predict ")]
     if difflib.get_close_matches(words[0], operations, 1) and not os.path.exists(words[0]):
         return arguments  # a slip: it is answered with the nearest operation
+    _load("cloze.launch.predict.given:check_words")(words)  # before what imports torch
     return ["predict", _load("cloze.launch.predict.choosing:operation_for")(words), *words]
 
 
@@ -337,7 +341,7 @@ def _waits(said: bool) -> bool:
     return not met and not environment.is_main
 
 
-def _nobody_reads(output) -> bool:
+def _nobody_reads(output: Any) -> bool:
     """Whether the other end of a pipe is closed, as that of standard output behind `| head`."""
     ends = select.poll()
     try:
@@ -434,18 +438,20 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, OSError):
             if error.errno not in _MENDABLE or error.filename is None:
                 raise
-            error = describe(error, Path(str(error.filename)))
+            line = describe(error, Path(str(error.filename)))
+        else:
+            line = str(error)
         if _waits(said=False):
             time.sleep(SAID_SECONDS)
         # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.
-        print(f"error: {error}\n", end="", file=sys.stderr, flush=True)
+        print(f"error: {line}\n", end="", file=sys.stderr, flush=True)
         if _waits(said=True):
             time.sleep(SAID_SECONDS)
         return EXIT_USER_ERROR
     except RuntimeError as error:
-        line = _said_of_loss(error)
-        if line is None:
+        said = _said_of_loss(error)
+        if said is None:
             raise
         time.sleep(SAID_SECONDS)  # launchers end this process meanwhile, as a rule: one line says it all
-        print(f"error: {line}\n", end="", file=sys.stderr, flush=True)
+        print(f"error: {said}\n", end="", file=sys.stderr, flush=True)
         return EXIT_FAILURE

@@ -160,7 +160,7 @@ class BertConfig:
     """
 
     @classmethod
-    def preset(cls, name: str, **changes: object) -> BertConfig:
+    def preset(cls, name: str, **changes: Any) -> BertConfig:
         """A shape of configs/model/ by its name: base, large, modern, ...; `changes`: fields with other values.
 
         Raises:
@@ -170,7 +170,8 @@ class BertConfig:
         shapes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
         if name not in shapes:
             raise ModelError(f"preset: found {name!r}, expected one of {', '.join(shapes)}")
-        kinds, values = get_type_hints(cls), {}
+        kinds = get_type_hints(cls)
+        values: dict[str, Any] = {}
         for line in shapes[name].read_text(encoding="utf-8").splitlines():  # flat YAML; no library on this floor
             field, _, value = line.partition("#")[0].partition(":")
             if value := value.strip():

@@ -51,6 +51,8 @@ class Embeddings(nn.Module):
     mapped to the encoder's width where that is another (ELECTRA).
     """
 
+    sinusoids: Tensor
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config, width = config, config.embedding_width

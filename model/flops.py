@@ -19,7 +19,7 @@ def encoder_weights(config: BertConfig) -> int:
 
 
 def training_flops(
-    config: BertConfig, sequence_lengths: Iterable[int] | tuple[int, int], num_masked: int,
+    config: BertConfig, sequence_lengths: Iterable[float], num_masked: float,
     *, summed: bool = False,
 ) -> float:
     """FLOPs of forward and backward of a batch, whatever the kernels do beside.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -66,7 +68,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int):
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int
+    ) -> tuple[Tensor, Tensor]:
         """hidden (M, H), weight (V', H), bias (V') or None, labels (M,) int64 -> losses (M,) fp32, correct
         (M,).
         """
@@ -97,7 +101,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient: Tensor, _) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, score_gradient, labels = ctx.saved_tensors
         gradient = gradient.where(labels != NO_LABEL, 0.0)
         # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16
@@ -130,7 +134,9 @@ class MaskedLanguageModelHead(Copied):
         self.transforms = config.mlm_head != "linear"
         self.decoder = VocabularyProjection(config)
         if config.tie_word_embeddings:
-            self.decoder.weight = word_embedding.weight
+            shared = word_embedding.weight
+            assert isinstance(shared, nn.Parameter)  # which torch does not declare
+            self.decoder.weight = shared
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """(..., hidden) -> scores (..., vocabulary); with labels (...): fp32 losses (0 if ignored) and bool

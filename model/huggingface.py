@@ -12,20 +12,21 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from cloze.model.config import BertConfig, HeadConfig, ModelError
 from cloze.model.initialization import init_weights
 
 StateDict = dict[str, Tensor]
+_Model = TypeVar("_Model", bound="InFolders")
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")  # in names of weights, theirs and ours
 
 # Modules: ours -> theirs, or several of theirs that ours stacks along the rows. {} is the number of a layer.
@@ -132,12 +133,11 @@ def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, 
     family = family_of(config)
     if family is None:
         raise ModelError("model: this variant has no counterpart in transformers; it is kept in our own format")
-    modules = {"bert": _BERT, "electra": _ELECTRA, "modernbert": _MODERN | _MODERN_HEADS[head]}[family].copy()
+    modules: dict[str, tuple[str, ...]] = {**_MODERN, **_MODERN_HEADS[head]} if family == "modernbert" else {
+        **(_ELECTRA if family == "electra" else _BERT)}
     for layer in range(config.num_hidden_layers):
-        if family != "modernbert":
-            parts, theirs = _BERT_LAYER, f"{family}.encoder.layer.{layer}."
-        else:
-            parts, theirs = _MODERN_LAYER, f"model.layers.{layer}."
+        parts: Mapping[str, tuple[str, ...]] = _MODERN_LAYER if family == "modernbert" else _BERT_LAYER
+        theirs = f"model.layers.{layer}." if family == "modernbert" else f"{family}.encoder.layer.{layer}."
         ours = f"bert.encoder.layers.{layer}."
         modules |= {ours + key: tuple(theirs + name for name in names) for key, names in parts.items()}
     names = {
@@ -360,7 +360,8 @@ def config_from_huggingface(values: dict) -> BertConfig:
     return BertConfig(hidden_act=_activation(values.get("hidden_act", "gelu")), **fields)
 
 
-def _activation(name: str) -> str:
+def _activation(name: str) -> Any:
+    """Ours, one of `BertConfig.hidden_act`, for theirs."""
     if name not in _THEIR_ACTIVATIONS:
         raise ModelError(f"config.json: found activation {name!r}, expected one of {', '.join(_THEIR_ACTIVATIONS)}")
     return _THEIR_ACTIVATIONS[name]
@@ -627,13 +628,13 @@ def _head(values: dict) -> HeadConfig | None:
         head = values["head"]
         columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
         return HeadConfig(**head | {"labels": tuple(head["labels"]), "columns": columns})
-    pooling = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
+    pooling: Any = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
     labels = HeadConfig.labels  # transformers leaves out default ones
     if values.get("id2label"):
         labels = tuple(label for _, label in sorted(values["id2label"].items(), key=lambda item: int(item[0])))
     elif pooling == "pooler" and not values.get("problem_type"):
         return None
-    problems = {theirs: ours for ours, theirs in _PROBLEMS.items()}
+    problems: dict[Any, Any] = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     problem = problems.get(values.get("problem_type"), "single_label")
     if len(labels) == 1 and problem == "single_label":
         problem = "score"
@@ -685,8 +686,10 @@ def _read_old_weights(path: Path) -> StateDict:
         ) from None
 
 
-class InFolders:
+class InFolders(nn.Module):
     """What makes a model class loadable from a folder, and its objects savable to one."""
+
+    config: BertConfig
 
     takes_head = False
     """Whether the constructor takes a `head`."""
@@ -695,8 +698,9 @@ class InFolders:
 
     @classmethod
     def from_folder(
-        cls, folder: str | os.PathLike, *, head: HeadConfig | None = None, new_head_seed: int | None = None, **options
-    ):
+        cls: type[_Model], folder: str | os.PathLike[str], *, head: HeadConfig | None = None,
+        new_head_seed: int | None = None, **options: Any,
+    ) -> _Model:
         """The model in `folder`, in evaluation mode; heads of the folder that this class lacks are left out.
 
         `head`: labels of a new classifier; None takes the folder's. `new_head_seed`: draws a head that the
@@ -713,8 +717,9 @@ class InFolders:
 
     @classmethod
     def from_weights(
-        cls, config: BertConfig, weights: StateDict, source: str, *, new_head_seed: int | None = None, **options
-    ):
+        cls: type[_Model], config: BertConfig, weights: StateDict, source: str, *, new_head_seed: int | None = None,
+        **options: Any,
+    ) -> _Model:
         """The same from weights under our names; `source` names them in errors."""
         if config.classifier_transform and config.mlm_head == "bert":
             # One head of these names in ModernBERT: a classifier goes on with that of masked language modelling.
@@ -730,11 +735,11 @@ class InFolders:
         broken = [name for name in lacking if name.startswith("bert.") and ".pooler." not in name]
         if broken:
             raise ModelError(f"{source}: {broken[0]} is missing or misshapen, expected the whole encoder")
-        if lacking and new_head_seed is None:
-            raise ModelError(
-                f"{source}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
-            )
         if lacking:
+            if new_head_seed is None:
+                raise ModelError(
+                    f"{source}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
+                )
             init_weights(model, new_head_seed)
         found = {name.removeprefix(prefix): tensor for name, tensor in fitting.items()}
         model.load_state_dict(found, strict=False)  # every name was accounted for above

@@ -35,7 +35,8 @@ def init_weights(model: nn.Module, seed: int) -> None:
 
     With initializer_cutoff c, normals are cut off at c deviations: drawn again until they are nearer.
     """
-    config: BertConfig = model.config
+    config = model.config
+    assert isinstance(config, BertConfig)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         drawn: set[int] = set()

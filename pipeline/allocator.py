@@ -5,6 +5,7 @@ import platform
 
 # Parameters of glibc's mallopt (malloc.h), and values above the largest array or tensor on a CPU.
 _MALLOPT = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 1 << 26}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
+_ARENA_MAX = -8
 
 
 def keep_freed_pages() -> bool:
@@ -17,3 +18,12 @@ def keep_freed_pages() -> bool:
         return False
     library = ctypes.CDLL(None)
     return all([library.mallopt(parameter, value) for parameter, value in _MALLOPT.items()])
+
+
+def share_one_arena() -> bool:
+    """Let all threads take their memory from one heap of glibc, if called before they begin; whether they do.
+
+    By default each has one of its own, and what is freed in one is of no use to the others: a process whose threads
+    take turns at large objects holds as many times the memory of one.
+    """
+    return platform.libc_ver()[0] == "glibc" and bool(ctypes.CDLL(None).mallopt(_ARENA_MAX, 1))

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from cloze.launch.config.checks import at_least, check_processes, check_sections, check_seed, check_warmup
+from cloze.launch.config.checks import at_least
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.run import RunConfig
+from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.config.training import AUTO, TrainConfig
@@ -30,7 +30,7 @@ class FinetuneTrainConfig(TrainConfig):
 
     rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
 
-    max_steps: int | None = None
+    max_steps: int | None = None  # type: ignore[assignment]  # `for_units` counts them before anything reads them
     """Optimizer steps of the whole run, at least 1, whatever `epochs` says; null: as many as `epochs` makes."""
     global_batch_size: int = 32
     """Examples in one optimizer step over all processes; a multiple of their number."""
@@ -226,6 +226,12 @@ class FinetuneConfig(RunConfig):
         step = self.window_step or (min(_WINDOW_STEP, length // 3) if task.kind == "answering" else length // 2 - 1)
         return replace(self, max_length=length, window_step=step, evaluation=evaluation)
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """`max_length` and `window_step`, which are known (`for_task`)."""
+        assert self.max_length is not None and self.window_step is not None, "for_task comes first"
+        return self.max_length, self.window_step
+
     def for_size(self, parameters: int) -> FinetuneConfig:
         """With the peak learning rate that the parameters of the encoder's layers decide, unless it is given."""
         return replace(self, train=self.train.for_size(parameters))
@@ -234,7 +240,7 @@ class FinetuneConfig(RunConfig):
         """With the steps that the epochs make of `num_units` training units. Raises UserError."""
         per_epoch = num_units / self.train.global_batch_size
         train, evaluation = self.train, self.evaluation
-        if train.max_steps is None:
+        if train.max_steps is None and self.epochs is not None:  # __post_init__ asks for one of them
             train = replace(train, max_steps=max(1, round(self.epochs * per_epoch)))
         if self.evaluate_every_epochs is not None:
             evaluation = replace(evaluation, every_steps=max(1, round(self.evaluate_every_epochs * per_epoch)))

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_processes, check_sections, check_seed, check_warmup
+from cloze.launch.config.checks import at_least
 from cloze.launch.config.data import DataSource, MixtureConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.run import RunConfig
+from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.running import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.training import EmaConfig, MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
@@ -143,6 +143,12 @@ class PretrainConfig(RunConfig):
                             "of {weights, until_tokens}; --data.help explains them")
         if both := sorted(own & self.evaluation.sets.keys()):
             raise UserError(f"evaluation.sets: found {both[0]}, expected a name that no source of data has")
+
+    @property
+    def streams(self) -> int:
+        """The streams of the order of samples, whose number is known (`choose_data_streams`)."""
+        assert self.data_streams is not None, "it has been chosen"
+        return self.data_streams
 
     @property
     def sources(self) -> list[DataSource]:

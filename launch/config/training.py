@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Final, Literal, TypeVar
 
 from cloze.launch.config.checks import at_least, check_ends
 from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
-AUTO = "auto"  # in place of a value: it is found out
+AUTO: Final = "auto"  # in place of a value: it is found out
 
 # Peak rates of pretraining by the parameters of the encoder's layers, for models of fewer. BERT's own 1e-4 (Devlin et
 # al. 2019, A.2) leaves small ones near the frequencies of words in the steps that such models are given. 5e-4:
@@ -94,7 +94,7 @@ class TrainConfig:
         if self.batch_increment is not None and not grows:
             raise UserError(f"train.batch_increment: found {self.batch_increment} without "
                             "train.initial_global_batch_size, expected null: the batch does not grow")
-        if grows and (self.growth < 0 or self.growth % self.increment):
+        if self.increment is not None and (self.growth < 0 or self.growth % self.increment):
             raise UserError(f"train.batch_increment: found {self.increment}, expected a divisor of the growth from "
                             f"train.initial_global_batch_size = {self.initial_global_batch_size} to "
                             f"train.global_batch_size = {self.global_batch_size}")
@@ -104,6 +104,18 @@ class TrainConfig:
         if self.learning_rate != AUTO:
             return self
         return replace(self, learning_rate=next(rate for limit, rate in self.rates if parameters < limit))
+
+    @property
+    def peak_rate(self) -> float:
+        """The peak learning rate, which is known (`for_size`)."""
+        assert self.learning_rate != AUTO, "for_size comes first"
+        return self.learning_rate
+
+    @property
+    def micro_batch(self) -> int:
+        """The size of a micro-batch, which is known (`on`, and what was found out on the device)."""
+        assert isinstance(self.micro_batch_size, int), "it has been found out"
+        return self.micro_batch_size
 
     @property
     def growth(self) -> int:
@@ -119,11 +131,11 @@ class TrainConfig:
     def batch_sizes(self) -> dict[str, int]:
         """What every micro-batch must divide, by the field's name."""
         sizes = {"global_batch_size": self.global_batch_size}
-        if self.initial_global_batch_size is not None:
+        if self.initial_global_batch_size is not None and self.increment is not None:
             sizes |= {"initial_global_batch_size": self.initial_global_batch_size, "batch_increment": self.increment}
         return sizes
 
-    def on(self, world_size: int) -> TrainConfig:
+    def on(self: Train, world_size: int) -> Train:
         """With the micro-batch that so many processes take; auto and null, which the device decides, stay."""
         if self.micro_batch_size in ("auto", None):
             return self
@@ -229,7 +241,7 @@ class BatchArithmetic:
                 raise UserError(f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
                                 f"it to {near}")
         share = math.gcd(*train.batch_sizes.values()) // world_size
-        wished = 1 if train.micro_batch_size in ("auto", None) else train.micro_batch_size
+        wished = train.micro_batch_size if isinstance(train.micro_batch_size, int) else 1
         micro_batch_size = next(size for size in range(min(wished, share), 0, -1) if share % size == 0)
         grows = train.initial_global_batch_size is not None
         growth = (f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "

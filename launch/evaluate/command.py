@@ -17,7 +17,8 @@ from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
 from cloze.launch.evaluate.report import draw, print_result, print_tasks, scalars, write_json
 from cloze.launch.predict.blanks import Score
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.pretrained.loading import model_path, run_steps
+from cloze.launch.pretrained.finding import model_path
+from cloze.launch.pretrained.loading import run_steps
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console, clock
 from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE

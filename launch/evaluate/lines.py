@@ -4,6 +4,7 @@ of sampling can be compared, as the loss of masked tokens cannot.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
@@ -19,10 +20,13 @@ def read_lines(data: str, every_nth: int = 1) -> list[str]:
     Raises:
         UserError: there is no such file, or it is no text.
     """
-    _, tasks = plan(PrepareConfig(input=[data]))
-    texts = (document.text.decode("utf-8") for task in tasks for document in read(task))
-    lines = (line.strip() for text in texts for line in text.split("\n"))
-    chosen = [line for line in lines if line][::every_nth]
+    try:
+        _, tasks = plan(PrepareConfig(input=[data]))
+        texts = (document.text.decode("utf-8") for task in tasks for document in read(task))
+        lines = (line.strip() for text in texts for line in text.split("\n"))
+        chosen = [line for line in lines if line][::every_nth]
+    except UserError as error:  # which names the field of `cloze prepare` that it is there
+        raise UserError(re.sub("^input: ", "data: ", str(error))) from error
     if not chosen:
         raise UserError(f"data: found no line of text in {data}, expected at least one")
     return chosen

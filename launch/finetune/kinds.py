@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ _ONLY_FOR = {
     "answer_softmax": ("window", ("answering",)), "answer_units": ("words", ("answering",)),
 }
 
-Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, list[Examples]]
+Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, Sequence[Examples]]
 
 
 def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
@@ -44,12 +45,12 @@ def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
     """
     if task.kind == "answering" or config.keep == "pieces":
         return None
-    return Truncation(config.max_length, config.keep, config.head_tokens)
+    return Truncation(config.lengths[0], config.keep, config.head_tokens)
 
 
 def answering_of(config: FinetuneConfig) -> Answering:
     """How a run for questions about texts finds their answers."""
-    return Answering(config.max_length, config.window_step, config.max_answer_tokens, config.task == "squad2")
+    return Answering(*config.lengths, config.max_answer_tokens, config.task == "squad2")
 
 
 def check_fields(config: FinetuneConfig, task: Task) -> None:
@@ -135,16 +136,16 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         raise UserError(f"label_columns: found none, expected the label columns of {config.task}; name them")
     if len(texts) > 2:
         raise UserError(f"text_columns: found {len(texts)} columns, expected one, or two for pairs")
-    if config.keep == "pieces" and config.window_step > config.max_length - 2:
-        raise UserError(f"window_step: found {config.window_step}, expected at most {config.max_length - 2}, the "
+    length, step = config.lengths
+    if config.keep == "pieces" and step > length - 2:
+        raise UserError(f"window_step: found {step}, expected at most {length - 2}, the "
                         "tokens of a piece beside [CLS] and [SEP], lest tokens between two pieces be in none")
     if len(targets) > 1 and task.kind == "classification":
         raise UserError(f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of "
                         "several")
 
-    labels = tuple(config.labels) or task.labels
-    if task.kind == "regression" or task.kind == "multi_label" and len(targets) > 1:
-        labels = None
+    numbers = task.kind == "regression" or task.kind == "multi_label" and len(targets) > 1
+    labels = None if numbers else tuple(config.labels) or task.labels
 
     def table(path: str) -> Table:
         return read_table(path, task.header, texts[0], config.skip_malformed_rows, labels)
@@ -159,7 +160,7 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
     train = table(config.train_file)
     head = replace(find_head(task, targets, train, config.labels, config.pooling), layers=config.read_layers)
     if config.keep == "pieces":
-        head = replace(head, pieces=config.piece_pooling, piece_length=config.max_length, piece_step=config.window_step)
+        head = replace(head, pieces=config.piece_pooling, piece_length=length, piece_step=step)
     test = [examples(table(path)) for path in config.test]
     return BertForSequenceClassification, head, examples(train), examples(table(config.validation)), test
 
@@ -172,7 +173,7 @@ def _tags(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         head = replace(head, layers=config.read_layers, pooling="cls")  # nothing is pooled; cls is what any model has
 
     def examples(read: Sentences) -> TagExamples:
-        return TagExamples(read, task, head, tokenizer, config.max_length, sentences.by_character)
+        return TagExamples(read, task, head, tokenizer, config.lengths[0], sentences.by_character)
 
     test = [examples(read_file(path)) for path in config.test]
     return BertForTokenClassification, head, examples(sentences), examples(read_file(config.validation)), test

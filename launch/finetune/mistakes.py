@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.system.console import figure
@@ -98,7 +99,8 @@ def _badness(each: dict) -> float | None:
     Classes: the probability that the true one was denied (the largest one of several labels or columns); numbers: the
     distance; tags: the largest probability of a wrong one; answers: the probability of one that matches no right one.
     """
-    true, guessed, chances = each["label"], each["prediction"], each.get("probabilities")
+    true, guessed = each["label"], each["prediction"]
+    chances: Any = each.get("probabilities")
     if true == guessed or (chances is None and isinstance(true, list) and guessed in (true or [""])):
         return None
     if "words" in each:

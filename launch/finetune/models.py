@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -27,7 +28,7 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
     if config.dropout is not None:
         shape = dataclasses.replace(shape, hidden_dropout_prob=config.dropout, classifier_dropout=None,
                                     attention_probs_dropout_prob=config.dropout, attention_output_dropout_prob=None)
-    options = {"attention_kernel": config.train.attention_kernel,
+    options: dict[str, Any] = {"attention_kernel": config.train.attention_kernel,
                "gradient_checkpointing": config.train.gradient_checkpointing}
     if head is not None:
         options["head"] = head

@@ -24,7 +24,10 @@ _BASH = r"""_cloze() {
         if [ "$COMP_CWORD" -eq 2 ]; then words="$(_cloze_group "$command")"
             COMPREPLY=($(compgen -W "$words" -- "$word") $(compgen -f -- "$word")); return 0
         fi
-        command="$command ${COMP_WORDS[2]}"; from=3;;
+        from=3
+        case " $(_cloze_group "$command") " in *" ${COMP_WORDS[2]} "*) command="$command ${COMP_WORDS[2]}";;
+            *) command="$command MODEL";;
+        esac;;
     esac
     case "$before" in
         --help) words="$(_cloze_topics "$command")";;
@@ -58,6 +61,10 @@ def completion_script(shell: str, pages: list[Page]) -> str:
     firsts = list(dict.fromkeys(page.name.split()[0] for page in pages))
     groups = list(dict.fromkeys(page.name.split()[0] for page in pages if " " in page.name))
     flags = {page.name: list(_flags(page)) for page in pages}
+    for name in groups:  # in place of an operation may stand a model: then what all operations take
+        several = [each for page, each in flags.items() if page.startswith(f"{name} ")]
+        shared = set.intersection(*({(flag.name, *flag.values) for flag in each} for each in several))
+        flags[f"{name} MODEL"] = [flag for flag in several[0] if (flag.name, *flag.values) in shared]
     lines = [
         *(["autoload -Uz compinit bashcompinit && compinit && bashcompinit"] if shell == "zsh" else []),
         *_function("_cloze_group", {name: [page.name.split()[1] for page in pages if page.name.startswith(f"{name} ")]

@@ -18,7 +18,7 @@ from cloze.launch.predict.blanks import FillMask, Guess, Score, SentenceScore
 from cloze.launch.predict.choices import Choice, Choose
 from cloze.launch.predict.labels import Classify, Label
 from cloze.launch.predict.operation import Batch, Operation, Row
-from cloze.launch.predict.tags import Tag, TagWords
+from cloze.launch.predict.tags import Aggregation, Tag, TagWords
 from cloze.launch.predict.tokens import Tokenize, Tokens
 from cloze.launch.predict.vectors import (
     Attend,
@@ -27,14 +27,18 @@ from cloze.launch.predict.vectors import (
     Embed,
     Features,
     FindWord,
+    Pooling,
     TokenVectors,
     WordInContext,
     in_contexts,
 )
+from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loaded import LoadedModel
-from cloze.launch.pretrained.loading import load_model, model_path
+from cloze.launch.pretrained.loading import load_model
+from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.collate import concatenated
 
 # Texts that are read ahead and sorted by length: enough that hardly any batch mixes lengths, few enough to answer soon.
 CHUNK_ROWS = 1024
@@ -101,7 +105,7 @@ class Predictor:
         found = [result.labels for result in results]
         return found[0] if isinstance(text, str) else found
 
-    def tag(self, text: str | Sequence[str], aggregation: str = "first") -> list[Tag] | list[list[Tag]]:
+    def tag(self, text: str | Sequence[str], aggregation: Aggregation = "first") -> list[Tag] | list[list[Tag]]:
         """Tagged words of a text of any length, of a list of texts a list each; `aggregation` as in `TagWords`."""
         results = self._each(TagWords(aggregation=aggregation), text)
         return results[0] if isinstance(text, str) else results
@@ -122,13 +126,13 @@ class Predictor:
         self._warn(result.cut_tokens)
         return result.ranking
 
-    def similarity(self, text: str, other: str, pooling: str = "mean", layer: int = -1) -> float:
+    def similarity(self, text: str, other: str, pooling: Pooling = "mean", layer: int = -1) -> float:
         """Cosine of the vectors of two texts, -1 to 1; pooling and layer as in `embed`."""
         result = self._one(Compare(pooling=pooling, layer=layer), text, other)
         self._warn(result.cut_tokens)
         return result.cosine
 
-    def embed(self, texts: Sequence[str], pooling: str = "mean", layer: int = -1) -> np.ndarray:
+    def embed(self, texts: Sequence[str], pooling: Pooling = "mean", layer: int = -1) -> np.ndarray:
         """(N, hidden) fp32: a vector a text. pooling: cls, mean, max. layer: 0 embeddings, 1 ..., -1 last. Longer texts
         than the model reads are cut, with a warning.
         """
@@ -205,22 +209,14 @@ class Predictor:
         return results
 
     def _batch(self, encodings: list[Encoding]) -> Batch:
-        bounds = [0, *itertools.accumulate(map(len, encodings))]
-        inputs = {
-            "input_ids": self._tensor([token for each in encodings for token in each.ids]),
-            "sequence_offsets": self._tensor(bounds, torch.int32),
-            "max_sequence_length": max(map(len, encodings)),
-        }
-        if self.config.type_vocab_size > 1:
-            types = self.config.segments
-            inputs["token_type_ids"] = self._tensor([types[segment] for each in encodings for segment in each.segments])
-        batch = Batch(encodings, bounds, inputs)
+        bounds = np.array([0, *itertools.accumulate(map(len, encodings))])
+        ids = np.array([token for each in encodings for token in each.ids], np.int64)
+        seconds = np.array([each.segment_b_start for each in encodings])
+        (inputs,) = concatenated(ids, bounds, seconds, np.array([len(encodings)]), self.config.segments)
+        batch = Batch(encodings, bounds.tolist(), inputs)
         if blanks := batch.blanks():
             inputs["input_ids"][blanks] = self.tokenizer.special_tokens.mask
-        return batch
-
-    def _tensor(self, values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.loaded.device)
+        return replace(batch, inputs=to_device(inputs, torch.device(self.loaded.device)))
 
     def _each(self, operation: Operation, text: str | Sequence, pair: str | Sequence[str] | None = None) -> list[Any]:
         """Results of a text or of a list of them, with one second text for all, with one each, or without."""

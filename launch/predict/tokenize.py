@@ -10,7 +10,7 @@ from cloze.launch.predict.files import write_results
 from cloze.launch.predict.output import as_json, encoded, print_table, wants_table
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.predict.tokens import encode_whole, tokens_of
-from cloze.launch.pretrained.loading import model_path
+from cloze.launch.pretrained.finding import model_path
 from cloze.launch.run import runs
 from cloze.launch.texts.encoding import TRUNCATION
 from cloze.launch.texts.tables import COLUMNS, columns_of

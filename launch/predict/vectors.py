@@ -1,16 +1,19 @@
 """What any encoder gives: vectors of texts and of tokens, and who attends to whom."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.operation import Batch, Operation, Row, shown_vector
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+Pooling = Literal["cls", "mean", "max"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class OfLayer(Operation):
 class Pooled(OfLayer):
     """An operation on one vector a text."""
 
-    pooling: Literal["cls", "mean", "max"] = "mean"
+    pooling: Pooling = "mean"
     """The vector of [CLS], or mean or maximum over all tokens, special ones included."""
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
@@ -69,6 +72,9 @@ class Embed(Pooled):
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
         return loaded.config.hidden_size
 
+    def table_lines(self, row: Row, result: Embedding) -> Iterator[dict[str, str]]:
+        yield {"text": row.both, "vector": shown_vector(result.vector)}
+
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> Embedding:
@@ -91,7 +97,10 @@ class Compare(Pooled):
     name, takes_pair = "similarity", "always"
 
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
-        return [encoder.encode(text, cut=True, place=row.place) for text in (row.text, row.pair)]
+        return [encoder.encode(text, cut=True, place=row.place) for text in (row.text, row.second)]
+
+    def table_lines(self, row: Row, result: Similarity) -> Iterator[dict[str, str]]:
+        yield {"text": row.text, "other": row.pair or "", "cosine": figure(result.cosine)}
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
@@ -126,6 +135,10 @@ class Features(OfLayer):
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         return batch.split(self.hidden(model, batch))
+
+    def table_lines(self, row: Row, result: TokenVectors) -> Iterator[dict[str, str]]:
+        for token, (start, end), vector in zip(result.tokens, result.offsets, result.vectors, strict=True):
+            yield {"token": token, "characters": f"{start}-{end}", "vector": shown_vector(vector)}
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
@@ -240,7 +253,7 @@ class FindWord(OfLayer):
         """Of each occurrence its text, characters and places."""
         unknown, words, found = tokenizer.special_tokens.unknown, _normalized_words(tokenizer, self.word), []
         for low, high in self._places(tokenizer, encoding):
-            text = row.text if encoding.parts[low] == 1 else row.pair
+            text = row.text if encoding.parts[low] == 1 else row.second
             span = encoding.offsets[low][0], encoding.offsets[high - 1][1]
             if unknown in encoding.ids[low:high] and _normalized_words(tokenizer, text[slice(*span)]) != words:
                 continue  # [UNK] stands for other words, too

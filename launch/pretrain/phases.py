@@ -16,6 +16,7 @@ from cloze.launch.checkpoint import CheckpointManager, read_weights
 from cloze.launch.config import PretrainConfig
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
+from cloze.launch.training.trainer import Trainer
 from cloze.model.config import BertConfig
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
@@ -61,7 +62,7 @@ def read_source(config: PretrainConfig, manifest: Manifest, checkpoints: Checkpo
     if is_url(config.init_from):
         raise UserError(f"init_from: found {config.init_from}, expected a folder; `cloze export {config.init_from}` "
                         "makes one to start from")
-    path = Path(config.init_from)
+    path = Path(config.init_from or "")  # Start is made of a run that has one
     if (path / runs.CONFIG).is_file():
         # Agreed: it may still be training, and every process must take the same step.
         step, weights = read_weights(path, checkpoints.agree_on_latest(), checkpoints.warn)
@@ -152,8 +153,8 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
     return rows
 
 
-def check_optimizer(config: PretrainConfig, source: Source) -> None:
-    """Raise UserError unless the new run's optimizer can go on with the source's states."""
+def check_optimizer(config: PretrainConfig, source: Source) -> int:
+    """The step of the source's states. Raises UserError unless the new run's optimizer can go on with them."""
     if source.step is None:
         raise UserError(f"init_optimizer: found true with init_from = {source.path}, a Hugging Face folder without "
                         "optimizer states, expected a run of `cloze pretrain`; use --init_optimizer false")
@@ -164,6 +165,7 @@ def check_optimizer(config: PretrainConfig, source: Source) -> None:
             raise UserError(f"{name}: found {now[name]!r}, expected {before.get(name)!r}, that of init_from = "
                             f"{source.path}, whose moments init_optimizer asks for; set it to that, or use "
                             "--init_optimizer false")
+    return source.step
 
 
 def _check_parameters(model: nn.Module, source: Source) -> None:
@@ -188,25 +190,25 @@ class Start:
 
     def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
                  console: Console) -> None:
-        theirs = CheckpointManager(Path(config.init_from) / runs.CHECKPOINTS, checkpoints.environment,
-                                   checkpoints.device, warn=console.warn, workplace=checkpoints.folder)
+        theirs = CheckpointManager(Path(config.init_from or "") / runs.CHECKPOINTS, checkpoints.environment,
+                                   checkpoints.device, warn=console.warn, run=checkpoints)
         self.source = read_source(config, manifest, theirs)
         self.rows = take_weights(model, self.source)
         self.moments: CheckpointManager | None = None  # the checkpoints that hold them
         self.elastic = False
         if config.init_optimizer:
-            check_optimizer(config, self.source)
+            step = check_optimizer(config, self.source)
             _check_parameters(model, self.source)
             self.moments = theirs
-            self.elastic = self.moments.is_elastic(self.source.step)
+            self.elastic = self.moments.is_elastic(step)
             if self.elastic:
                 console.say(f"{self.source} was saved by another number of processes: converting it")
-                self.moments.convert(self.source.step)
+                self.moments.convert(step)
 
-    def finish(self, trainer, console: Console) -> None:
+    def finish(self, trainer: Trainer, console: Console) -> None:
         """Give the trainer the moments, and say what was taken and what was not."""
         moved = "none: they start at 0"
-        if self.moments:
+        if self.moments and self.source.step is not None:
             trainer.inherit(self.moments, self.source.step)
             moved = f"taken, of {trainer.state.inherited_steps} steps"
         console.facts("init_from: what this run starts with", [

@@ -1,11 +1,13 @@
-"""Whether the model that a fine-tuning was given can be there; imports no torch."""
+"""Whether the model that a command was given can be there; imports no torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.model import ModelConfig
 from cloze.launch.parsing import shipped
+from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.hub import is_name
 from cloze.launch.run import runs
 from cloze.pipeline.errors import UserError
@@ -34,3 +36,10 @@ def check_model(config: FinetuneConfig) -> None:
     if shape and config.tokenizer is None:
         raise UserError(f"tokenizer: found none, expected the folder of one: {config.model} is a shape without a "
                         "vocabulary; add --tokenizer DIR")
+
+
+def check_used(config: ModelConfig) -> None:
+    """Raise UserError for a model to use that is not there. One that is named on the hub is fetched; a store is asked
+    later: it may be slow."""
+    if not is_url(config.model):
+        runs.check_holds_model(model_path(config))

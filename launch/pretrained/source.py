@@ -10,9 +10,10 @@ from pathlib import Path
 import yaml
 
 from cloze.launch.config import FinetuneConfig
+from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.given import check_model, named_shape
 from cloze.launch.pretrained.hub import fetch_model
-from cloze.launch.pretrained.loading import fetched_run, load_truncation, read_run_weights
+from cloze.launch.pretrained.loading import load_truncation, read_run_weights
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, HeadConfig
@@ -60,7 +61,7 @@ def find_source(config: FinetuneConfig) -> Source:
     if runs.is_pretraining(path):
         shape, head = runs.model_config(path), None
         (step, weights), length = read_run_weights(path, config.model_step), runs.trained_length(path)
-        own_tokenizer, expected = path / runs.TOKENIZER, json.loads((path / runs.DATA).read_text())[FINGERPRINT]
+        own_tokenizer, expected = path / runs.TOKENIZER, runs.read_fields(path / runs.DATA).get(FINGERPRINT)
     else:
         path = runs.model_folder(path) if path.is_dir() else fetch_model(
             config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
@@ -86,6 +87,7 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     if config.reinitialize_layers:
         raise UserError(f"reinitialize_layers: found {config.reinitialize_layers} with {path}, a shape, whose layers "
                         "are all random, expected 0; leave --reinitialize_layers out")
+    assert config.tokenizer is not None, "check_model asks for it"
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     known = {field.name for field in dataclasses.fields(BertConfig)}
     try:

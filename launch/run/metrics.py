@@ -18,7 +18,7 @@ from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from cloze.launch.run.runs import METRICS, kept_lines, read_metrics
+from cloze.launch.run.runs import METRICS, kept_lines, lines_of
 from cloze.launch.run.trackers import TRACKERS, Tracking
 from cloze.launch.system.console import Console
 from cloze.pipeline.storage import publish_text, readable_errors
@@ -58,14 +58,13 @@ class MetricsWriter:
                  trackers: Sequence[str] = ("tensorboard",), project: str = "",
                  facts: dict[str, Any] | None = None) -> None:
         path = folder / METRICS
-        if path.exists():
-            _truncate(path, step, evaluated_step)
+        lines = _truncate(path, step, evaluated_step) if path.exists() else []
         self._folder = folder
         shown = dict.fromkeys((*_OVERVIEW[:4], f"validation/{metric}", *_OVERVIEW[4:]))
         self._overview = {name: f"0_overview/{number}_{name.replace('/', '_')}"
                           for number, name in enumerate(shown, start=1)}
-        lines = read_metrics(folder) if path.exists() else []
-        self._losses = deque((line["train/loss"] for line in lines if "train/loss" in line), maxlen=_SPIKE_WINDOW)
+        losses = (line["train/loss"] for line in lines if line.get("train/loss") is not None)
+        self._losses = deque(losses, maxlen=_SPIKE_WINDOW)
         threading.excepthook = _report_thread
         with readable_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +113,9 @@ class MetricsWriter:
         known = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
         # The table shows a run by a curve of it: the one that every run has. Not the last part: that it has ended well.
         for part in hparams(known, {"train/loss": 0.0})[:2]:
-            self._board.file_writer.add_summary(part)
+            writer = self._board.file_writer
+            assert writer is not None, "it is open"
+            writer.add_summary(part)
 
     def text(self, name: str, step: int, markdown: str) -> None:
         """A page of TensorBoard's text panel."""
@@ -175,6 +176,14 @@ def _spike(loss: float, before: deque[float]) -> float | None:
     return loss / median if above > max(_SPIKE_DEVIATIONS * deviation, _SPIKE_SHARE * median) else None
 
 
-def _truncate(path: Path, step: int, evaluated_step: int) -> None:
-    kept = kept_lines(read_metrics(path.parent), step, evaluated_step)
+def _truncate(path: Path, step: int, evaluated_step: int) -> list[dict]:
+    """Keep what a metrics.jsonl says of steps up to that which the run goes on from; damaged lines are told of.
+
+    Returns: the lines that stay.
+    """
+    lines, damaged = lines_of(path.read_bytes())
+    if damaged:
+        Console().warn(f"{path}: found {damaged} damaged lines, expected the figures of a step in each; left them out")
+    kept = kept_lines(lines, step, evaluated_step)
     publish_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+    return kept

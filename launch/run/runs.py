@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from cloze.launch.config.run import RunConfig
 from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
@@ -34,6 +36,8 @@ LOCK = ".lock"
 HEARTBEATS = "heartbeats"
 STARTS = "starts"  # in software.json
 TRAINED_LENGTH = "max_length"  # in data.json
+
+Facts = Mapping[str, str | int]  # what a run reads, by name: hashes, fingerprints, lengths
 
 # What a start that was cut short may leave without CONFIG.
 _BEFORE_CONFIG = {LOCK, HEARTBEATS, DATA, DEVICE, STATUS, SOFTWARE, DEEPSPEED, TRACKING}
@@ -72,9 +76,9 @@ def _shaping(values: dict) -> dict[str, object]:
     }
 
 
-def _defaults(config) -> dict[str, object]:
+def _defaults(config: Any) -> dict[str, object]:
     """Those fields of a configuration that have a default, with it; of its sections too."""
-    found = {}
+    found: dict[str, object] = {}
     for field in fields(config):
         if is_dataclass(value := getattr(config, field.name)):
             found[field.name] = _defaults(value)
@@ -85,7 +89,7 @@ def _defaults(config) -> dict[str, object]:
     return found
 
 
-def config_hash(config) -> str:
+def config_hash(config: RunConfig) -> str:
     """SHA-256 of the fields that shape the result: of all parts of a run the same, wherever it lies."""
     return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
 
@@ -98,19 +102,27 @@ def data_facts(manifest: Manifest) -> dict[str, str | int]:
 
 def trained_length(folder: Path) -> int | None:
     """Tokens of the longest samples of a run of pretraining; None if an earlier version wrote it."""
-    return _read(folder / DATA).get(TRAINED_LENGTH)
+    return read_fields(folder / DATA).get(TRAINED_LENGTH)
 
 
-def _read(path: Path) -> dict:
+def read_fields(path: Path) -> dict:
+    """What a file of a run says, by name: its configuration, or one of those that are JSON.
+
+    Raises:
+        UserError: there is no such file, or it holds no fields.
+    """
     expected = "expected the folder of a run of `cloze pretrain` or `cloze finetune`"
     try:
         with readable_errors(path):
             if not path.is_file():
                 found = f"no {path.name} in the folder" if path.parent.is_dir() else "no folder"
                 raise UserError(f"run: found {found} {path.parent}, {expected}")
-            content = load_yaml(path.read_text(encoding="utf-8"), name=str(path))  # JSON is YAML
-    except (UnicodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: found what is no YAML, {expected}") from error
+            text = path.read_text(encoding="utf-8")
+            # JSON is not read as YAML, to which 1e-05 and NaN are words.
+            content = json.loads(text) if path.suffix == ".json" else load_yaml(text, name=str(path))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        raise UserError(f"{path}: found what is no {kind}, {expected}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: found no fields, expected those of a run")
     return content
@@ -122,7 +134,7 @@ def model_config(folder: Path) -> BertConfig:
     Raises:
         UserError: the folder holds no run, or one of another version.
     """
-    content = _read(folder / CONFIG)
+    content = read_fields(folder / CONFIG)
     if "train_file" in content:
         raise UserError(f"{folder}: found a run of `cloze finetune` without its model, which it leaves at its end, "
                         "expected a complete one; the command that started it goes on with it")
@@ -135,7 +147,7 @@ def model_config(folder: Path) -> BertConfig:
 
 def fields_of(folder: Path) -> dict[str, object]:
     """The resolved configuration of a run, by dotted names. Raises UserError if the folder holds none."""
-    return flatten(_read(folder / CONFIG))
+    return flatten(read_fields(folder / CONFIG))
 
 
 def is_pretraining(folder: Path) -> bool:
@@ -165,7 +177,7 @@ def tokenizer_folder(folder: Path) -> Path:
 
 def device_facts(folder: Path) -> dict[str, object]:
     """What the device has decided at the first start of the run; empty for one that has not begun, or is older."""
-    return _read(folder / DEVICE) if (folder / DEVICE).is_file() else {}
+    return read_fields(folder / DEVICE) if (folder / DEVICE).is_file() else {}
 
 
 def keep_device_facts(folder: Path, facts: dict[str, object]) -> None:
@@ -176,7 +188,7 @@ def keep_device_facts(folder: Path, facts: dict[str, object]) -> None:
 
 def saved_micro_batch_size(folder: Path) -> int | None:
     """What an earlier part of this run trained with; None if there is none."""
-    return _read(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
+    return read_fields(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
 
 
 def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
@@ -188,7 +200,7 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
     """
     if not (folder / CONFIG).is_file():
         return None
-    streams = _read(folder / CONFIG).get("data_streams")
+    streams = read_fields(folder / CONFIG).get("data_streams")
     if streams is None and not accept_changes:
         raise UserError(f"output: found {folder}, a run that an earlier version of Cloze began, which took its samples "
                         "in another order, expected one with data_streams; finish it with that version, choose "
@@ -196,7 +208,7 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
     return streams
 
 
-def check_folder(config, facts: dict[str, str], shown: str | None = None) -> None:
+def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> None:
     """Refuse a folder that holds something else than an earlier part of this very run.
 
     Args:
@@ -214,11 +226,11 @@ def check_folder(config, facts: dict[str, str], shown: str | None = None) -> Non
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {shown} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
-    _refuse_another(f"output: found {shown} with another run", _shaping(_read(folder / CONFIG)) | _read(folder / DATA),
-                    config, facts, "choose another --output")
+    before = _shaping(read_fields(folder / CONFIG)) | read_fields(folder / DATA)
+    _refuse_another(f"output: found {shown} with another run", before, config, facts, "choose another --output")
 
 
-def check_checkpoint(folder: Path, state: dict, config, facts: dict[str, str]) -> None:
+def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts) -> None:
     """Refuse a checkpoint that another run has written, of whatever shape: the run's folder knows nothing of it.
 
     Args:
@@ -237,12 +249,13 @@ def check_checkpoint(folder: Path, state: dict, config, facts: dict[str, str]) -
                     "remove it to go on from an older one")
 
 
-def shaping_of(config, facts: dict[str, str]) -> dict[str, object]:
+def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
     """What shapes the result of a run, by dotted name: fields, and hashes of what it reads."""
-    return _shaping(asdict(config)) | facts
+    return {**_shaping(asdict(config)), **facts}
 
 
-def _refuse_another(found: str, before: dict[str, object], config, facts: dict[str, str], mend: str) -> None:
+def _refuse_another(found: str, before: dict[str, object], config: RunConfig, facts: Facts,
+                    mend: str) -> None:
     """Raise UserError, which begins with `found`, for the first field that may not differ from before and does."""
     # What an earlier version did not know is as it would be if nobody had set it.
     unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
@@ -265,8 +278,8 @@ def _entries(folder: Path) -> set[str]:
     return names - ({CHECKPOINTS} if empty else set())
 
 
-def describe(folder: Path, config, facts: dict[str, str], save_tokenizer: Callable[[Path], object], deepspeed: dict
-             ) -> None:
+def describe(folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object],
+             deepspeed: dict) -> None:
     """Write what is needed to understand, repeat and export the run: its configurations and its tokenizer."""
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # What makes the folder a run's, after what it is compared by; the next start adds what one cut short has not.
@@ -306,7 +319,7 @@ def in_use(folder: Path) -> bool:
         return not held
 
 
-def set_status(folder: Path, state: str, step: int) -> None:
+def set_status(folder: Path, state: str, step: int | None) -> None:
     """state: running, requeue (stopped early with a checkpoint: submit again), complete, failed. Templates read it."""
     publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n", durable=state != "running")
 
@@ -326,36 +339,47 @@ def failure_told(folder: Path) -> Iterator[None]:
 
 
 def read_status(folder: Path) -> dict:
-    """What status.json holds; empty where it is missing or damaged."""
+    """What status.json holds: state and step; empty where it is missing or damaged."""
     try:
         told = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    right = isinstance(told, dict) and isinstance(told.get("state"), str) and type(told.get("step")) is int
+    return told if right else {}
 
 
 def num_starts(folder: Path) -> int:
     """How often the run has been started; 0 where it is not known, as of one that an earlier version began."""
     try:
         return int(json.loads((folder / SOFTWARE).read_text(encoding="utf-8")).get(STARTS, 0))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return 0
 
 
 def read_metrics(folder: Path) -> list[dict]:
-    """The lines of a run's metrics.jsonl; a last line that was cut short is left out."""
-    return lines_of((folder / METRICS).read_text(encoding="utf-8"))
+    """The lines of a run's metrics.jsonl but for those that are damaged; a last line may have been cut short."""
+    return lines_of((folder / METRICS).read_bytes())[0]
 
 
-def lines_of(text: str) -> list[dict]:
-    """The lines of a text of metrics.jsonl, up to one that was cut short."""
-    lines = []
-    for line in text.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return lines
+def lines_of(content: bytes) -> tuple[list[dict], int]:
+    """The lines of the content of a metrics.jsonl, and how many are left out since they are damaged, but for a last one
+    that was cut short."""
+    *whole, last = content.split(b"\n")
+    found = [metrics_of(line) for line in whole]
+    lines = [line for line in (*found, metrics_of(last)) if line is not None]
+    return lines, found.count(None)
+
+
+def metrics_of(line: bytes) -> dict | None:
+    """What a line of metrics.jsonl says: a step, and numbers by the names of their curves, null where one was not
+    finite; None if it is damaged."""
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(told, dict) or type(told.get("step")) is not int:
+        return None
+    return told if all(value is None or isinstance(value, (int, float)) for value in told.values()) else None
 
 
 def kept_lines(lines: list[dict], step: int, evaluated_step: int) -> list[dict]:

@@ -7,14 +7,16 @@ import os
 import signal
 import socket
 import threading
+from typing import Any
 
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.pretrained.loading import model_path
+from cloze.launch.pretrained.finding import model_path
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.connections import make_room_for_files, protocol
 from cloze.launch.serve.keys import read_keys
 from cloze.launch.system.console import Console
+from cloze.launch.system.environment import share_one_arena
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 
@@ -33,13 +35,14 @@ def serve(config: ServeConfig) -> int:
     except ImportError as error:
         raise UserError(f"serve: found no {error.name}, expected the packages of the server; "
                         f"{how_to_install('serve')}") from None
+    share_one_arena()  # before there are threads, whose turns at bodies and answers would each keep their peak
     read_keys(config)  # whatever is wrong with them is said before the model is read
     make_room_for_files(config)
     listener = _listen(config)
     app = build_app(Predictor.from_folder(model_path(config)), config)
 
     class Server(uvicorn.Server):
-        def handle_exit(self, number: int, frame) -> None:
+        def handle_exit(self, number: int, frame: Any) -> None:
             if not app.state.stopping:
                 # Threads that run the model cannot be cancelled, and Python waits for them before it ends.
                 last = threading.Timer(config.grace_seconds + _ENDING_SECONDS, _end_without_threads, (config,))

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ Number = TypeVar("Number", int, float)
 # How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
 COLLECTIVE_SECONDS = 1800
 TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
+_PIECE_BYTES = 64 << 20  # of a file that is copied from rank to rank
 _LEAVE_SECONDS = 30  # that rank 0 stays, when it has failed, until the others know
 # Where the processes have met before they joined a group, which then is made there; and the texts told so far.
 _meeting: dist.Store | None = None
@@ -43,15 +44,19 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
         device = torch.device("cpu")
     work_on(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": timeout}
+    options: dict[str, Any] = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size,
+                               "timeout": timeout}
     if device.type == "cuda":
         options["device_id"] = device  # else NCCL meets in the first collective, and guesses a barrier's device
     if environment.world_size == 1:
-        dist.init_process_group(store=dist.HashStore(), **options)
+        dist.init_process_group(**options | {"store": dist.HashStore()})
     else:
         # env:// and not an address: torchrun's agent already listens on that port, and only env:// knows it.
-        given = {"init_method": "env://"} if _meeting is None else {"store": dist.PrefixStore("group", _meeting)}
-        dist.init_process_group(**given, **options)
+        if _meeting is None:
+            options["init_method"] = "env://"
+        else:
+            options["store"] = dist.PrefixStore("group", _meeting)
+        dist.init_process_group(**options)
     return device
 
 
@@ -151,8 +156,41 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
     return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
+def copy_file(path: Path, size: int, source: int, target: Path | None, device: torch.device) -> None:
+    """Copy a file of one rank's machine, `size` bytes, to the ranks that have a `target`. Collective.
+
+    Raises:
+        OSError: this rank can't read or write it; the others have got on with it.
+    """
+    failure: OSError | None = None
+    reads = dist.get_rank() == source
+    with contextlib.ExitStack() as opened:
+        try:
+            given = path if reads else target
+            file = opened.enter_context(open(given, "rb" if reads else "wb")) if given else None
+        except OSError as error:
+            file, failure = None, error
+        for begin in range(0, size, _PIECE_BYTES):
+            count = min(_PIECE_BYTES, size - begin)
+            piece = torch.zeros(count, dtype=torch.uint8)
+            try:
+                if file and reads:
+                    file.readinto(piece.numpy())
+            except OSError as error:
+                file, failure = None, error
+            piece = piece.to(device)
+            dist.broadcast(piece, src=source)
+            try:
+                if file and not reads:
+                    file.write(piece.cpu().numpy())
+            except OSError as error:
+                file, failure = None, error
+    if failure is not None:
+        raise failure
+
+
 @contextlib.contextmanager
-def together(what: str, where: Path | str, device: torch.device) -> Iterator[None]:
+def together(what: str, where: object, device: torch.device) -> Iterator[None]:
     """What fails on one rank fails on all: none is left waiting in a collective for one that is gone. Collective.
 
     Raises:

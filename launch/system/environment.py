@@ -100,8 +100,8 @@ def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str])
 
 def first_host(nodes: str) -> str:
     """The first host of a list in Slurm's notation: `gpu[07-09,12],cpu1` begins with gpu07."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)[0]
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else nodes)
 
 
 _ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
@@ -214,6 +214,11 @@ def prepare_deepspeed(environment: Environment) -> None:
 def keep_freed_pages() -> bool:
     """Let the C library keep what tensors free; whether it does. A user's own MALLOC_ variables win."""
     return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.keep_freed_pages()
+
+
+def share_one_arena() -> bool:
+    """Let threads share one heap; whether they do. A user's own MALLOC_ variables win."""
+    return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.share_one_arena()
 
 
 # oneDNN and PyTorch's layer above it each keep the last 1,024 compiled products of matrices. Batches of concatenated

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from cloze.launch.config import DataSource
 from cloze.launch.run import runs
-from cloze.launch.run.metrics import read_metrics
 from cloze.launch.system.console import figure
 from cloze.launch.system.software import software
 from cloze.launch.texts.encoding import TRUNCATION
@@ -107,7 +107,7 @@ def _shape(config: BertConfig, folder: Path) -> str:
 def _measured(run: Path) -> str:
     """Of a fine-tuning its results, of a pretraining the last evaluation."""
     if (run / "results.json").is_file():
-        results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+        results = runs.read_fields(run / "results.json")
         files = {name: values for name, values in results.items() if isinstance(values, dict) and "examples" in values}
         rows = [(file, name, figure(value)) for file, values in files.items() for name, value in values.items()
                 if name != "examples" and value is not None]
@@ -116,7 +116,7 @@ def _measured(run: Path) -> str:
         return ""
     found: dict[str, float] = {}
     step = 0
-    for line in read_metrics(run):
+    for line in runs.read_metrics(run):
         if any(name.startswith("validation/") for name in line):
             found, step = {name: value for name, value in line.items() if name.startswith("validation/")}, line["step"]
     rows = [(f"step {step}", name.removeprefix("validation/"), figure(value)) for name, value in found.items()
@@ -129,9 +129,9 @@ def _training(run: Path) -> str:
     rows = []
     for path in (run / runs.DATA, run / runs.SOFTWARE):
         if path.is_file():
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = runs.read_fields(path)
             rows += [(name.replace("_", " "), f"`{value}`") for name, value in facts.items() if value is not None]
-    recipe = yaml.safe_load((run / runs.CONFIG).read_text(encoding="utf-8"))
+    recipe = runs.read_fields(run / runs.CONFIG)
     recipe = {name: value for name, value in recipe.items()
               if name not in _NOT_SHOWN and (name not in _PATHS or isinstance(value, dict))}
     for name in ("objective_options", "deepspeed"):  # of fields that are not ours
@@ -145,7 +145,7 @@ def _training(run: Path) -> str:
     return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
 
 
-def _without_paths(value):
+def _without_paths(value: Any) -> Any:
     """The same nest of dicts and lists, null in place of texts that may be paths."""
     if isinstance(value, dict):
         return {name: _without_paths(part) for name, part in value.items()}

@@ -11,8 +11,9 @@ import torch
 
 from cloze.launch.config import ExportConfig
 from cloze.launch.pretrain.objectives.replaced_tokens import GENERATOR, generator_config
+from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import check_push, push_model
-from cloze.launch.pretrained.loading import fetched_run, read_run_average
+from cloze.launch.pretrained.loading import read_run_average
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console

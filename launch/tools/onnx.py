@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION
-from cloze.model.huggingface import load_note
+from cloze.model.huggingface import InFolders, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
@@ -42,7 +42,9 @@ _TOLERANCE = 1e-4  # of the check; the order of sums differs between torch and o
 class _Padded(nn.Module):
     """Padded tensors in, a tuple of tensors out."""
 
-    def __init__(self, model: nn.Module) -> None:
+    model: InFolders
+
+    def __init__(self, model: InFolders) -> None:
         super().__init__()
         self.model = model
         self.names = _OUTPUTS[type(model).__name__]
@@ -78,7 +80,8 @@ def write_onnx(folder: Path) -> None:
     check_installed()
     cls = saved_class(folder)
     # What torch has an operator for, the graph has one for: eager's products do not wait for a fill of their output.
-    model = _Padded(cls.from_folder(folder, attention_kernel="sdpa")).eval()
+    model = _Padded(cls.from_folder(folder, attention_kernel="sdpa"))
+    model.eval()
     if (head := getattr(model.model, "head", None)) and head.pieces != "none":
         raise UserError(f"onnx: found a model that reads long texts in pieces (pooled by {head.pieces}), expected one "
                         "that reads one sequence; fine-tune it with --keep head, tail or head_tail")
@@ -93,6 +96,7 @@ def write_onnx(folder: Path) -> None:
             model, kwargs=inputs, dynamo=True, verbose=False, external_data=False, output_names=_names(model, inputs),
             dynamic_shapes={name: dict(enumerate(dims)) for name in inputs},
         )
+        assert program is not None, "the exporter of dynamo returns it"
         program.save(folder / GRAPH)
     shapes = _check(folder / GRAPH, model)
     segments = model.model.config.segments
@@ -112,7 +116,7 @@ def write_onnx(folder: Path) -> None:
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
-def _sample(model: nn.Module, batch: int, length: int) -> dict[str, Tensor]:
+def _sample(model: InFolders, batch: int, length: int) -> dict[str, Tensor]:
     """Inputs of unequal lengths, padded."""
     shape = (batch, 3, length) if type(model).__name__ == "BertForMultipleChoice" else (batch, length)
     generator = torch.Generator().manual_seed(0)

@@ -63,6 +63,7 @@ def _lengths(config: PlanConfig) -> Lengths:
     if config.data:
         manifest = Manifest.load(config.data)
         return Lengths(tuple(manifest.splits["train"].length_histogram), manifest.masked_share)
+    assert config.train.sequence_length is not None, "PlanConfig asks for it"
     return Lengths.of_procedure(config.train.sequence_length, config.short_share, config.masked_share)
 
 

@@ -102,8 +102,7 @@ class Quickstart:
 
     @staticmethod
     def _status(run: Path) -> str | None:
-        path = run / runs.STATUS
-        return json.loads(path.read_text(encoding="utf-8"))["state"] if path.exists() else None
+        return runs.read_status(run).get("state")
 
     def processes(self) -> int:
         """As many as wished, or as there are GPUs."""

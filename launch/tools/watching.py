@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -82,7 +81,8 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
         last |= line
         step = max(step, line.get("step", 0))
     budgeted = fields.get("train.time_budget_hours") is not None
-    max_steps = None if budgeted else fields.get("train.max_steps")
+    planned = None if budgeted else fields.get("train.max_steps")
+    max_steps = planned if isinstance(planned, int) else None
     seconds = last.get("speed/step_seconds")
     running = state == "running" and max_steps is not None and seconds is not None
     starts = runs.num_starts(folder)
@@ -126,7 +126,9 @@ def _read_all(folder: str) -> list[RunState]:
     """The runs in a folder or below a URL. Raises UserError: there is none."""
     if not is_url(folder):
         return [read_run(each) for each in find_runs(Path(folder))]
-    found = _find_stored(to_place(folder))
+    place = to_place(folder)
+    assert isinstance(place, StorePath), folder
+    found = _find_stored(place)
     if not found:
         raise UserError(f"folder: found no run below {folder}, expected runs of `cloze pretrain`")
     return [_read_stored(each) for each in found]
@@ -166,7 +168,8 @@ def show_status(config: StatusConfig) -> int:
     Returns:
         The exit status: 0, and with `follow` that of the run's end: 0 complete, 75 requeue, 2 failed.
     """
-    console, stored = Console(), _Stored(to_place(config.run)) if is_url(config.run) else None
+    console, place = Console(), to_place(config.run)
+    stored = _Stored(place) if isinstance(place, StorePath) else None
     folder = stored.folder if stored else Path(config.run)
 
     def look() -> RunState:
@@ -216,12 +219,8 @@ class _Tail:
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._file, self._seen = found.st_ino, start + len(whole)
-        lines = []
-        for line in whole.splitlines():
-            try:
-                lines.append(json.loads(line))
-            except ValueError:  # the first one, if it was met in its middle
-                continue
+        # Without the first one, if it was met in its middle.
+        lines = runs.lines_of(whole)[0]
         return lines[-_LINES_BEFORE:] if new else lines
 
 
@@ -244,8 +243,8 @@ def _heartbeats(folder: Path) -> list[dict]:
     for path in (folder / runs.HEARTBEATS).glob("rank-*.json"):
         try:
             beat = json.loads(path.read_text(encoding="utf-8"))
-            found.append({name: beat[name] for name in ("time", "phase", "since")})
-        except (OSError, ValueError, KeyError, TypeError):  # it is being replaced, or was cut short
+            found.append({"time": float(beat["time"]), "phase": str(beat["phase"]), "since": float(beat["since"])})
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it is being replaced, or was cut short
             continue
     return found
 
@@ -259,28 +258,11 @@ def _phase(beats: list[dict], now: float) -> str | None:
     return (shown + (f" for {clock(since)}" if since > _LONG_PHASE_SECONDS else "")) or None
 
 
-def _last_lines(path: Path) -> Iterator[dict]:
-    """The last lines of metrics.jsonl, whatever its length."""
-    for line in _lines_from(path, max(0, _size(path) - _TAIL_BYTES)):
-        try:
-            yield json.loads(line)
-        except ValueError:  # the first one, cut by where the reading began
-            continue
-
-
-def _lines_from(path: Path, offset: int) -> list[bytes]:
-    """Complete lines of a file from a byte on, with their ends; none where there is no file yet."""
+def _last_lines(path: Path) -> list[dict]:
+    """The last lines of metrics.jsonl, whatever its length; none where there is no file yet."""
     try:
         with open(path, "rb") as file:
-            file.seek(offset)
-            content = file.read()
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return runs.lines_of(file.read())[0]  # without the first one, if the reading began in its middle
     except FileNotFoundError:
         return []
-    return content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
-from cloze.launch.engine.state import base_optimizer, master_fragments
+from cloze.launch.engine.state import Engine, base_optimizer, master_fragments
 from cloze.launch.system import distributed
+from cloze.launch.training.profiling import start_quietly
 
 # Names that torch.profiler gives to collectives: gloo's on the host, NCCL's kernels on the device.
 _COMMUNICATION = ("gloo:", "ncclDevKernel", "ncclKernel")
@@ -30,7 +31,7 @@ class Inspector:
     The norms are of the fp32 master weights and of the gradients as they reach the optimizer, before clipping.
     """
 
-    def __init__(self, engine, device: torch.device, world_size: int) -> None:
+    def __init__(self, engine: Engine, device: torch.device, world_size: int) -> None:
         self._engine, self._device, self._world_size = engine, device, world_size
         self._fragments: dict[int, list[tuple[str, int, int]]] | None = None
         self._squares: dict[str, torch.Tensor] = {}
@@ -77,11 +78,12 @@ class Inspector:
         found: dict[int, list[tuple[str, int, int]]] = {}
         for name, _, tensor in master_fragments(self._engine):
             place = tensor.untyped_storage().data_ptr()
-            found.setdefault(place, []).append((layer_of(name), tensor.storage_offset(), tensor.numel()))
+            found.setdefault(place, []).append((layer_of(name), int(tensor.storage_offset()), tensor.numel()))
         return found
 
-    def _parts(self, optimizer) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def _parts(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Layer, weight and gradient of every fragment that the optimizer is about to change, or has changed."""
+        assert self._fragments is not None, "`watch` has found them"
         for group in optimizer.param_groups:
             for tensor in group["params"]:
                 if tensor.grad is None:
@@ -92,7 +94,7 @@ class Inspector:
                     start -= tensor.storage_offset()
                     yield layer, weight[start:start + length], gradient[start:start + length]
 
-    def _before(self, optimizer, *_) -> None:
+    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         # Activations are free by now: the copy does not raise the peak of memory.
         self._weights = []
         for layer, weight, gradient in self._parts(optimizer):
@@ -100,7 +102,7 @@ class Inspector:
             squares = torch.stack([gradient.double().square().sum(), weight.double().square().sum()])
             self._squares[layer][:2] += squares.to(self._device)
 
-    def _after(self, optimizer, *_) -> None:
+    def _after(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         for (layer, weight, _), before in zip(self._parts(optimizer), self._weights, strict=True):
             self._squares[layer][2] += (weight - before).double().square().sum().to(self._device)
         self._weights = []
@@ -114,12 +116,16 @@ class Inspector:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profiler:
+        profiler = torch.profiler.profile(activities=activities)
+        start_quietly(profiler)
+        try:
             began = time.perf_counter()
             yield
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - began
+        finally:
+            profiler.stop()
         # Its raw events: making `profiler.events()` of them takes longer than a small model's step.
         spans = [(event.start_ns(), event.start_ns() + event.duration_ns())
                  for event in profiler.profiler.kineto_results.events() if event.name().startswith(_COMMUNICATION)]

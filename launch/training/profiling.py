@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ class StepProfiler:
             self._profiler = torch.profiler.profile(
                 activities=self._activities, record_shapes=True, on_trace_ready=handler
             )
-            self._profiler.start()
+            start_quietly(self._profiler)
 
     def after(self, step: int) -> None:
         """Call after it."""
@@ -41,6 +42,13 @@ class StepProfiler:
 
     def close(self) -> None:
         """Write what was recorded, if anything is being recorded."""
-        if self.running:
+        if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
+
+
+def start_quietly(profiler: torch.profiler.profile) -> None:
+    """Start a profiler without torch 2.12's warning that later cycles forget earlier ones: of one there are none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+        profiler.start()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints
 from cloze.launch.config import BatchArithmetic, RunConfig
 from cloze.launch.config.training import AUTO
-from cloze.launch.engine.state import base_optimizer, compute_dtype, live_precision
+from cloze.launch.engine.state import Engine, base_optimizer, compute_dtype, live_precision
 from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
@@ -64,7 +64,7 @@ def _shown(config: RunConfig, stored: StoredRun | None) -> RunConfig:
     return replace(config, output=str(stored.place)) if stored else config
 
 
-def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment, console: Console,
+def carry_out(config: RunConfig, facts: runs.Facts, environment: Environment, console: Console,
               work: Callable[[Process, StopRequest], bool], stored: StoredRun | None = None) -> int:
     """Hold the run's folder, join the other processes and do the work; returns the exit status.
 
@@ -75,7 +75,7 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
         stored: the run in an object store that the configuration's output stands for.
     """
     output = Path(config.output)
-    runs.check_folder(config, facts, stored and str(stored.place))
+    runs.check_folder(config, facts, None if stored is None else str(stored.place))
     check_installed(config.monitor.trackers)
     if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
         console.warn(f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
@@ -98,7 +98,7 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
-def open_checkpoints(config: RunConfig, facts: dict[str, str], process: Process
+def open_checkpoints(config: RunConfig, facts: runs.Facts, process: Process
                      ) -> tuple[CheckpointManager, int | None, bool]:
     """The run's checkpoints, the step to go on from (None: start), and whether another number of processes saved it.
 
@@ -109,17 +109,19 @@ def open_checkpoints(config: RunConfig, facts: dict[str, str], process: Process
         UserError: checkpoint.resume demands or forbids a checkpoint, there are only damaged ones, or the newest good
             one is of another run.
     """
-    folder, options = Path(config.output) / runs.CHECKPOINTS, {"keep_last": config.checkpoint.keep_last,
-                                                               "warn": process.console.warn}
+    folder, keep_last = Path(config.output) / runs.CHECKPOINTS, config.checkpoint.keep_last
     if process.stored:
-        checkpoints = StoredCheckpoints(process.stored, folder, process.environment, process.device,
-                                        say=process.console.say, **options)
+        checkpoints: CheckpointManager = StoredCheckpoints(
+            process.stored, folder, process.environment, process.device, keep_last=keep_last, say=process.console.say,
+            warn=process.console.warn)
     else:
-        checkpoints = CheckpointManager(folder, process.environment, process.device, **options)
+        checkpoints = CheckpointManager(folder, process.environment, process.device, keep_last=keep_last,
+                                        warn=process.console.warn)
     step = _find_resume(config, checkpoints)
-    if step is not None:
-        runs.check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
-    elastic = step is not None and checkpoints.is_elastic(step)
+    if step is None:
+        return checkpoints, None, False
+    runs.check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
+    elastic = checkpoints.is_elastic(step)
     if elastic:
         process.console.say(f"step {step} was saved by another number of processes: converting it")
         checkpoints.convert(step)
@@ -147,8 +149,8 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
     return step
 
 
-def make_trainer(config: RunConfig, process: Process, engine, checkpoints: CheckpointManager, *, facts: dict,
-                 more: dict | None = None, **parts) -> Trainer:
+def make_trainer(config: RunConfig, process: Process, engine: Engine, checkpoints: CheckpointManager, *, facts: dict,
+                 more: dict | None = None, **parts: Any) -> Trainer:
     """A trainer at step 0.
 
     Args:
@@ -184,7 +186,8 @@ def origin_of_rate(given: float | str, size: int) -> str:
     return f"by the model's size ({count} parameters in its layers); --train.learning_rate takes another"
 
 
-def training_facts(config: RunConfig, process: Process, engine, epochs: str, rate: str = "") -> list[tuple[str, str]]:
+def training_facts(config: RunConfig, process: Process, engine: Engine, epochs: str, rate: str = ""
+                   ) -> list[tuple[str, str]]:
     """Rows of the table at the start: what follows from the configuration, read off live objects.
 
     Args:
@@ -209,7 +212,7 @@ def training_facts(config: RunConfig, process: Process, engine, epochs: str, rat
     ]
 
 
-def _live_kernel(engine, device) -> str:
+def _live_kernel(engine: Engine, device: torch.device) -> str:
     """Name of the attention kernel that training with this engine on this device uses."""
     bert = engine.module.bert
     tokens = torch.empty(0, bert.config.hidden_size, dtype=compute_dtype(engine), device=device)
@@ -259,7 +262,7 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
 
 def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> MetricsWriter:
     """Of a run that goes on from the trainer's step; trackers are told what it is, of what data and on what."""
-    facts = runs.flatten(asdict(config)) | json.loads((output / runs.DATA).read_text(encoding="utf-8"))
+    facts = runs.flatten(asdict(config)) | runs.read_fields(output / runs.DATA)
     facts |= {f"software.{name}": value for name, value in software().items()}
     facts |= {"hardware.device": device_name(trainer.engine.device),
               "hardware.processes": trainer.environment.world_size}

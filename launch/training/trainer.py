@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState
-from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped, weight_copies
+from cloze.launch.config import RunConfig
+from cloze.launch.engine.state import Engine, compute_dtype, set_learning_rate, step_skipped, weight_copies
 from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
@@ -28,6 +29,7 @@ from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.goals import completion, ending, judged
 from cloze.launch.training.inspection import Inspector
+from cloze.launch.training.objective import SourceSums, TrainingObjective
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.throughput import Throughput
@@ -75,10 +77,11 @@ class Trainer:
         average: of the weights, measured beside them and kept in checkpoints.
     """
 
-    def __init__(self, config, *, engine, objective, evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
+    def __init__(self, config: RunConfig, *, engine: Engine, objective: TrainingObjective,
+                 evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
                  flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
                  environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
-                 facts: dict, callbacks: Sequence[Callback] = (), sources=None,
+                 facts: dict, callbacks: Sequence[Callback] = (), sources: SourceSums | None = None,
                  average: WeightAverage | None = None) -> None:
         self.config, self.train = config, config.train
         self.engine, self.objective, self.sources = engine, objective, sources
@@ -109,7 +112,7 @@ class Trainer:
     @property
     def saved_step(self) -> int | None:
         """Step of the newest checkpoint."""
-        return self._saved and self._saved.step
+        return None if self._saved is None else self._saved.step
 
     def resume(self, step: int) -> None:
         """Go on from a published checkpoint of this run."""
@@ -166,9 +169,7 @@ class Trainer:
             if self.state.step % self.train.log_every_steps == 0 or ended:
                 self._log()
             best = self._evaluate_if_due()
-            every = self.config.checkpoint.every_steps
-            if (every and self.state.step % every == 0) or (best and self.config.evaluation.keep_best):
-                self._save()
+            self._save_if_due(best and self.config.evaluation.keep_best)
         self.profiler.close()
         self._save()
         with self._not_training("save"):
@@ -239,11 +240,12 @@ class Trainer:
         A run with a time budget ends after the step that has seen it used up, so that its last rate is the schedule's
         last one.
         """
-        at, end = self.state.step, self.train.max_steps
+        at: float = self.state.step
+        end: float = self.train.max_steps
         if self.train.budget_seconds is not None:
             at, end = self._seconds, self.train.budget_seconds
             self.state = replace(self.state, seconds=self._seconds)
-        self._rate = self.train.learning_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
+        self._rate = self.train.peak_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
         set_learning_rate(self.engine, self._rate)
 
     def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
@@ -258,7 +260,8 @@ class Trainer:
         output = self.engine(**micro_batch, dropout_seed=key, **more)
         loss, sums = self.objective(output, micro_batch, totals)
         if sources is not None:
-            sums = torch.cat([sums, self.sources.sums(self.objective.pretraining_output(output), micro_batch, sources)])
+            assert self.sources is not None, "batches of a mixture come with what measures its sources"
+            sums = torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
         # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum. A loss that is
         # infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none need ask.
         # (0 times what is not finite is NaN: two kernels, where asking and filling takes eight.)
@@ -425,7 +428,7 @@ class Trainer:
             return {}
         self._peak_doubted = True
         self.console.warn(f"speed/mfu: {mfu:.0%} of the peak cannot be, and is not shown: {doubt_of_peak(self.device)}")
-        before = self.throughput.peak
+        before = self.throughput.peak or 0.0
         # None of a device with a data sheet, which not every rank needs to have.
         found = measured_anew(self.device, compute_dtype(self.engine), self.environment.is_main)
         self.throughput.peak = max(before, found or 0.0)
@@ -449,8 +452,19 @@ class Trainer:
             self.console.progress(self.state.step, self.train.max_steps, scalars,
                                   None if budget is None else budget - self.state.seconds)
 
-    def _save(self) -> None:
-        """Begin to save the state after the last good step; what was skipped since is tried again from there."""
+    def _save_if_due(self, is_kept: bool) -> None:
+        """is_kept: whether a checkpoint of this step is wanted by its evaluation."""
+        step, every, local = self.state.step, self.config.checkpoint.every_steps, self.config.checkpoint.local
+        if is_kept or (every and step % every == 0):
+            self._save()
+        elif local and step % local == 0:
+            self._save(local=True)
+
+    def _save(self, local: bool = False) -> None:
+        """Begin to save the state after the last good step; what was skipped since is tried again from there.
+
+        local: as CheckpointManager.save.
+        """
         self._settle()
         state, window = self._good
         if self._saved == state:  # of a step alone it would not do: an evaluation after a resume changes the state
@@ -459,7 +473,7 @@ class Trainer:
             if not self._skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
             self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()},
-                                  self.average.files(self.environment.rank) if self.average else {})
+                                  self.average.files(self.environment.rank) if self.average else {}, local=local)
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
         self._saved = state

@@ -200,12 +200,20 @@ def test_the_peak_is_this_process_own():
     assert own < len(held) // 2
 
 
+def held_gib() -> float:
+    """What a process of a run holds before it begins: with torch built for CUDA a quarter more."""
+    with FORKSERVER.Pool(1) as pool:
+        return pool.apply(peak_bytes) / 2**30
+
+
 @pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow),
                                    pytest.param("3", marks=pytest.mark.slow)])
 def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tmp_path, stage):
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
     grows = ("--train.initial_global_batch_size", "128", "--train.batch_warmup_tokens", "9") if stage == "0" else ()
-    output = train(data, run, *LARGER, *grows, "--train.memory_limit_gib", "0.7", "--zero.stage", stage, processes=2)
+    limit = held_gib() + 0.31  # some candidates fit, and not all
+    output = train(data, run, *LARGER, *grows, "--train.memory_limit_gib", f"{limit:.2f}", "--zero.stage", stage,
+                   processes=2)
     chosen = int(re.search(r"micro-batch: (\d+) sequences are the most that fit", output)[1])
     assert chosen in (2, 4, 8, 16, 32, 64), "the limit meant nothing"
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["micro_batch_size"] == chosen

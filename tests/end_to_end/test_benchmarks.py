@@ -137,14 +137,27 @@ def test_what_is_lost_in_an_attack(status, output, same, lost):
     assert found is None if lost is None else lost in found
 
 
-def test_an_attack_that_loses_something_ends_with_1(benchmark, tmp_path, capsys):
-    losses = {"kills": 3, "lost": ["the run: it hangs"]}
-    for lost in ([], losses["lost"]):
-        assert benchmark("attack", "--files", "0", "--requests", "0", "--json", str(tmp_path / "figures"),
-                         kill=lambda *_, lost=lost: {**losses, "lost": list(lost)}) == len(lost)
-        figures = json.loads((tmp_path / "figures").read_text())
-        assert figures["lost"] == len(lost) and figures["training"]["kills"] == 3
-        assert f"kills 3, hostile files 0, requests 0, lost {len(lost)}; seed" in capsys.readouterr().out
+def test_an_attack_that_loses_something_ends_with_1_and_repeats_no_part(benchmark, tmp_path, capsys):
+    asked, figures = [], tmp_path / "figures"
+
+    def kill(folder, count, seed):
+        asked.append((count, seed))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return {"kills": count, "by moment": {"while saving": count - 1}, "slowest": count / 2,
+                "lost": ["the run: it hangs"] * (count == 5)}
+
+    command = ("attack", "--kills", "35", "--files", "0", "--requests", "0", "--seed", "7", "--json", str(figures))
+    with pytest.raises(KeyboardInterrupt):
+        benchmark(*command, kill=kill)
+    assert benchmark(*command, kill=kill) == 1
+    assert asked == [(15, 7), (15, 8), (15, 8), (5, 9)], "the first part stood in the file"
+    told = json.loads(figures.read_text())
+    assert told["lost"] == 1 and told["training"] | {"seconds": 0} == {
+        "kills": 35, "by moment": {"while saving": 32}, "slowest": 7.5, "lost": ["the run: it hangs"], "seconds": 0}
+    assert "kills 35, hostile files 0, requests 0, lost 1; seed 7" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="found figures of seed 7"):
+        benchmark(*command, "--kills", "30", kill=kill)
 
 
 @pytest.mark.slow

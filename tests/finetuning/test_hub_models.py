@@ -81,7 +81,7 @@ USE = """
 import sys
 from cloze.launch.cli import main, parse
 from cloze.launch.predict import Predictor
-from cloze.launch.pretrained.loading import model_path
+from cloze.launch.pretrained.finding import model_path
 name, cache = sys.argv[1:]
 main(["predict", "embed", name, "w1 w2", "--cache_dir", cache])
 main(["predict", "embed", "someone/else", "w1 w2", "--cache_dir", cache, "--offline", "true"])

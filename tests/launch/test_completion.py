@@ -45,6 +45,9 @@ def test_commands_operations_fields_and_values(script):
     assert completed(script, "cloze", "predict", "fe") == {"features"}
     (script.parent / "runs").mkdir(exist_ok=True)
     assert completed(script, "cloze", "predict", "ru") == {"runs"}, "a model, for its own operation"
+    assert completed(script, "cloze", "predict", "runs", "--form") == {"--format"}, "of all operations"
+    assert completed(script, "cloze", "predict", "runs", "--format", "j") == {"json"}
+    assert completed(script, "cloze", "predict", "runs", "the cat", "--to") == set(), "of some only"
     assert completed(script, "cloze", "pretrain", "--train.learning") == {"--train.learning_rate"}
     assert completed(script, "cloze", "predict", "score", "--form") == {"--format"}
     assert "--train" in completed(script, "cloze", "finetune", "sst2", "--tr")

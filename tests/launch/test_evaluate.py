@@ -223,6 +223,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
         ([str(model), "--suite", "blimp"], "data: found none"),
         ([str(model), "--data", str(tmp_path / "empty")], "data: found no *.jsonl file in"),
         ([str(model), "--data", str(tmp_path / "broken")], "a.jsonl:1: found no pair (KeyError: 'sentence_bad')"),
+        ([str(model), "--suite", "lines", "--data", str(tmp_path / "none")], "error: data: found nothing at"),
         ([str(model), "--data", str(run / "pairs"), "--step", "3"], "step: found 3 with"),
         ([str(run / "run"), "--data", str(run / "pairs"), "--step", "3"], "no good checkpoint of step 3"),
         ([str(model), "--data", str(run / "pairs"), "--every_checkpoint", "true"], "which is no run of pretraining"),

@@ -33,6 +33,14 @@ REFUSED = [
     ("finetune sst2 --model mini FINETUNE", "tokenizer: found none, expected the folder of one: mini is a shape"),
     ("finetune sst2 --model mini --tokenizer nowhere FINETUNE", "tokenizer: found no folder nowhere"),
     ("finetune sst2 --model org/name FINETUNE --test x.tsv", "--test: found no file x.tsv, expected examples"),
+    ("predict runs/none text", "model: found no folder runs/none, expected a Cloze run or a Hugging Face folder"),
+    ("predict --offline true", "cloze predict: found no model, expected its folder or name"),
+    ("predict embed runs/none text", "model: found no folder runs/none"),
+    ("predict embed MODEL text", "model: found no model in the folder"),
+    ("predict classify REAL --file none.csv", "file: found no none.csv, expected a file of texts"),
+    ("serve runs/none", "model: found no folder runs/none"),
+    ("tokenize runs/none text", "model: found no folder runs/none"),
+    ("evaluate runs/none --data FILE", "model: found no folder runs/none"),
     ("finetune sst2 --model org/name --train x.tsv --validation FILE --output o", "--train: found no file x.tsv"),
 ]
 CODE = """
@@ -51,7 +59,10 @@ def test_what_is_not_there_is_refused_without_torch(tmp_path):
     (tmp_path / "file.tsv").write_text("sentence\tlabel\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "runs").mkdir()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "config.json").write_text("{}")
     places = {"FILE": [str(tmp_path / "file.tsv")], "MODEL": [str(tmp_path / "model")]}
+    places["REAL"] = [str(tmp_path / "real")]
     places["MODEL/none"] = [str(tmp_path / "model" / "none")]
     places["FINETUNE"] = [word for each in FINETUNE for word in places.get(each, [each])]
     commands = [[each for word in line.split() for each in places.get(word, [word])] for line, _ in REFUSED]

@@ -1,6 +1,7 @@
 """`cloze plan`: what it prints and writes, data sheets by the names of devices, and how near it comes to a run."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -204,6 +205,14 @@ def test_what_cannot_be_planned_ends_in_one_line(arguments, said, capsys):
     assert cli.main(["plan", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_sequence_may_be_one_token_long(tmp_path):
+    figures = tmp_path / "plan.json"
+    assert cli.main(["plan", "--config", "tiny", "--device", "h100", "--train.sequence_length", "1", "--short_share",
+                     "1", "--train.micro_batch_size", "auto", "--json", str(figures)]) == 0
+    found = json.loads(figures.read_text())
+    assert found["fits"] and all(map(math.isfinite, (found["step_seconds"], found["hours"], found["mfu"])))
 
 
 def test_the_largest_micro_batch_is_the_last_that_fits():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,10 +22,14 @@ from tests.synthetic import make_shards
 def run(tmp_path_factory):
     """A complete run of 4 steps, in its second start."""
     folder = tmp_path_factory.mktemp("watching")
-    data = make_shards(folder / "data", train=96)
+    make_shards(folder / "data", train=96)
     for steps in ("2", "4"):
-        train(data, folder / "runs" / "a", "--train.max_steps", steps, "--checkpoint.accept_changes", "true")
+        go_on(folder / "runs" / "a", steps)
     return folder / "runs" / "a"
+
+
+def go_on(run, steps: str) -> str:
+    return train(run.parents[1] / "data", run, "--train.max_steps", steps, "--checkpoint.accept_changes", "true")
 
 
 def test_a_run_is_read_from_its_files(run):
@@ -67,6 +72,29 @@ def test_what_a_running_run_does_is_shown(run, capsys):
         assert read_run(run, now).phase == "saving for 0:01:15", "one that is cut short says nothing"
     finally:
         first.write_text(kept), second.unlink(missing_ok=True), (run / "status.json").write_text(before)
+
+
+def test_damaged_figures_stop_nobody_and_are_left_out_aloud(run, tmp_path, capsys):
+    """Garbage in metrics.jsonl, status.json and the like: the run goes on, and what looks at it shows what is whole."""
+    copy = tmp_path / "runs" / "a"
+    shutil.copytree(run, copy)
+    shutil.copytree(run.parents[1] / "data", tmp_path / "data")
+    first, *others = (copy / runs.METRICS).read_bytes().splitlines(keepends=True)
+    garbage = (b"PK\x03\x04\x80\xff\n", b"[1]\n", b'{"step": "2", "train/loss": 1}\n', b"[" * 100_000 + b"\n",
+               b'{"step": 2, "train/loss": {}}\n', b'{"step": 2, "train/loss": null}\n')
+    (copy / runs.METRICS).write_bytes(first + b"".join(garbage) + b"".join(others))
+    for name in ("heartbeats/rank-00000.json", runs.STATUS, runs.SOFTWARE):
+        (copy / name).write_text('{"time": [], "since": "x", "phase": {}, "state": [], "step": {}, "starts": []}')
+    state = read_run(copy)
+    assert (state.state, state.step, state.restarts, state.phase) == ("new", 4, None, None)
+    assert main(["status", str(copy)]) == 0 and main(["runs", str(copy)]) == 0
+    (copy / runs.SOFTWARE).write_bytes(b"\x80")
+    assert main(["export", str(copy), "--output", str(tmp_path / "model")]) == 2
+    assert "software.json: found what is no JSON" in capsys.readouterr().err and not (tmp_path / "model").exists()
+    (copy / runs.SOFTWARE).unlink()
+    assert f"{runs.METRICS}: found 5 damaged lines, expected the figures of a step in each" in go_on(copy, "5")
+    assert runs.read_metrics(copy)[: 2 + len(others)] == runs.read_metrics(run)[:1] + [
+        {"step": 2, "train/loss": None}] + runs.read_metrics(run)[1:], "what is whole stays"
 
 
 @pytest.mark.parametrize(("given", "expected"), [

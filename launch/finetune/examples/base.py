@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class Examples(ABC):
         """What forward takes beside, so that it gives losses; only if `labelled`."""
 
     @abstractmethod
-    def outputs(self, output) -> torch.Tensor:
+    def outputs(self, output: Any) -> torch.Tensor:
         """Rows of outputs of a forward: (rows, width)."""
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,9 +19,9 @@ class MaskedTokens(Objective):
     over samples of each sample's mean over its masked tokens.
     """
 
-    TERMS = ("mlm", "next_sentence")
+    TERMS: ClassVar[tuple[str, ...]] = ("mlm", "next_sentence")
 
-    def divisors(self, micro_batch: dict) -> dict[str, Tensor]:
+    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
         """Masked tokens, or samples that have some; and pairs."""
         masked = micro_batch["labels"] != NO_LABEL
         if self._by_samples:
@@ -29,7 +30,7 @@ class MaskedTokens(Objective):
         pairs = (micro_batch["next_sentence_label"] != NO_LABEL).sum(dtype=torch.float64)
         return {"mlm": masked.sum(dtype=torch.float64), "next_sentence": pairs}
 
-    def terms(self, output, micro_batch: dict) -> dict[str, Term]:
+    def terms(self, output: Any, micro_batch: dict) -> dict[str, Term]:
         """Args: output: a PreTrainingOutput."""
         weights = count = None
         if self._by_samples:

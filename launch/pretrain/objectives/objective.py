@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cloze.launch.config import PretrainConfig
-from cloze.model.bert import BertForPreTraining, BertPreTrained
+from cloze.model.bert import BertForPreTraining, BertPreTrained, PreTrainingOutput
 from cloze.model.config import BertConfig
 from cloze.model.flops import training_flops
 from cloze.pipeline.errors import UserError
@@ -28,7 +28,7 @@ class Term(NamedTuple):
     """bool: whether the model was right there; None: it is not that kind of loss."""
     weights: Tensor | None = None
     """Factors of the losses in what is minimised, not in the curves; None: 1."""
-    count: Tensor | None = None
+    count: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.count, which nobody calls
     """Losses that there are, (), for the means in the curves; None: as many as the divisor says."""
 
 
@@ -56,13 +56,13 @@ class Objective(ABC):
         self.config = config
         self.weights: dict[str, float] = {}  # of terms in the loss; 1 for one that is not named
 
-    def __init_subclass__(cls, **options) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         terms = getattr(cls, "TERMS", ())
         cls.NAMES = ("loss", *(f"{term}_{sum}" for term in terms for sum in ("loss", "count", "correct")))
 
     @abstractmethod
-    def terms(self, output, micro_batch: dict) -> Mapping[str, Term]:
+    def terms(self, output: Any, micro_batch: dict) -> Mapping[str, Term]:
         """Each term of TERMS by its name.
 
         Args:
@@ -94,7 +94,7 @@ class Objective(ABC):
         real lengths."""
         return flops_of(self.config.model, micro_batch)
 
-    def pretraining_output(self, output):
+    def pretraining_output(self, output: Any) -> PreTrainingOutput:
         """Of what the model has returned the masked-LM and next-sentence part, a PreTrainingOutput: for the curves of a
         mixture's sources. An objective whose model returns something else overrides it."""
         return output
@@ -108,7 +108,7 @@ class Objective(ABC):
         found = [self._named("divisors", self.divisors(micro_batch)) for micro_batch in micro_batches]
         return [float(sum(each[name] for each in found)) for name in self.TERMS]
 
-    def __call__(self, output, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, output: Any, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss (scalar), and its sums, float64 (len(NAMES),).
 
         Args:

@@ -28,7 +28,7 @@ def make_objective(config: PretrainConfig) -> Objective:
         UserError: there is no such objective or class, it is none, lacks a method, or does not take the options.
     """
     if "." in config.objective:
-        kind = own_class("objective", config.objective, Objective, "TERMS")
+        kind = own_class("objective", config.objective, Objective, "TERMS")  # type: ignore[type-abstract]  # a base
     elif config.objective in OBJECTIVES:
         kind = OBJECTIVES[config.objective]
     else:

@@ -134,7 +134,7 @@ class Estimator:
         return ModelRun(
             self.config.model, on_gpu=not machine.is_cpu, has_flash=machine.has_flash,
             attention_kernel=train.attention_kernel, gradient_checkpointing=train.gradient_checkpointing,
-            weights=dtype if halved else torch.float32, autocast=None if halved else dtype,
+            weights=dtype if halved and dtype else torch.float32, autocast=None if halved else dtype,
         )
 
     @cached_property
@@ -240,7 +240,7 @@ class Estimator:
             UserError: not even one sequence fits.
         """
         wished = self.config.train.micro_batch_size
-        if wished not in ("auto", None):
+        if isinstance(wished, int):
             return wished
         found = self.largest_micro_batch(stage)
         if found is None:
