@@ -168,7 +168,7 @@ def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
         result.update(zip(names[name], tensor.chunk(len(names[name])), strict=True))
     if not config.tie_word_embeddings and _TIED_BIAS in result:
         result[_UNTIED_BIAS] = result[_TIED_BIAS]
-    if not config.type_vocab_size and (segments := _SEGMENT_WEIGHTS.get(family_of(config))):
+    if not config.type_vocab_size and (segments := _SEGMENT_WEIGHTS.get(family_of(config) or "")):
         result[segments] = next(iter(result.values())).new_zeros(1, config.embedding_width)
     return result
 
@@ -185,7 +185,7 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
         theirs[name] = tensor
     if not config.tie_word_embeddings and _UNTIED_BIAS in theirs:
         theirs[_TIED_BIAS] = theirs[_UNTIED_BIAS]
-    family = family_of(config)
+    family = family_of(config) or ""
     prefix = _PREFIXES.get(family, "bert.")
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint.averages import Parts, average_content, average_file, has_average, read_parts
-from cloze.launch.engine.state import master_fragments, set_parameter
+from cloze.launch.engine.state import Engine, master_fragments, set_parameter
 from cloze.launch.system import distributed
 
 
@@ -24,7 +24,7 @@ class WeightAverage:
             that drawn weights are soon forgotten.
     """
 
-    def __init__(self, engine, decay: float, warmup: bool) -> None:
+    def __init__(self, engine: Engine, decay: float, warmup: bool) -> None:
         self._engine, self._decay, self._warmup = engine, decay, warmup
         self._starts: dict[str, int] = {}
         self._masters: list[torch.Tensor] = []
@@ -85,7 +85,8 @@ class WeightAverage:
         if rank and not sharded:
             return {}
         parts: Parts = {name: (self._starts[name], average) for name, average in self._averages.items()}
-        module, first = self._engine.module, {}
+        module = self._engine.module
+        first: dict[int, str] = {}
         tied = {name: first[id(each)] for name, each in module.named_parameters(remove_duplicate=False)
                 if first.setdefault(id(each), name) != name}
         return {average_file(rank if sharded else None): average_content(parts, tied)}

@@ -15,6 +15,10 @@ class TrainingObjective(Protocol):
     def NAMES(self) -> tuple[str, ...]:
         """What the sums of a call hold, in this order; the first is the loss."""
 
+    @property
+    def STEP_SEED(self) -> bool:
+        """Whether the model's forward takes a `step_seed` in training, the same for all of a step."""
+
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:
         """This rank's divisors, to be summed over the ranks before the first backward."""
 
