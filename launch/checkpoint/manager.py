@@ -131,7 +131,7 @@ class CheckpointManager:
         return None if step < 0 else step
 
     def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
-             files: Mapping[str, object] = MappingProxyType({}), *, local: bool = False) -> None:
+             files: Mapping[str, dict] = MappingProxyType({}), *, local: bool = False) -> None:
         """Copy everything to host memory and begin to write it; `publish` makes a checkpoint of it. Collective.
 
         Args:

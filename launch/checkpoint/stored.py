@@ -269,7 +269,7 @@ class StoredCheckpoints(CheckpointManager):
                                 f"{self.folder.resolve() / kept[-1] if kept else 'none'}")
 
     def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
-             files: Mapping[str, object] = MappingProxyType({}), *, local: bool = False) -> None:
+             files: Mapping[str, dict] = MappingProxyType({}), *, local: bool = False) -> None:
         """As of any checkpoints; they know the start that saved them."""
         super().save(engine, state, facts | {ATTEMPT: self._run.attempt}, rank_state, files, local=local)
 
