@@ -61,7 +61,7 @@ class Electra(BertForReplacedTokenDetection):
         """Concatenated inputs as BertForPreTraining takes them; pairs are not judged. Without labels what the generator
         says. `step_seed`: with the text of a sample the key of what is drawn in it.
         """
-        inputs |= {"sequence_offsets": sequence_offsets}
+        inputs["sequence_offsets"] = sequence_offsets
         key = None if dropout_seed is None else DropoutKey(dropout_seed, self.config.num_hidden_layers + 2).at(0)
         if labels is None:
             return self.generator(input_ids, masked_positions=masked_positions, dropout_seed=key, **inputs)
