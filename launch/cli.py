@@ -169,7 +169,7 @@ COMMANDS = {
         "how alike texts are", "SimilarityConfig", "pooling",
         "cloze predict similarity runs/small 'a cat' 'a dog' 'a car'"),
     "predict embed": _prediction(
-        "one vector for each text", "EmbedConfig", "pair pooling",
+        "one vector for each text", "EmbedConfig", "pair pooling dimensions",
         "cloze predict embed runs/small --file texts.txt --output vectors.npy"),
     "predict features": _prediction(
         "vectors of tokens or of a word, a picture of attention", "FeaturesConfig", "word attention",

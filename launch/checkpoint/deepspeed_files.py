@@ -71,7 +71,7 @@ class DurableCheckpointEngine(CheckpointEngine):
     def create(self, info: object) -> None:
         """Nothing to prepare."""
 
-    def save(self, state_dict: dict[str, Any], path: str) -> None:
+    def save(self, state_dict: Any, path: str) -> None:
         partition = state_dict.get("optimizer_state_dict")
         if isinstance(partition, dict) and "partition_count" in partition:
             # BF16_Optimizer, which DeepSpeed takes for bf16 at stage 1, forgets it; its own tools ask for it.

@@ -71,18 +71,19 @@ def missing_part(folder: StorePath, files: Files) -> str | None:
 
 
 def fetch_run(place: StorePath, step: int | Literal["best"] | None = None, count: int = 1,
-              warn: Callable[[str], None] = print) -> Path:
+              warn: Callable[[str], None] = print, folder: Path | None = None) -> Path:
     """A folder of this machine that looks like a run's, with the checkpoints that are asked for, or of a finished
-    fine-tuning its model; it goes with this process.
+    fine-tuning its model.
 
     Args:
         step: None: the newest that is good; best: that of the best evaluation which the newest one knows of, and it.
         count: how many more than this one - 1 of those before it are fetched too.
+        folder: an empty one to take; None: one that goes with this process.
 
     Raises:
         UserError: there is no run, no such checkpoint, or it is damaged.
     """
-    folder = scratch_folder()
+    folder = folder or scratch_folder()
     fetch_description(place, folder)
     if not (folder / runs.CONFIG).exists():
         raise UserError(f"{place}: found no run of `cloze pretrain` or `cloze finetune`, expected its {runs.CONFIG}; "

@@ -56,11 +56,11 @@ def whole_on_all(by_machine: list[list[Found]], machines: list[list[int]]) -> li
         machines: the ranks on each.
     """
     for first in by_machine[0]:
-        parts = [next((each for each in found if (each.step, each.whole) == (first.step, first.whole)), None)
-                 for found in by_machine]
-        if None in parts:
+        parts = [each for found in by_machine for each in found if (each.step, each.whole) == (first.step, first.whole)]
+        if len(parts) < len(by_machine):  # of a step each machine has one at most
             continue
-        files = {name: tuple(each) for part in parts for name, each in part.files.items()}
+        files: dict[str, tuple[int, str]] = {
+            name: (size, digest) for part in parts for name, (size, digest) in part.files.items()}
         misplaced = any(owner_of(name) in ranks and name not in part.files
                         for name in files for part, ranks in zip(parts, machines, strict=True))
         if hash_of_files(files) == first.whole and not misplaced:

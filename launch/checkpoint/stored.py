@@ -380,7 +380,9 @@ class StoredCheckpoints(CheckpointManager):
                 self._thread.submit(partial(self._retire, old))
         if self.leads and (local := super().steps()):
             kept = {each.step for each in (self._waiting, self._best_waiting) if each}
-            kept |= {self._sending, max(self._good, default=local[-1])}  # newer ones are of a start that was given up
+            kept.add(max(self._good, default=local[-1]))  # newer ones are of a start that was given up
+            if self._sending is not None:
+                kept.add(self._sending)
             for step in set(local) - kept:
                 shutil.rmtree(self.path(step), ignore_errors=True)
 

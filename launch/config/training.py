@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Literal, TypeVar
 
 from cloze.launch.config.checks import at_least, check_ends
+from cloze.launch.config.marks import FREE
 from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
@@ -37,13 +38,13 @@ class TrainConfig:
     """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
     batch_warmup_tokens: int = 0
     """Tokens after which the global batch has its full size, 0 or more, counted by the mean of the data's samples."""
-    micro_batch_size: int | Literal["auto"] | None = None
+    micro_batch_size: int | Literal["auto"] | None = field(default=None, metadata=FREE)
     """Samples in one forward and backward pass of one process, at most: the largest number that divides its share of a
     batch is taken, which changes no gradient; auto: the most that fit, tried at the first start; null: auto on a GPU,
     32 on a CPU."""
-    sequence_length: int | None = None
+    sequence_length: int | None = field(default=None, metadata=FREE)
     """Tokens of the longest sequence that the run is meant for; shards with longer ones are refused; null: any."""
-    memory_limit_gib: float | None = None
+    memory_limit_gib: float | None = field(default=None, metadata=FREE)
     """GiB that a process may use, for micro_batch_size: auto; null: what the GPU, or its share of this machine, has."""
     learning_rate: float | Literal["auto"] = AUTO
     """Peak learning rate, above 0; the schedule multiplies it. auto: by the parameters of the model's layers: 2e-3
@@ -53,25 +54,25 @@ class TrainConfig:
     bf16 products over fp32 weights, at any zero.stage."""
     tf32: bool = False
     """Whether fp32 products on a GPU round what they multiply to TF32, 10 bits: several times as fast; for fp32."""
-    deterministic: bool = False
+    deterministic: bool = field(default=False, metadata=FREE)
     """Whether a GPU adds up in the same order each time, so that a resumed run is the same bit for bit; slower."""
     gradient_clipping: float = 1.0
     """Largest global gradient norm; 0: none."""
-    gradient_checkpointing: str = "none"
+    gradient_checkpointing: str = field(default="none", metadata=FREE)
     """Layers whose activations are computed again in backward to save memory: none, all, or every_N."""
-    attention_kernel: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
+    attention_kernel: Literal["auto", "eager", "sdpa", "varlen"] = field(default="auto", metadata=FREE)
     """Attention kernel; auto: the fastest that the device and the dropout allow."""
-    compile: bool | None = None
+    compile: bool | None = field(default=None, metadata=FREE)
     """Whether torch.compile makes kernels of the encoder's layers, for GPUs; not with zero.stage 3; null: with flash
     attention at zero.stage 0, as was found at the first start."""
     loss_reduction: Literal["tokens", "samples"] = "tokens"
     """tokens: mean over all masked tokens of the global batch; samples: mean over each sample's mean."""
-    log_every_steps: int = 10
+    log_every_steps: int = field(default=10, metadata=FREE)
     """Steps between two lines of metrics."""
-    max_skipped_steps: int = 20
+    max_skipped_steps: int = field(default=20, metadata=FREE)
     """Steps in a row whose loss or gradient may be infinite or NaN, each skipped, before the run is given up; at least
     1."""
-    stop_before_seconds: float | None = None
+    stop_before_seconds: float | None = field(default=None, metadata=FREE)
     """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,9 @@ from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import Engine, compute_dtype
 from cloze.launch.finetune import scoring
+from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.finetune.examples.base import ExampleStream
+from cloze.launch.finetune.examples.contrastive import ContrastiveExamples
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.job import Job, read_job
 from cloze.launch.finetune.models import freeze, start_model, unfreezing
@@ -23,16 +25,17 @@ from cloze.launch.finetune.objective import FinetuningObjective
 from cloze.launch.finetune.reporting import Evaluation, report, where
 from cloze.launch.finetune.sweep import sweep
 from cloze.launch.run import runs
-from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.stored import StoredRun, stored
+from cloze.launch.run.stored import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
+from cloze.launch.training.objective import TrainingObjective
 from cloze.launch.training.running import Process
 from cloze.launch.training.trainer import Trainer
 from cloze.model.config import BertConfig
 from cloze.model.flops import num_parameters, training_flops
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.batches import RankBatch
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import copy_tokenizer
 
@@ -53,31 +56,31 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     job = read_job(config)
     deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
-    with stored(job.config, environment, Console(environment.is_main)) as (config, run):
-        status = _finetune(replace(job, config=config), environment, run)
-        if run and status == running.EXIT_COMPLETE:
-            run.clear()
-        return status
+    console = Console(environment.is_main)
+    # `run`: in a store, for which a folder of this machine stands.
+    with stored(job.config, environment, console) as (config, run):
+        job = replace(job, config=config)
+        _warn_of_length(job, console)
+        with running.joined(config, job.facts, environment, console, run) as (process, stop):
+            trainer, evaluation, learned = prepare_trainer(job, process)
+            with running.recorded(config, trainer, stop, run) as record:
+                stepped = trainer.run(open_stream(learned, trainer), record.metrics, stop,
+                                      evaluation.showing(record.metrics))
+                record.complete = stepped and report(job, trainer, run, stop)
+        if record.complete:
+            for line in where(config, job.task, run):
+                console.say(line)
+            if run:
+                run.clear()
+        return running.exit_status(record.complete)
 
 
-def _finetune(job: Job, environment: Environment, run: StoredRun | None) -> int:
-    """`finetune` into a folder of this machine, which may stand for a run in a store."""
-    config, console = job.config, Console(environment.is_main)
-    known = job.source.trained_length
-    if known and known < min(job.config.lengths[0], job.train.lengths.max()):
-        console.warn(f"max_length: found {job.config.max_length}, more than the {known} tokens that {config.model} has "
+def _warn_of_length(job: Job, console: Console) -> None:
+    known, config = job.source.trained_length, job.config
+    if known and known < min(config.lengths[0], job.train.longest):
+        console.warn(f"max_length: found {config.max_length}, more than the {known} tokens that {config.model} has "
                      "learned from: what stands behind them it learns from these examples alone; pretrain a phase of "
                      f"that length, or give --max_length {known}")
-
-    def work(process: Process, stop: StopRequest) -> bool:
-        trainer, evaluation, learned = prepare_trainer(job, process)
-        return train(learned, trainer, evaluation, stop, partial(report, job, trainer, run), run)
-
-    status = running.carry_out(config, job.facts, environment, console, work, run)
-    if status == running.EXIT_COMPLETE:
-        for line in where(config, job.task, run):
-            console.say(line)
-    return status
 
 
 def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Job]:
@@ -97,7 +100,7 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
     _print_facts(job, process, engine, [("parameters", parameters), ("weights", origin)])
     trainer = running.make_trainer(
         config, process, engine, checkpoints, facts=job.facts, more={"model_step": job.source.step},
-        objective=FinetuningObjective(),
+        objective=_objective(job, environment.rank),
         evaluate=Evaluation(job, engine, environment, process.device), flops=partial(_flops, model.config),
     )
     running.resume(trainer, step)
@@ -107,6 +110,12 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
         runs.describe(Path(config.output), process.shown(config), job.facts,
                       partial(copy_tokenizer, job.source.tokenizer), made)
     return trainer, evaluation, learned
+
+
+def _objective(job: Job, rank: int) -> TrainingObjective:
+    if isinstance(job.train, ContrastiveExamples):
+        return ContrastiveObjective(job.config.embedding, job.train.group_size, rank)
+    return FinetuningObjective()
 
 
 def _with_features(job: Job, engine: Engine, process: Process) -> Job:
@@ -150,9 +159,8 @@ def _print_facts(job: Job, process: Process, engine: Engine, rows: list[tuple[st
     ])
 
 
-def train(job: Job, trainer: Trainer, evaluation: Evaluation, stop: StopRequest,
-          report: Callable[[StopRequest], bool], run: StoredRun | None = None) -> bool:
-    """Feed the trainer from where it stands until it is complete and reported (True) or was asked to stop (False)."""
+def open_stream(job: Job, trainer: Trainer) -> Iterator[RankBatch]:
+    """This rank's batches, from where the trainer stands."""
     config, environment = job.config, trainer.environment
     stream = ExampleStream(
         job.train, config.train.global_batch_size, config.train.micro_batch, environment.rank,
@@ -162,4 +170,4 @@ def train(job: Job, trainer: Trainer, evaluation: Evaluation, stop: StopRequest,
     if config.unfreeze_every_epochs is not None:
         each = max(1, round(config.unfreeze_every_epochs * len(job.train) / config.train.global_batch_size))
         batches = unfreezing(batches, trainer.engine.module, trainer.state.step, each)
-    return running.run(config, trainer, batches, stop, evaluation.showing, report, run)
+    return batches

@@ -11,7 +11,7 @@ from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task, find_task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.glue import submission_names
-from cloze.launch.finetune.kinds import check_columns, check_fields, read_examples
+from cloze.launch.finetune.kinds import check_columns, check_fields, check_shape, measured_task, read_examples
 from cloze.launch.pretrained.source import Source, find_source
 from cloze.launch.training import running
 from cloze.model.bert import BertPreTrained
@@ -60,9 +60,14 @@ def read_job(config: FinetuneConfig) -> Job:
     submission_names(config)  # whatever is wrong with them is said before anything is read
     check_fields(config, task)
     check_columns(config, task)
+    task = measured_task(config, task)
     source = find_source(config)
-    size, given = encoder_weights(source.config), config.train.learning_rate
-    config = config.for_task(task, source.config.max_position_embeddings).for_size(size)
+    shape, given = source.config, config.train.learning_rate
+    size = encoder_weights(shape)
+    if task.kind == "embedding":
+        check_shape(config, shape, len(config.text_columns) == 1)
+    config = config.for_task(task, shape.max_position_embeddings, source.pooling).for_size(size)
     rate = running.origin_of_rate(given, size)
-    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, source.config.segments)
+    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, shape.segments,
+                                                                shape.hidden_size)
     return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test, rate)

@@ -97,8 +97,11 @@ def _badness(each: dict) -> float | None:
     """How wrong a prediction is; None if it is right.
 
     Classes: the probability that the true one was denied (the largest one of several labels or columns); numbers: the
-    distance; tags: the largest probability of a wrong one; answers: the probability of one that matches no right one.
+    distance; tags: the largest probability of a wrong one; answers: the probability of one that matches no right one;
+    vectors of texts: how far a rank is from the right one.
     """
+    if "rank_error" in each:
+        return each["rank_error"] or None
     true, guessed = each["label"], each["prediction"]
     chances: Any = each.get("probabilities")
     if true == guessed or (chances is None and isinstance(true, list) and guessed in (true or [""])):

@@ -21,6 +21,7 @@ class FinetuningObjective:
     # What `sums` holds, in this order.
     NAMES = ("loss",)
     STEP_SEED = False  # nothing is drawn
+    whole_batch = False
 
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:
         """Targets of each part on this rank, to be summed over ranks before the first backward."""

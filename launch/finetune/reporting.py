@@ -26,6 +26,7 @@ from cloze.launch.finetune.examples.tagging import TagExamples
 from cloze.launch.finetune.glue import submission, submission_names
 from cloze.launch.finetune.job import Job
 from cloze.launch.finetune.kinds import answering_of, columns_of_task, truncation_of
+from cloze.launch.finetune.models import head_options
 from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
@@ -36,6 +37,7 @@ from cloze.launch.system.console import figure
 from cloze.launch.system.environment import Environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, described
 from cloze.launch.texts.tables import COLUMNS
+from cloze.launch.texts.vectors import VECTORS, Vectors
 from cloze.launch.training.trainer import Trainer
 from cloze.model.bert import BertPreTrained
 from cloze.model.huggingface import save_pretrained
@@ -91,7 +93,7 @@ def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest)
                      "checkpoint holds; the last one is taken")
         best = None
     step, weights = read_weights(output, trainer.checkpoints.bring(best), console.warn)
-    model = job.architecture(trainer.engine.module.config, **({"head": job.head} if job.head else {}))
+    model = job.architecture(trainer.engine.module.config, **head_options(job.architecture, job.head, config))
     model.load_state_dict(weights)
     model.to(trainer.device).eval()
     torch.cuda.empty_cache()
@@ -136,7 +138,7 @@ def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
 # How a finished model is asked, by the kind of its task.
 _QUESTIONS = {
     "answering": 'predict answer {run} "QUESTION" --context "TEXT"', "tagging": 'predict tag {run} "TEXT"',
-    "choice": 'predict choose {run} "TEXT" "CHOICE" "CHOICE"',
+    "choice": 'predict choose {run} "TEXT" "CHOICE" "CHOICE"', "embedding": 'predict similarity {run} "TEXT" "TEXT"',
 }
 
 
@@ -182,10 +184,15 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
         notes[COLUMNS] = {name: value for name, value in asdict(columns).items() if value}
     if job.task.kind == "answering":
         notes[ANSWERING] = asdict(answering_of(job.config))
+    architecture = type(model).__name__
+    if job.task.kind == "embedding":  # a bare encoder to whoever reads no notes
+        pooling = job.config.pooling
+        assert pooling is not None and pooling != "pooler", "check_fields refuses it"
+        architecture, notes[VECTORS] = "BertModel", asdict(Vectors(pooling, normalize=True))
     aside = output / (runs.MODEL + ".tmp")
     shutil.rmtree(aside, ignore_errors=True)
     with readable_errors(aside):
         save_pretrained(aside, model.config, model.state_dict(), output / runs.TOKENIZER,
-                        architecture=type(model).__name__, head=job.head, notes=notes)
+                        architecture=architecture, head=job.head, notes=notes)
         shutil.rmtree(output / runs.MODEL, ignore_errors=True)
         os.replace(aside, output / runs.MODEL)

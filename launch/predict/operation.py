@@ -101,6 +101,10 @@ class Operation:
     def check(self, loaded: LoadedModel) -> None:
         """Raise UserError for options that this model cannot serve."""
 
+    def settled(self, loaded: LoadedModel) -> "Operation":
+        """The same with the options that are left to the model."""
+        return self
+
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         """Sequences of a text, one after another where they may be many. Raises UserError."""
         return [encoder.encode(row.text, row.pair, place=row.place)]

@@ -18,7 +18,7 @@ from cloze.launch.predict.blanks import FillMask, Guess, Score, SentenceScore
 from cloze.launch.predict.choices import Choice, Choose
 from cloze.launch.predict.labels import Classify, Label
 from cloze.launch.predict.operation import Batch, Operation, Row
-from cloze.launch.predict.tags import Aggregation, Tag, TagWords
+from cloze.launch.predict.tags import Tag, TagWords
 from cloze.launch.predict.tokens import Tokenize, Tokens
 from cloze.launch.predict.vectors import (
     Attend,
@@ -27,7 +27,6 @@ from cloze.launch.predict.vectors import (
     Embed,
     Features,
     FindWord,
-    Pooling,
     TokenVectors,
     WordInContext,
     in_contexts,
@@ -105,7 +104,8 @@ class Predictor:
         found = [result.labels for result in results]
         return found[0] if isinstance(text, str) else found
 
-    def tag(self, text: str | Sequence[str], aggregation: Aggregation = "first") -> list[Tag] | list[list[Tag]]:
+    def tag(self, text: str | Sequence[str],
+            aggregation: Literal["none", "simple", "first", "average", "max"] = "first") -> list[Tag] | list[list[Tag]]:
         """Tagged words of a text of any length, of a list of texts a list each; `aggregation` as in `TagWords`."""
         results = self._each(TagWords(aggregation=aggregation), text)
         return results[0] if isinstance(text, str) else results
@@ -126,21 +126,25 @@ class Predictor:
         self._warn(result.cut_tokens)
         return result.ranking
 
-    def similarity(self, text: str, other: str, pooling: Pooling = "mean", layer: int = -1) -> float:
-        """Cosine of the vectors of two texts, -1 to 1; pooling and layer as in `embed`."""
-        result = self._one(Compare(pooling=pooling, layer=layer), text, other)
+    def similarity(self, text: str, other: str, pooling: Literal["cls", "mean", "max"] | None = None, layer: int = -1,
+                   dimensions: int | None = None) -> float:
+        """Cosine of the vectors of two texts, -1 to 1; pooling, layer and dimensions as in `embed`."""
+        result = self._one(Compare(pooling=pooling, layer=layer, dimensions=dimensions), text, other)
         self._warn(result.cut_tokens)
         return result.cosine
 
-    def embed(self, texts: Sequence[str], pooling: Pooling = "mean", layer: int = -1) -> np.ndarray:
-        """(N, hidden) fp32: a vector a text. pooling: cls, mean, max. layer: 0 embeddings, 1 ..., -1 last. Longer texts
+    def embed(self, texts: Sequence[str], pooling: Literal["cls", "mean", "max"] | None = None, layer: int = -1,
+              dimensions: int | None = None) -> np.ndarray:
+        """(N, hidden) fp32: a vector a text. pooling: cls, mean, max, None: as the model has learned it, else mean.
+        layer: 0 embeddings, 1 ..., -1 last. dimensions: (N, dimensions), the first numbers, of length 1. Longer texts
         than the model reads are cut, with a warning.
         """
         if isinstance(texts, str):
             raise UserError("texts: found one text, expected a list of them")
-        results = list(self.map(Embed(pooling=pooling, layer=layer), texts))
+        results = list(self.map(Embed(pooling=pooling, layer=layer, dimensions=dimensions), texts))
         self._warn(sum(result.cut_tokens for result in results))
-        return np.stack([result.vector for result in results]) if results else np.empty((0, self.config.hidden_size))
+        return np.stack([result.vector for result in results]) if results else (
+            np.empty((0, dimensions or self.config.hidden_size)))
 
     def features(self, text: str, pair: str | None = None, layer: int = -1) -> TokenVectors:
         """The vector of every token, special ones included."""
@@ -195,6 +199,7 @@ class Predictor:
     @torch.inference_mode()
     def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Any]:
         """Results of prepared texts, which may come from anywhere: no sequence sees another."""
+        operation = operation.settled(self.loaded)
         flat = [encoding for _, encodings in prepared for encoding in encodings]
         values: list[Any] = [None] * len(flat)
         for places in batches([len(encoding) for encoding in flat]):

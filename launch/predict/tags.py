@@ -12,7 +12,6 @@ from cloze.launch.system.console import figure
 from cloze.launch.texts.decoding import counts_once
 from cloze.launch.texts.encoding import Encoder, Encoding
 
-Aggregation = Literal["none", "simple", "first", "average", "max"]
 _Named = tuple[str, float, int, int]  # label, score, first character and one past the last
 
 
@@ -33,7 +32,7 @@ class TagWords(Operation):
 
     name, head, takes_pair, key = "tag", "BertForTokenClassification", "never", "tags"
 
-    aggregation: Aggregation = "first"
+    aggregation: Literal["none", "simple", "first", "average", "max"] = "first"
     """none: a tag for each token; simple: neighbouring tokens of one entity joined; first, average, max: each word has
     the tag of its first token, of its tokens' mean or of the surest one; neighbouring words of one entity joined."""
     ignored_label: str = "O"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,8 +41,7 @@ from cloze.launch.pretrain.probing import resolve
 from cloze.launch.pretrain.sources import Sources
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
-from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.stored import StoredRun, stored
+from cloze.launch.run.stored import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import take_flash_attention_3
 from cloze.launch.system.environment import Environment
@@ -70,34 +70,41 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    with stored(config, environment, Console(environment.is_main)) as (config, run), read_once(config, environment):
-        status = _pretrain(config, environment, run)
-        if run and status == running.EXIT_COMPLETE:
-            run.clear()
-        return status
-
-
-def _pretrain(config: PretrainConfig, environment: Environment, run: StoredRun | None) -> int:
-    """`pretrain` into a folder of this machine, which may stand for a run in a store."""
-    given = config.train.learning_rate
-    config, data, objective, callbacks, facts = resolve_run(config, environment.world_size)
     console = Console(environment.is_main)
-    if given == AUTO:
-        size = encoder_weights(config.model)
-        console.say(f"peak rate: {config.train.learning_rate:g}, {running.origin_of_rate(given, size)}")
-    for manifest in data.manifests:
+    # `run`: in a store, for which a folder of this machine stands.
+    with stored(config, environment, console) as (config, run), read_once(config, environment):
+        resolved = resolve_run(config, environment.world_size)
+        _tell_what_was_decided(config, resolved, console)
+        with running.joined(resolved.config, resolved.facts, environment, console, run) as (process, stop):
+            config, data, objective, callbacks, facts = resolve_on_device(resolved, process)
+            trainer = prepare_trainer(config, data, process, objective, callbacks, facts)  # at the newest checkpoint
+            with (closing(open_stream(config, data, trainer)) as stream,
+                  running.recorded(config, trainer, stop, run) as record):
+                show = showing(config, data, trainer, record.metrics) if trainer.evaluate else None
+                record.complete = trainer.run(stream, record.metrics, stop, show)
+        if run and record.complete:
+            run.clear()
+        return running.exit_status(record.complete)
+
+
+def _tell_what_was_decided(given: PretrainConfig, resolved: ResolvedRun, console: Console) -> None:
+    if given.train.learning_rate == AUTO:
+        size = encoder_weights(resolved.config.model)
+        console.say(f"peak rate: {resolved.config.train.learning_rate:g}, {running.origin_of_rate(AUTO, size)}")
+    for manifest in resolved.data.manifests:
         if manifest.remark:
             console.warn(manifest.remark)
 
-    def work(process: Process, stop: StopRequest) -> bool:
-        if why := take_flash_attention_3(process.device, config.model.attention_probs_dropout_prob):
-            console.warn(f"flash attention 3 is installed and cannot be used ({why}); version 2 computes")
-        resolved = resolve_compile(config, process.device, process.console)
-        resolved = resolve(resolved, data, objective, partial(build_model, resolved, objective), environment,
-                           process.device, process.console)
-        return train(resolved, data, prepare_trainer(resolved, data, process, objective, callbacks, facts), stop, run)
 
-    return running.carry_out(config, facts, environment, console, work, run)
+def resolve_on_device(resolved: ResolvedRun, process: Process) -> ResolvedRun:
+    """The run with what the device decides: kernels, whether layers are compiled, the micro-batch. Collective."""
+    config, data, objective, device = resolved.config, resolved.data, resolved.objective, process.device
+    if why := take_flash_attention_3(device, config.model.attention_probs_dropout_prob):
+        process.console.warn(f"flash attention 3 is installed and cannot be used ({why}); version 2 computes")
+    config = resolve_compile(config, device, process.console)
+    config = resolve(config, data, objective, partial(build_model, config, objective), process.environment, device,
+                     process.console)
+    return resolved._replace(config=config)
 
 
 class ResolvedRun(NamedTuple):
@@ -283,21 +290,15 @@ def validation_sets(config: PretrainConfig, data: TrainingData, process: Process
     ]
 
 
-def train(config: PretrainConfig, data: TrainingData, trainer: Trainer, stop: StopRequest, run: StoredRun | None = None
-          ) -> bool:
-    """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
+def open_stream(config: PretrainConfig, data: TrainingData, trainer: Trainer) -> BatchStream:
+    """This rank's batches, from where the trainer stands."""
     environment = trainer.environment
-    stream = BatchStream(
+    return BatchStream(
         open_training(config, data, environment, trainer.device), global_batch_size=config.train.global_batch_size,
         micro_batch_size=config.train.micro_batch, rank=environment.rank, world_size=environment.world_size,
         streams=config.streams, seed=config.seed, samples_consumed=trainer.state.samples_consumed,
         warmup=batch_warmup(config, data), segments=config.model.segments, masking=run_masking(config, data),
     )
-    try:
-        shown = partial(showing, config, data, trainer) if trainer.evaluate else None
-        return running.run(config, trainer, stream, stop, shown, stored=run)
-    finally:
-        stream.close()
 
 
 def showing(config: PretrainConfig, data: TrainingData, trainer: Trainer, metrics: MetricsWriter | None

@@ -15,6 +15,7 @@ from cloze.launch.run import runs
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
+from cloze.launch.texts.vectors import VECTORS, Vectors
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import check_kinds
 from cloze.model.huggingface import architecture_of, check_finite, load_note
@@ -51,12 +52,17 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     folder = runs.model_folder(folder)
     return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
                                   load_truncation(folder), _noted(folder, ANSWERING, Answering),
-                                  columns_of(load_note(folder, COLUMNS))))
+                                  columns_of(load_note(folder, COLUMNS)), load_vectors(folder)))
 
 
 def load_truncation(folder: Path) -> Truncation | None:
     """How a model in a folder has learned to cut long texts; None if it says nothing. Raises UserError, ModelError."""
     return _noted(folder, TRUNCATION, Truncation)
+
+
+def load_vectors(folder: Path) -> Vectors | None:
+    """How a model in a folder has learned to make vectors of texts; None if it hasn't. Raises UserError, ModelError."""
+    return _noted(folder, VECTORS, Vectors)
 
 
 _Note = TypeVar("_Note")

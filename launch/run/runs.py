@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from cloze.launch.config.run import RunConfig
+from cloze.launch.config import FinetuneConfig, PretrainConfig, RunConfig, marks
+from cloze.launch.config.marks import marked
 from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
@@ -42,19 +43,10 @@ Facts = Mapping[str, str | int]  # what a run reads, by name: hashes, fingerprin
 # What a start that was cut short may leave without CONFIG.
 _BEFORE_CONFIG = {LOCK, HEARTBEATS, DATA, DEVICE, STATUS, SOFTWARE, DEEPSPEED, TRACKING}
 
-# Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
-# other units, as another number of processes does.)
-FREE_FIELDS = {
-    "processes", "data", "data_cache", "train_file", "validation", "test", "output", "checkpoint", "evaluation",
-    "monitor", "zero",
-    "train.micro_batch_size", "train.sequence_length", "train.log_every_steps", "train.max_skipped_steps",
-    "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel", "train.compile",
-    "train.deterministic", "train.memory_limit_gib", "seeds", "grid", "callbacks", "evaluate_every_epochs",
-}
-# What the optimizer's groups and their states are made by.
-GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")
-# What weights and states are shaped by: no run can go on with another.
-FIXED = ("model.", "tokenizer_fingerprint", *GROUPING)
+# Of any kind of run. (With dropout on, another micro-batch drops other units, as another number of processes does.)
+FREE_FIELDS = {name.rstrip(".") for kind in (PretrainConfig, FinetuneConfig) for name in marked(kind, marks.FREE)}
+# No run can go on with another of these, beside what is marked: no weight fits another tokenizer.
+FIXED = ("tokenizer_fingerprint", *marked(PretrainConfig, marks.FIXED))
 
 
 def flatten(values: dict, prefix: str = "") -> dict[str, object]:
@@ -384,4 +376,5 @@ def metrics_of(line: bytes) -> dict | None:
 
 def kept_lines(lines: list[dict], step: int, evaluated_step: int) -> list[dict]:
     """Those that stay when a run goes on from a step, whose last evaluation was at another one."""
-    return [line for line in lines if line["step"] <= (evaluated_step if "validation/loss" in line else step)]
+    return [line for line in lines if line["step"] <= (
+        evaluated_step if any(name.startswith("validation/") for name in line) else step)]

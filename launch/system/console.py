@@ -29,7 +29,7 @@ _COLUMNS = (
     ("validation/next_sentence_accuracy", "nsp accuracy", "{:.4f}"),
     *((f"validation/{name}", name.replace("_", " "), "{:.4f}") for name in (
         "accuracy", "accuracy_mean", "f1", "f1_micro", "f1_macro", "exact_match", "matthews_correlation", "pearson",
-        "spearman", "precision", "recall",
+        "spearman", "precision", "recall", "ndcg_at_10", "recall_at_1", "recall_at_10",
     )),
 )
 

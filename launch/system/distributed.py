@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -142,7 +142,7 @@ def barrier() -> None:
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:
-    """`values` (N,) of every rank, (world size, N), on every rank."""
+    """`values` (N, ...) of every rank, (world size, N, ...), on every rank; no gradient goes through it."""
     rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, values)
     return torch.stack(rows)
@@ -162,29 +162,28 @@ def copy_file(path: Path, size: int, source: int, target: Path | None, device: t
     Raises:
         OSError: this rank can't read or write it; the others have got on with it.
     """
-    failure: OSError | None = None
     reads = dist.get_rank() == source
+    given = path if reads else target
+    file: IO[bytes] | None = None
+    failure: OSError | None = None  # with which the pieces still go their way, that the others are not left waiting
     with contextlib.ExitStack() as opened:
-        try:
-            given = path if reads else target
-            file = opened.enter_context(open(given, "rb" if reads else "wb")) if given else None
-        except OSError as error:
-            file, failure = None, error
         for begin in range(0, size, _PIECE_BYTES):
-            count = min(_PIECE_BYTES, size - begin)
-            piece = torch.zeros(count, dtype=torch.uint8)
+            piece = torch.zeros(min(_PIECE_BYTES, size - begin), dtype=torch.uint8)
             try:
-                if file and reads:
-                    file.readinto(piece.numpy())
+                if given and not (begin or failure):
+                    file = opened.enter_context(open(given, "rb" if reads else "wb"))
+                if file and reads and not failure:
+                    if data := file.read(len(piece)):  # of a file that has become shorter the receivers see by its hash
+                        piece[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             except OSError as error:
-                file, failure = None, error
+                failure = error
             piece = piece.to(device)
             dist.broadcast(piece, src=source)
             try:
-                if file and not reads:
-                    file.write(piece.cpu().numpy())
+                if file and not (reads or failure):
+                    file.write(piece.cpu().numpy().tobytes())
             except OSError as error:
-                file, failure = None, error
+                failure = error
     if failure is not None:
         raise failure
 

@@ -93,8 +93,9 @@ def _generator_config(run: Path) -> BertConfig:
     if given.get("objective") != "replaced_tokens":
         raise UserError(f"generator: found true with {run}, a run with objective {given.get('objective', 'masked')}, "
                         "expected one with replaced_tokens; leave --generator out")
-    options: dict[str, Any] = {name: given[f"objective_options.{name}"] for name in (
-        "generator_size", "generator_layers") if f"objective_options.{name}" in given}
+    options: dict[str, Any] = {
+        name: given[f"objective_options.{name}"] for name in ("generator_size", "generator_layers")
+        if f"objective_options.{name}" in given}
     return generator_config(runs.model_config(run), **options)
 
 

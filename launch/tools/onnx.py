@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION
+from cloze.launch.texts.vectors import VECTORS
 from cloze.model.huggingface import InFolders, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
@@ -113,6 +114,8 @@ def write_onnx(folder: Path) -> None:
         described["truncation"] = truncation
     elif answering := load_note(folder, ANSWERING):
         described |= {"max_length": answering["max_length"], "answering": answering}
+    if vectors := load_note(folder, VECTORS):  # what becomes of last_hidden_state
+        described["vectors"] = vectors
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -126,9 +127,10 @@ class Inspector:
             seconds = time.perf_counter() - began
         finally:
             profiler.stop()
+        results: Any = profiler.profiler
         # Its raw events: making `profiler.events()` of them takes longer than a small model's step.
         spans = [(event.start_ns(), event.start_ns() + event.duration_ns())
-                 for event in profiler.profiler.kineto_results.events() if event.name().startswith(_COMMUNICATION)]
+                 for event in results.kineto_results.events() if event.name().startswith(_COMMUNICATION)]
         self._communication_share = _covered(spans) / 1e9 / seconds
 
 

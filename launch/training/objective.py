@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -19,6 +19,10 @@ class TrainingObjective(Protocol):
     def STEP_SEED(self) -> bool:
         """Whether the model's forward takes a `step_seed` in training, the same for all of a step."""
 
+    @property
+    def whole_batch(self) -> bool:
+        """Whether it is a WholeBatchObjective, shown the outputs of all micro-batches before the first backward."""
+
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:
         """This rank's divisors, to be summed over the ranks before the first backward."""
 
@@ -32,6 +36,19 @@ class TrainingObjective(Protocol):
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
         """Curves beside the loss, by name, of the sums of several steps over all ranks."""
+
+
+@runtime_checkable
+class WholeBatchObjective(Protocol):
+    """An objective whose loss needs more of the whole batch than sums."""
+
+    def see(self, outputs: Sequence[Any], totals: torch.Tensor) -> None:
+        """Take the outputs of all micro-batches of this rank, before the first backward. Collective.
+
+        Args:
+            outputs: in the order of the micro-batches.
+            totals: as of a call.
+        """
 
 
 class MeasuredObjective(TrainingObjective, Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,19 @@ def _shown(config: RunConfig, stored: StoredRun | None) -> RunConfig:
     return replace(config, output=str(stored.place)) if stored else config
 
 
-def carry_out(config: RunConfig, facts: runs.Facts, environment: Environment, console: Console,
-              work: Callable[[Process, StopRequest], bool], stored: StoredRun | None = None) -> int:
-    """Hold the run's folder, join the other processes and do the work; returns the exit status.
+@contextmanager
+def joined(config: RunConfig, facts: runs.Facts, environment: Environment, console: Console,
+           stored: StoredRun | None = None) -> Iterator[tuple[Process, StopRequest]]:
+    """Within, this process holds the run's folder and has joined the other processes. Gives this process, and what asks
+    it to stop.
 
     Args:
         config: of the run, for this number of processes.
-        facts: what the run may not go on with another of (runs.check_folder).
-        work: returns whether the run is complete (True) or was asked to stop (False).
+        facts: hashes of what the run reads, which do not change from start to start (runs.check_folder).
         stored: the run in an object store that the configuration's output stands for.
+
+    Raises:
+        UserError: the folder holds another run, or another job is at work there.
     """
     output = Path(config.output)
     runs.check_folder(config, facts, None if stored is None else str(stored.place))
@@ -92,9 +96,12 @@ def carry_out(config: RunConfig, facts: runs.Facts, environment: Environment, co
             device = distributed.initialize(environment)
             choose_kernels(device, tf32=config.train.tf32, deterministic=config.train.deterministic)
             heartbeat.beat(0, "start")
-            complete = work(Process(environment, device, console, heartbeat, stored),
-                            StopRequest(deadline, console.say))
+            yield Process(environment, device, console, heartbeat, stored), StopRequest(deadline, console.say)
         distributed.shutdown()
+
+
+def exit_status(complete: bool) -> int:
+    """Of a run that is complete, or was asked to stop before."""
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
@@ -219,21 +226,29 @@ def _live_kernel(engine: Engine, device: torch.device) -> str:
     return select_kernel(bert.attention_kernel, bert.config, tokens, False)
 
 
-def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest,
-        showing: Callable[[MetricsWriter | None], Callable[[int], None]] | None = None,
-        report: Callable[[StopRequest], bool] | None = None, stored: StoredRun | None = None) -> bool:
-    """Train until complete (True) or asked to stop (False), with the run's metrics, its status and its description.
+@dataclass
+class Record:
+    """What a run tells while it goes on."""
+
+    metrics: MetricsWriter | None
+    """On rank 0."""
+    complete: bool = False
+    """Whether no step, and nothing after the last one, is left; whoever trains sets it."""
+
+
+@contextmanager
+def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: StoredRun | None = None
+             ) -> Iterator[Record]:
+    """Around training: the run's metrics and description, and its status, at the end by `complete` of the record.
 
     Args:
-        showing: makes what each evaluation shows (Trainer.run) of rank 0's metrics writer (None elsewhere).
-        report: what is done once no step is left, without which the run is not complete: given `stop`, whether it got
-            to its end.
+        stop: in force within.
         stored: the run in an object store that the folder stands for.
     """
     output, shown = Path(config.output), _shown(config, stored)
     main = trainer.environment.is_main
-    metrics = _metrics_writer(output, shown, trainer) if main else None
-    complete = False
+    record = Record(_metrics_writer(output, shown, trainer) if main else None)
+    metrics = record.metrics
     try:
         with stop:
             if metrics:
@@ -242,22 +257,20 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
                     stored.begin(trainer.state.step, trainer.state.evaluated_step)
                 metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
                                  runs.flatten(asdict(shown)))
-            complete = trainer.run(stream, metrics, stop, showing and showing(metrics))
-            complete = complete and (report is None or report(stop))
+            yield record
             if metrics:
-                runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
+                runs.set_status(output, "complete" if record.complete else "requeue", trainer.saved_step)
                 if stored:  # while all wait: torchrun may end this process as soon as another has left
                     with suppress(UserError):  # what can't be sent now is tried again, and then said
                         stored.ship()
-            trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
+            trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if record.complete else
                                 f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
             # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
             # the status of a stop, and the templates go by what rank 0 has written and people by what it has said.
             distributed.barrier()
     finally:
         if metrics:
-            metrics.close(complete)
-    return complete
+            metrics.close(record.complete)
 
 
 def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> MetricsWriter:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.goals import completion, ending, judged
 from cloze.launch.training.inspection import Inspector
-from cloze.launch.training.objective import SourceSums, TrainingObjective
+from cloze.launch.training.objective import SourceSums, TrainingObjective, WholeBatchObjective
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.throughput import Throughput
@@ -203,6 +204,7 @@ class Trainer:
         inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
         sums = torch.zeros(self._num_sums, dtype=torch.float64, device=self.device)
         with weight_copies(self.engine):
+            seen = self._show_batch(batch, totals[:-4]) if self.objective.whole_batch else None
             for micro_step, micro_batch in enumerate(batch.micro_batches):
                 last = micro_step == len(batch.micro_batches) - 1
                 # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
@@ -210,7 +212,7 @@ class Trainer:
                 with self.inspector.watch() if inspect and last else contextlib.nullcontext():
                     if batch.sources is not None:
                         micro_batch = micro_batch | {_SOURCES: batch.sources[micro_step]}
-                    sums += self._accumulate(micro_step, micro_batch, totals[:-4])
+                    sums += self._accumulate(micro_step, micro_batch, totals[:-4], seen)
 
         skipped = step_skipped(self.engine)
         if self.average:
@@ -248,16 +250,37 @@ class Trainer:
         self._rate = self.train.peak_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
         set_learning_rate(self.engine, self._rate)
 
-    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
-        """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums, and
-        those of the sources."""
+    def _show_batch(self, batch: RankBatch, totals: torch.Tensor) -> Any:
+        """Show the objective the outputs of all micro-batches, computed without gradients. A lone micro-batch need not
+        be computed again: its output is returned, with its graph. Collective.
+        """
+        alone = len(batch.micro_batches) == 1
+        outputs = []
+        with torch.set_grad_enabled(alone):
+            for micro_step, micro_batch in enumerate(batch.micro_batches):
+                self.heartbeat.beat(self.state.step, "compute")
+                outputs.append(self._forward(micro_step, to_device(micro_batch, self.device)))
+        self.throughput.passes.stop()  # the ranks meet here
+        self.heartbeat.beat(self.state.step, "collective")
+        assert isinstance(self.objective, WholeBatchObjective), "whole_batch says so"
+        self.objective.see(outputs, totals)
+        self.throughput.passes.start()
+        return outputs[0] if alone else None
+
+    def _forward(self, micro_step: int, micro_batch: dict) -> Any:
+        """The model's output for a micro-batch on the device: the same however often, by the key of its dropout."""
+        key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
+        more = {"step_seed": dropout_seed(self.config.seed, self.state.step)} if self.objective.STEP_SEED else {}
+        return self.engine(**micro_batch, dropout_seed=key, **more)
+
+    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor, seen: Any = None) -> torch.Tensor:
+        """Forward (unless its output was `seen` already) and backward of a micro-batch, and the update after the last
+        one; returns the objective's sums, and those of the sources."""
         self.heartbeat.beat(self.state.step, "compute")
         self.throughput.flops += self.flops(micro_batch)
-        key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
         micro_batch = to_device(micro_batch, self.device)
         sources = micro_batch.pop(_SOURCES, None)  # came in the same copy, and is none of the model's business
-        more = {"step_seed": dropout_seed(self.config.seed, self.state.step)} if self.objective.STEP_SEED else {}
-        output = self.engine(**micro_batch, dropout_seed=key, **more)
+        output = self._forward(micro_step, micro_batch) if seen is None else seen
         loss, sums = self.objective(output, micro_batch, totals)
         if sources is not None:
             assert self.sources is not None, "batches of a mixture come with what measures its sources"

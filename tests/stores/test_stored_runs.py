@@ -175,7 +175,8 @@ def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed
     run = (*RUN[:2], "--zero.stage", "1", "--checkpoint.every_steps", "8", "--checkpoint.local", "1")
 
     def last(machine: Machine) -> int:
-        return max((int(path.name[5:]) for path in machine.folder.rglob("step-*[0-9]")), default=0)
+        found = machine.folder.glob("cache/cloze/runs/*/checkpoints/step-*[0-9]")
+        return max((int(path.name[5:]) for path in found), default=0)
 
     def killed(at: int) -> tuple[str, int]:
         """Killed when both have that step; what was printed, and the last step that both have."""
@@ -201,14 +202,20 @@ def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed
 
 @pytest.mark.slow
 def test_moments_of_another_number_of_processes_are_converted_on_each_machine(data, machines, bucket, tmp_path):
-    """The run that they come from lies where each machine sees it; what is made of it does not."""
-    source, run = tmp_path / "source", ("--zero.stage", "1", "--train.max_steps", "4")
-    train(data, source, *run)
-    start = (*run, "--init_from", str(source), "--init_optimizer", "true")
-    printed = finish_all(start_on(machines(2), data, f"{bucket}/own", *start))
-    assert "was saved by another number of processes: converting it" in printed and "taken, of 4 steps" in printed
-    train(data, tmp_path / "shared", *start, processes=2)
-    assert_same_weights(weights(fetch_run(to_place(f"{bucket}/own"))), weights(tmp_path / "shared"))
+    """The run that they come from lies where each machine sees it, in a folder or in the store; what is made of it does
+    not."""
+    run = ("--zero.stage", "1", "--train.max_steps", "4")
+    moments = (*run, "--init_optimizer", "true", "--init_from")
+    train(data, tmp_path / "source", *run)
+    train(data, tmp_path / "shared", *moments, str(tmp_path / "source"), processes=2)
+    train_on(*machines(1), data, f"{bucket}/source", *run)
+    for number, source in enumerate((str(tmp_path / "source"), f"{bucket}/source")):
+        two, output = machines(2), f"{bucket}/own-{number}"
+        printed = finish_all(start_on(two, data, output, *moments, source))
+        assert f"step 4 of {source} was saved by another number of processes: converting it" in printed
+        assert "taken, of 4 steps" in printed
+        assert_same_weights(weights(fetch_run(to_place(output))), weights(tmp_path / "shared"))
+        assert not [path for machine in two for path in machine.folder.rglob("step-*")]
 
 
 def send(processes: list[int], number: int) -> None:

@@ -41,6 +41,11 @@ class Examples(ABC):
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self.lengths.max())
+
     @abstractmethod
     def batch(self, units: np.ndarray) -> dict:
         """What forward takes of some units, without anything to predict."""

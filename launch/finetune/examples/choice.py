@@ -44,6 +44,10 @@ class ChoiceExamples(Examples):
         self.measured = "accuracy"
         self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"
 
+    @property
+    def longest(self) -> int:
+        return int(self._sequences.lengths.max())
+
     def batch(self, units: np.ndarray) -> dict:
         return self._sequences.batch(self.feature_rows(units), self.segments) | {"num_choices": self.width}
 

@@ -111,7 +111,7 @@ class TextExamples(Examples):
     def _read_targets(self) -> np.ndarray:
         problem = self._head.problem
         if problem == "regression":
-            return np.array([[_number(row, column) for column in self._columns] for row in self._rows])
+            return np.array([[number_in(row, column) for column in self._columns] for row in self._rows])
         if problem == "columns":
             return np.array([[number_of(row, label_of(row, name), labels, "mend the row")
                               for name, labels in self._head.columns] for row in self._rows])
@@ -272,7 +272,8 @@ def label_of(row: Row, column: str) -> str:
     return str(value)
 
 
-def _number(row: Row, column: str) -> float:
+def number_in(row: Row, column: str) -> float:
+    """The number in a column. Raises UserError, with the row, if there is none."""
     try:
         number = float(row.values[column])
     except (KeyError, TypeError, ValueError):

@@ -59,7 +59,8 @@ class Electra(BertPreTrained):
         _share(self.bert.embeddings, self.generator)
         self._temperature = temperature
 
-    def forward(self, input_ids: Tensor, *, sequence_offsets: Tensor, masked_positions: Tensor | None = None,
+    def forward(self, input_ids: Tensor, *,  # concatenated inputs alone
+                sequence_offsets: Tensor, masked_positions: Tensor | None = None,
                 labels: Tensor | None = None, next_sentence_label: Tensor | None = None,
                 dropout_seed: int | None = None, step_seed: int = 0, **inputs: Any
                 ) -> PreTrainingOutput | ElectraOutput:
