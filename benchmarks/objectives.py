@@ -51,7 +51,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(2, 64, 2e9, (), 0),
-    "small": Size(4, 128, 3e12, ("SST-2", "SICK relatedness"), 2),
+    "small": Size(4, 128, 3e12, ("SST-2", "SICK relatedness"), 1),
     "medium": Size(4, 256, 1e14, ("SST-2", "CoLA", "SICK entailment", "SICK relatedness"), 3),
     "large": Size(8, 256, 2e15, ("SST-2", "CoLA", "RTE", "SICK entailment", "SICK relatedness", "WNUT-17"), 5),
 }
@@ -167,8 +167,7 @@ def train(name: str, size: Size, output: Path) -> dict:
 
 def held_out_loss(run: Path, pairs: bool) -> float | None:
     """Of masked tokens of single sequences, at the end of a run; None for ELECTRA."""
-    from cloze.launch.run.metrics import read_metrics
-    from cloze.launch.run.runs import fields_of
+    from cloze.launch.run.runs import fields_of, read_metrics
 
     if fields_of(run)["objective"] == "replaced_tokens":
         return None

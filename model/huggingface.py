@@ -185,8 +185,8 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
         theirs[name] = tensor
     if not config.tie_word_embeddings and _UNTIED_BIAS in theirs:
         theirs[_TIED_BIAS] = theirs[_UNTIED_BIAS]
-    family = family_of(config)
-    prefix = _PREFIXES.get(family or "", "bert.")
+    family = family_of(config) or ""
+    prefix = _PREFIXES.get(family, "bert.")
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}
     if not config.type_vocab_size and family in _SEGMENT_WEIGHTS:

@@ -354,10 +354,14 @@ class BertForReplacedTokenDetection(BertPreTrained):
     ) -> DetectionOutput:
         """`replaced`: bool in the shape of the tokens."""
         scores = self.detection(self.bert(input_ids, **inputs).last_hidden_state)
-        if replaced is None:
-            return DetectionOutput(scores)
-        losses = nn.functional.binary_cross_entropy_with_logits(scores.float(), replaced.float(), reduction="none")
-        return DetectionOutput(scores, losses, (scores > 0) == replaced)
+        return DetectionOutput(scores) if replaced is None else DetectionOutput(
+            scores, *detection_losses(scores, replaced))
+
+
+def detection_losses(scores: Tensor, replaced: Tensor) -> tuple[Tensor, Tensor]:
+    """Binary cross-entropy, fp32, and bool hits of the tokens' scores; `replaced`: bool, in their shape."""
+    losses = nn.functional.binary_cross_entropy_with_logits(scores.float(), replaced.float(), reduction="none")
+    return losses, (scores > 0) == replaced
 
 
 class BertForSequenceClassification(Classifier):

@@ -48,17 +48,19 @@ class _Writing:
     aside: Path
     state: TrainState
     facts: dict
+    local: bool
+    """Whether it is only for a restart on the same machines."""
 
 
 class CheckpointManager:
     """The checkpoints of one run, `FOLDER/step-00001000/`. Saving and loading are collective."""
 
     def __init__(self, folder: Path, environment: Environment, device: torch.device, *, keep_last: int = 2,
-                 warn: Callable[[str], None] = print, workplace: Path | None = None) -> None:
-        """workplace: where converted checkpoints lie until they are loaded: those of another run are not to be written
-        beside its own; None: in the folder."""
+                 warn: Callable[[str], None] = print, run: CheckpointManager | None = None) -> None:
+        """run: those of the run that these of another one are loaded for: beside them converted ones lie until they are
+        loaded, on each machine that has a place of its own; None: these are the run's."""
         self.folder = folder
-        self.workplace = workplace or folder
+        self._for = run
         self.environment = environment
         self.device = device
         self.keep_last = keep_last
@@ -75,7 +77,12 @@ class CheckpointManager:
     @property
     def leads(self) -> bool:
         """Whether this process looks after the folder."""
-        return self.environment.is_main
+        return self._for.leads if self._for else self.environment.is_main
+
+    @property
+    def workplace(self) -> Path:
+        """Where converted checkpoints lie."""
+        return self._for.folder if self._for else self.folder
 
     @staticmethod
     def _rank_file(rank: int) -> str:
@@ -124,13 +131,14 @@ class CheckpointManager:
         return None if step < 0 else step
 
     def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
-             files: Mapping[str, object] = MappingProxyType({})) -> None:
+             files: Mapping[str, dict] = MappingProxyType({}), *, local: bool = False) -> None:
         """Copy everything to host memory and begin to write it; `publish` makes a checkpoint of it. Collective.
 
         Args:
             facts: plain values kept in state.json beside the state.
             rank_state: tensors that belong to this rank alone; its random state is added.
             files: by their names what further files of this rank hold, tensors and plain values.
+            local: whether a run in a store keeps it on its machines' scratch only (checkpoint.local).
 
         Raises:
             UserError: the disk has too little room, or what was being written before could not be.
@@ -149,7 +157,7 @@ class CheckpointManager:
             durable.save(content, str(aside / name))
         self._writing = _Writing(durable.writer, aside, state, {
             **asdict(state), "world_size": self.environment.world_size, **facts,
-        })
+        }, local)
 
     def _together(self, what: str) -> AbstractContextManager[None]:
         return distributed.together(what, self.folder, self.device)
@@ -173,20 +181,21 @@ class CheckpointManager:
             mine = writing.writer.result(writing.aside)
         # Each rank vouches for its own files.
         parts = distributed.gather_texts(json.dumps(mine), self.device)
+        here, facts = self._as_here(parts, writing.facts)
         with self._together("publish a checkpoint"), readable_errors(writing.aside):
             if self.leads:
-                self._publish(writing.aside, self.path(step), self._parts_here(parts), writing.facts)
-        self._published(step, parts, writing.facts)
+                self._publish(writing.aside, self.path(step), here, facts)
         self._good.add(step)
-        self._damaged.discard(step)
         self._best = {writing.state.best_step}
+        self._published(step, parts, facts, writing.local)
 
-    def _parts_here(self, parts: list[str]) -> list[str]:
-        """Of what each rank vouches for, what lies in this folder."""
-        return parts
+    def _as_here(self, parts: list[str], facts: dict) -> tuple[list[str], dict]:
+        """Of what each rank vouches for, what lies in this folder; and what state.json says there."""
+        return parts, facts
 
-    def _published(self, step: int, parts: list[str], state: dict) -> None:
-        """Called on every rank for what has just been published; nothing more is done with it here."""
+    def _published(self, step: int, parts: list[str], state: dict, local: bool) -> None:
+        """Called on every rank for what has just been published in the folder, where it counts."""
+        self._damaged.discard(step)
 
     def finish(self, best: int | None, beat: Callable[[], None]) -> None:
         """End the run's saving: publish what is written, and with `best`, as in `retire`, remove old checkpoints.
@@ -271,6 +280,14 @@ class CheckpointManager:
     def _universal(self, step: int) -> Path:
         # Removed after loading; of this ending, so that the next save removes it if the process dies before.
         return self.workplace / (self.path(step).name + ".universal.tmp")
+
+    def bring(self, step: int | None) -> int | None:
+        """Have all files of a checkpoint (None: of the newest) in this machine's folder; returns which one. Collective.
+
+        Raises:
+            UserError: it is damaged where it lies, or can't be brought.
+        """
+        return step
 
     def convert(self, step: int) -> None:
         """Make the universal form of a checkpoint, from which any number of processes can load. Collective.

@@ -60,7 +60,8 @@ class PretrainConfig(RunConfig):
     data_cache: DataCacheConfig = field(default_factory=DataCacheConfig, metadata=FREE)
     """Local disk for data in an object store."""
     init_from: str | None = None
-    """Folder of a run, or of a Hugging Face BERT, whose weights this run starts from; null: drawn ones."""
+    """Folder of a run, or its URL in an object store, or folder of a Hugging Face BERT, whose weights this run starts
+    from; null: drawn ones."""
     init_optimizer: bool = False
     """Whether the optimizer's moments are taken from that run too."""
     init_positions: Literal["same", "extend"] = "same"

@@ -25,6 +25,7 @@ from cloze.launch.finetune.objective import FinetuningObjective
 from cloze.launch.finetune.reporting import Evaluation, report, where
 from cloze.launch.finetune.sweep import sweep
 from cloze.launch.run import runs
+from cloze.launch.run.stored import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
@@ -43,10 +44,10 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     """Run or continue a fine-tuning; returns the exit status. Called by every process of the run, with what
     `prepare_process` has returned.
     """
-    if is_url(config.output):
-        raise UserError(f"output: found {config.output}, expected a folder: of all runs those of cloze pretrain go to "
-                        "an object store by themselves; copy the finished one there")
     if config.seeds > 1 or config.grid:
+        if is_url(config.output):
+            raise UserError(f"output: found {config.output} with several runs (seeds, grid), expected a folder, where "
+                            "they are compared; one run by itself goes to an object store")
         if environment.world_size > 1:
             raise UserError(f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
                             "process, which starts a run on each GPU; leave torchrun out")
@@ -56,22 +57,30 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
     console = Console(environment.is_main)
-    known = job.source.trained_length
-    if known and known < min(job.config.lengths[0], job.train.longest):
-        console.warn(f"max_length: found {job.config.max_length}, more than the {known} tokens that {config.model} has "
+    # `run`: in a store, for which a folder of this machine stands.
+    with stored(job.config, environment, console) as (config, run):
+        job = replace(job, config=config)
+        _warn_of_length(job, console)
+        with running.joined(config, job.facts, environment, console, run) as (process, stop):
+            trainer, evaluation, learned = prepare_trainer(job, process)
+            with running.recorded(config, trainer, stop, run) as record:
+                stepped = trainer.run(open_stream(learned, trainer), record.metrics, stop,
+                                      evaluation.showing(record.metrics))
+                record.complete = stepped and report(job, trainer, run, stop)
+        if record.complete:
+            for line in where(config, job.task, run):
+                console.say(line)
+            if run:
+                run.clear()
+        return running.exit_status(record.complete)
+
+
+def _warn_of_length(job: Job, console: Console) -> None:
+    known, config = job.source.trained_length, job.config
+    if known and known < min(config.lengths[0], job.train.longest):
+        console.warn(f"max_length: found {config.max_length}, more than the {known} tokens that {config.model} has "
                      "learned from: what stands behind them it learns from these examples alone; pretrain a phase of "
                      f"that length, or give --max_length {known}")
-
-    with running.joined(job.config, job.facts, environment, console) as (process, stop):
-        trainer, evaluation, learned = prepare_trainer(job, process)
-        with running.recorded(job.config, trainer, stop) as record:
-            stepped = trainer.run(open_stream(learned, trainer), record.metrics, stop,
-                                  evaluation.showing(record.metrics))
-            record.complete = stepped and report(job, trainer, stop)
-    if record.complete:
-        for line in where(job.config, job.task):
-            console.say(line)
-    return running.exit_status(record.complete)
 
 
 def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Job]:
@@ -98,7 +107,8 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
     learned = _with_features(job, engine, process)  # by the encoder that was resumed
     trainer.evaluate = evaluation = Evaluation(learned, engine, environment, process.device)
     if environment.is_main:
-        runs.describe(Path(config.output), config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
+        runs.describe(Path(config.output), process.shown(config), job.facts,
+                      partial(copy_tokenizer, job.source.tokenizer), made)
     return trainer, evaluation, learned
 
 
@@ -140,7 +150,7 @@ def _print_facts(job: Job, process: Process, engine: Engine, rows: list[tuple[st
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     assert config.train.max_steps is not None, "read_job has counted them"
     epochs = f"{config.train.max_steps * config.train.global_batch_size / len(job.train):.2f} epochs"
-    process.console.facts(f"cloze finetune {config.task} -> {config.output}", [
+    process.console.facts(f"cloze finetune {config.task} -> {process.shown(config).output}", [
         *rows,
         *([("labels", f"{len(names)}: {shown}")] if names else []),
         ("metrics", job.validation.measured),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from cloze.launch.checkpoint import read_weights
+from cloze.launch.checkpoint.transfer import Patience
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.engine.state import Engine
@@ -30,6 +31,7 @@ from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.console import figure
 from cloze.launch.system.environment import Environment
@@ -75,9 +77,10 @@ class Evaluation:
         return show
 
 
-def report(job: Job, trainer: Trainer, stop: StopRequest) -> bool:
-    """Write results.json, predictions and the model of the best checkpoint; returns False if asked to stop before a
-    file's predictions: the next start reports from the beginning. Collective.
+def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest) -> bool:
+    """Write results.json, predictions and the model of the best checkpoint, and send them to the store of a run that
+    has one; returns False if asked to stop before a file's predictions: the next start reports from the beginning.
+    Collective.
     """
     config, environment, console = job.config, trainer.environment, trainer.console
     submissions = submission_names(config)
@@ -89,7 +92,7 @@ def report(job: Job, trainer: Trainer, stop: StopRequest) -> bool:
         console.warn(f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
                      "checkpoint holds; the last one is taken")
         best = None
-    step, weights = read_weights(output, best, console.warn)
+    step, weights = read_weights(output, trainer.checkpoints.bring(best), console.warn)
     model = job.architecture(trainer.engine.module.config, **head_options(job.architecture, job.head, config))
     model.load_state_dict(weights)
     model.to(trainer.device).eval()
@@ -115,7 +118,21 @@ def report(job: Job, trainer: Trainer, stop: StopRequest) -> bool:
     if environment.is_main:
         publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
         warn_of_own_format(output / runs.MODEL, console)
+    if run:
+        with distributed.together("send the results", run.place, trainer.device):
+            if environment.is_main:
+                _send(run, Patience(run.patience_seconds, console.warn, run.ended),
+                      partial(trainer.heartbeat.beat, trainer.state.step, "save"))
     return True
+
+
+def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
+    """Send what is left of a run to its store, last what makes a model's folder of it (runs.is_pretraining)."""
+    last = run.folder / runs.MODEL / "config.json"
+    found = [path for name in (PREDICTIONS, runs.MODEL) for path in sorted((run.folder / name).rglob("*"))]
+    for path in [*(path for path in found if path.is_file() and path != last), run.folder / RESULTS, last]:
+        beat()
+        patience(partial(run.send, path))
 
 
 # How a finished model is asked, by the kind of its task.
@@ -125,9 +142,9 @@ _QUESTIONS = {
 }
 
 
-def where(config: FinetuneConfig, task: Task) -> list[str]:
+def where(config: FinetuneConfig, task: Task, run: StoredRun | None) -> list[str]:
     """The last lines of a run: where its model, its mistakes and its results lie, and what to type next."""
-    output = Path(config.output)
+    output = run.place if run else Path(config.output)
     pair = "" if task.kind == "choice" or len(config.text_columns or task.texts) < 2 else ' --pair "SECOND TEXT"'
     asked = _QUESTIONS.get(task.kind, 'predict classify {run} "TEXT"' + pair)
     return [f"model     {output / runs.MODEL}",

@@ -33,6 +33,16 @@ class Commit:
     num_bytes: int
     """Of all its files."""
 
+    @property
+    def attempt(self) -> str:
+        """The start that uploaded it."""
+        return self.folder.rpartition("-")[0]
+
+
+def is_first(attempt: str) -> bool:
+    """Whether the name is that of a run's first start."""
+    return int(attempt.partition("-")[0]) == 1
+
 
 @dataclass(frozen=True)
 class _Content:

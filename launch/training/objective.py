@@ -17,7 +17,7 @@ class TrainingObjective(Protocol):
 
     @property
     def STEP_SEED(self) -> bool:
-        """Whether the model's forward takes a `step_seed` in training."""
+        """Whether the model's forward takes a `step_seed` in training, the same for all of a step."""
 
     @property
     def whole_batch(self) -> bool:

@@ -170,9 +170,7 @@ class Trainer:
             if self.state.step % self.train.log_every_steps == 0 or ended:
                 self._log()
             best = self._evaluate_if_due()
-            every = self.config.checkpoint.every_steps
-            if (every and self.state.step % every == 0) or (best and self.config.evaluation.keep_best):
-                self._save()
+            self._save_if_due(best and self.config.evaluation.keep_best)
         self.profiler.close()
         self._save()
         with self._not_training("save"):
@@ -477,8 +475,19 @@ class Trainer:
             self.console.progress(self.state.step, self.train.max_steps, scalars,
                                   None if budget is None else budget - self.state.seconds)
 
-    def _save(self) -> None:
-        """Begin to save the state after the last good step; what was skipped since is tried again from there."""
+    def _save_if_due(self, is_kept: bool) -> None:
+        """is_kept: whether a checkpoint of this step is wanted by its evaluation."""
+        step, every, local = self.state.step, self.config.checkpoint.every_steps, self.config.checkpoint.local
+        if is_kept or (every and step % every == 0):
+            self._save()
+        elif local and step % local == 0:
+            self._save(local=True)
+
+    def _save(self, local: bool = False) -> None:
+        """Begin to save the state after the last good step; what was skipped since is tried again from there.
+
+        local: as CheckpointManager.save.
+        """
         self._settle()
         state, window = self._good
         if self._saved == state:  # of a step alone it would not do: an evaluation after a resume changes the state
@@ -487,7 +496,7 @@ class Trainer:
             if not self._skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
             self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()},
-                                  self.average.files(self.environment.rank) if self.average else {})
+                                  self.average.files(self.environment.rank) if self.average else {}, local=local)
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
         self._saved = state

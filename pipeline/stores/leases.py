@@ -21,6 +21,7 @@ from cloze.pipeline.stores.places import StorePath
 SECONDS = 30.0  # after which a lease that wasn't renewed is taken for abandoned
 _RENEWALS = 6  # in that time
 _LOOKS = 10
+_LEAVE_SECONDS = 3.0  # that a release takes at most: an error may wait behind it to be said
 
 
 class Lease:
@@ -49,11 +50,17 @@ class Lease:
         return self._lost
 
     def release(self) -> None:
-        """Remove it, unless another may have taken it over."""
+        """Remove it, unless another may have taken it over; where the store is silent, the next one waits until its
+        time is over."""
         self._ended.set()
+        leaving = threading.Thread(target=self._remove, daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_SECONDS)
+
+    def _remove(self) -> None:
         self._thread.join()
         if self._lost is None and time.monotonic() - self._renewed < self._seconds / 2:
-            with suppress(UserError):  # a store that is away: the next one waits until its time is over
+            with suppress(UserError):
                 self._path.unlink()
 
     def _renew(self) -> None:

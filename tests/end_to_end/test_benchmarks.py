@@ -269,3 +269,15 @@ def test_the_steps_of_an_objective_follow_from_its_flops(monkeypatch, tmp_path):
     # vocabulary in its own.
     assert steps["masked"] > steps["span-boundary"] > steps["replaced-tokens"] > steps["masked"] / 4
     assert len({tokens for _, tokens in found.values()}) == 1
+
+
+def test_the_held_out_loss_of_an_objective_is_its_last(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import objectives
+
+    lines = [{"step": 0, "validation/mlm_loss": 9.0, "validation/mlm_loss/single": 8.0}, {"step": 1, "train/loss": 3.0},
+             {"step": 2, "validation/mlm_loss": 7.0, "validation/mlm_loss/single": 6.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for objective, pairs, expected in (("masked", False, 7.0), ("masked", True, 6.0), ("replaced_tokens", False, None)):
+        (tmp_path / "config.yaml").write_text(f"objective: {objective}\n")
+        assert objectives.held_out_loss(tmp_path, pairs) == expected

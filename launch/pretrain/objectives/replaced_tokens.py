@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.masked import MaskedTokens, is_real
 from cloze.launch.pretrain.objectives.objective import Term, check_option, flops_of
-from cloze.model.bert import PreTrainingOutput, encode_masked
+from cloze.model.bert import BertPreTrained, PreTrainingOutput, encode_masked
 from cloze.model.config import BertConfig
 from cloze.model.dropout import DropoutKey
 from cloze.model.embeddings import Embeddings
+from cloze.model.heads import DetectionHead
 from cloze.model.sampling import draw_tokens, token_bits
-from cloze.model.tasks import BertForMaskedLM, BertForReplacedTokenDetection, DetectionOutput
+from cloze.model.tasks import BertForMaskedLM, detection_losses
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
 
@@ -29,8 +30,10 @@ class ElectraOutput(NamedTuple):
     """What both models say of a micro-batch with labels."""
 
     generator: PreTrainingOutput
-    detection: DetectionOutput
-    """Of all tokens; losses 0 and no hits in a filler."""
+    detection_losses: Tensor
+    """(T,) fp32, 0 in a filler of an evaluation."""
+    detection_correct: Tensor
+    """(T,) bool."""
 
 
 def generator_config(model: BertConfig, generator_size: float = 0.25, generator_layers: int | None = None
@@ -44,16 +47,19 @@ def generator_config(model: BertConfig, generator_size: float = 0.25, generator_
         num_hidden_layers=model.num_hidden_layers if generator_layers is None else generator_layers)
 
 
-class Electra(BertForReplacedTokenDetection):
-    """The discriminator, and in it, while it is trained, the generator."""
+class Electra(BertPreTrained):
+    """The discriminator, which has the parameters of BertForReplacedTokenDetection, and in it the generator."""
+
+    uses_pooler = False
 
     def __init__(self, config: BertConfig, generator: BertConfig, temperature: float, **options: Any) -> None:
         super().__init__(config, **options)
+        self.detection = DetectionHead(config)
         self.generator = BertForMaskedLM(generator, **options)
         _share(self.bert.embeddings, self.generator)
         self._temperature = temperature
 
-    def forward(self, input_ids: Tensor, *,  # type: ignore[override]  # concatenated inputs alone
+    def forward(self, input_ids: Tensor, *,  # concatenated inputs alone
                 sequence_offsets: Tensor, masked_positions: Tensor | None = None,
                 labels: Tensor | None = None, next_sentence_label: Tensor | None = None,
                 dropout_seed: int | None = None, step_seed: int = 0, **inputs: Any
@@ -63,9 +69,8 @@ class Electra(BertForReplacedTokenDetection):
         """
         inputs["sequence_offsets"] = sequence_offsets
         key = None if dropout_seed is None else DropoutKey(dropout_seed, self.config.num_hidden_layers + 2).at(0)
-        if labels is None:
+        if labels is None or masked_positions is None:
             return self.generator(input_ids, masked_positions=masked_positions, dropout_seed=key, **inputs)
-        assert masked_positions is not None, "labels are of masked positions"
         head = self.generator.masked_lm
         _, hidden = encode_masked(self.generator.bert, masked_positions, input_ids=input_ids, dropout_seed=key,
                                   **inputs)
@@ -76,10 +81,10 @@ class Electra(BertForReplacedTokenDetection):
         original = input_ids.index_put((masked_positions,), labels.where(labels != NO_LABEL, 0))
         bits = token_bits(step_seed, original, sequence_offsets, masked_positions)
         shown = original.index_put((masked_positions,), draw_tokens(scores, bits, self._temperature))
-        found = super().forward(shown, replaced=shown != original, dropout_seed=dropout_seed, **inputs)
-        assert found.losses is not None and found.correct is not None, "it was told what is replaced"
+        told = self.detection(self.bert(shown, dropout_seed=dropout_seed, **inputs).last_hidden_state)
+        found, correct = detection_losses(told, shown != original)
         real = is_real(labels)
-        return ElectraOutput(said, found._replace(losses=found.losses * real, correct=found.correct & real))
+        return ElectraOutput(said, found * real, correct & real)
 
 
 def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:
@@ -91,7 +96,7 @@ def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:
             module, _, leaf = name.rpartition(".")
             setattr(own.get_submodule(module), leaf, parameter)
     if generator.config.tie_word_embeddings:
-        shared = own.word.weight
+        shared = embeddings.word.weight
         assert isinstance(shared, nn.Parameter)  # which torch does not declare
         generator.masked_lm.decoder.weight = shared
 
@@ -146,7 +151,5 @@ class ReplacedTokens(MaskedTokens):
 
     def terms(self, output: ElectraOutput, micro_batch: dict) -> dict[str, Term]:
         """One for each model."""
-        losses = output.detection.losses
-        assert losses is not None, "training has labels"
         return {"mlm": super().terms(output.generator, micro_batch)["mlm"],
-                "detection": Term(losses, output.detection.correct)}
+                "detection": Term(output.detection_losses, output.detection_correct)}
