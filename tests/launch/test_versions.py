@@ -49,7 +49,7 @@ def test_every_place_tells_the_same_range_of_pythons():
     assert said in (ROOT / "README.md").read_text() and said in (ROOT / "Makefile").read_text()
     page = (ROOT / "docs/install.md").read_text()
     assert f"| Python | {versions[0]} to {versions[-1]} |" in page
-    assert all(f"| {each} |" in page or f", {each} |" in page for each in versions), "each has a row, or CI has it"
+    assert all(re.search(rf"[|,] {each}[ .]", page) for each in versions), "each has a row, or CI has it"
 
 
 @pytest.mark.parametrize("version", ["0.17.6", "0.20.0", "1.0.0+cu130"])
