@@ -20,6 +20,7 @@ bench: env
 
 lint: env
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 env: $(VENV)/.installed
 

@@ -150,7 +150,7 @@ def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
     ))
     device = distributed.initialize(environment)
     with Heartbeat(Path(job.config.output), environment, job.config.monitor) as heartbeat:
-        trainer, learned = prepare_trainer(job, Process(environment, device, Console(False), heartbeat))
+        trainer, _, learned = prepare_trainer(job, Process(environment, device, Console(False), heartbeat))
         stream = iter(ExampleStream(learned.train, BATCH, BATCH, 0, 1, 0, 0))
 
         def batches():

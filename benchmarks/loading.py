@@ -38,6 +38,7 @@ from synthetic_batches import own_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from cloze.pipeline.allocator import keep_freed_pages
 from cloze.pipeline.config import MaskingConfig
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.loading.mixture import Phase
@@ -343,6 +344,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(own_command("datasets", "mosaicml-streaming", "torch"))
     print(f"{platform.machine()}, {os.cpu_count()} cores\n")
+    keep_freed_pages()  # as a training process does
     with tempfile.TemporaryDirectory() as name:
         if options.world_size:
             figures = compare_ranks(Path(name), options.world_size, options.quick)

@@ -253,6 +253,8 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
     }
     if STORED in contenders:
         figures["checkpoint_wait_seconds_store"] = contenders[STORED].logged("speed/checkpoint_wait_seconds")
+        figures["checkpoint_wait_ratio_store"] = (figures["checkpoint_wait_seconds_store"]
+                                                  / figures["checkpoint_wait_seconds_background"])
     if TWO in contenders:
         figures["scaling_1_to_2_processes"] = medians[OURS] / medians[TWO]
     print("\n" + "\n".join(f"{name:<44}{value:9.4f}" for name, value in figures.items()))

@@ -94,6 +94,10 @@ TABLE = {
         "Held-out loss of `cloze pretrain` and transformers' Trainer at equal tokens and equal time",
         ("pretraining_curves.py", "--output", "{folder}", "--steps", "80", "--every", "20", "--samples", "64"), 540,
         given=("--text", BOOKS), written="curves.json", pictures=("curves.svg",)),
+    "objectives": Entry(
+        "Objectives of pretraining at equal FLOPs: that they run, not what they are worth",
+        ("objectives.py", "--output", "{folder}", "--size", "tiny"), 300,
+        given=("--text", "{data}/corpus/mix-10M/valid-00.jsonl.gz"), written="tiny/results.json"),
     "evidence": Entry(  # behind pretraining_curves, of whose run it takes the weights
         "Fine-tuning from those weights, from random ones, and by transformers: that it runs, not what it is worth",
         ("evidence.py", "--model", "{all}/pretraining_curves/cloze-pretrain", "--output", "{folder}", "--tasks", "RTE",

@@ -169,7 +169,7 @@ COMMANDS = {
         "how alike texts are", "SimilarityConfig", "pooling",
         "cloze predict similarity runs/small 'a cat' 'a dog' 'a car'"),
     "predict embed": _prediction(
-        "one vector for each text", "EmbedConfig", "pair pooling",
+        "one vector for each text", "EmbedConfig", "pair pooling dimensions",
         "cloze predict embed runs/small --file texts.txt --output vectors.npy"),
     "predict features": _prediction(
         "vectors of tokens or of a word, a picture of attention", "FeaturesConfig", "word attention",
@@ -209,7 +209,7 @@ COMMANDS = {
 }
 
 
-def _load(reference: str):
+def _load(reference: str) -> Any:
     module, name = reference.split(":")
     return getattr(importlib.import_module(module), name)
 
@@ -341,7 +341,7 @@ def _waits(said: bool) -> bool:
     return not met and not environment.is_main
 
 
-def _nobody_reads(output) -> bool:
+def _nobody_reads(output: Any) -> bool:
     """Whether the other end of a pipe is closed, as that of standard output behind `| head`."""
     ends = select.poll()
     try:
@@ -438,18 +438,20 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, OSError):
             if error.errno not in _MENDABLE or error.filename is None:
                 raise
-            error = describe(error, Path(str(error.filename)))
+            line = describe(error, Path(str(error.filename)))
+        else:
+            line = str(error)
         if _waits(said=False):
             time.sleep(SAID_SECONDS)
         # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.
-        print(f"error: {error}\n", end="", file=sys.stderr, flush=True)
+        print(f"error: {line}\n", end="", file=sys.stderr, flush=True)
         if _waits(said=True):
             time.sleep(SAID_SECONDS)
         return EXIT_USER_ERROR
     except RuntimeError as error:
-        line = _said_of_loss(error)
-        if line is None:
+        said = _said_of_loss(error)
+        if said is None:
             raise
         time.sleep(SAID_SECONDS)  # launchers end this process meanwhile, as a rule: one line says it all
-        print(f"error: {line}\n", end="", file=sys.stderr, flush=True)
+        print(f"error: {said}\n", end="", file=sys.stderr, flush=True)
         return EXIT_FAILURE

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -77,12 +77,12 @@ class _Pad(torch.autograd.Function):
     """(T, ...) -> (B * S, ...) and the gradient back; the transpose of `_Unpad`."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
         ctx.save_for_backward(padded_index)
         return _rows_or_zero(rows, token_index)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient.index_select(0, ctx.saved_tensors[0]), None, None
 
 
@@ -90,12 +90,12 @@ class _Unpad(torch.autograd.Function):
     """(B * S, ...) -> (T, ...) and the gradient back; the transpose of `_Pad`."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
         ctx.save_for_backward(token_index)
         return rows.index_select(0, padded_index)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _rows_or_zero(gradient, ctx.saved_tensors[0]), None, None
 
 
@@ -192,7 +192,10 @@ def mask_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros((), device=seen.device, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
-def _layout(config, kernel, batch_size, length, offsets, indices, seen, device, dtype) -> Layout:
+def _layout(
+    config: BertConfig, kernel: str, batch_size: int, length: int, offsets: Tensor | None,
+    indices: tuple[Tensor | None, Tensor | None], seen: Tensor | None, device: torch.device, dtype: torch.dtype,
+) -> Layout:
     """Put padding, causality, windows and ALiBi into one bias for global and one for local layers."""
     window, causal = config.local_attention_window, config.is_decoder
     bias = local_bias = None
@@ -270,7 +273,9 @@ def sdpa_attention(
     return result.transpose(1, 2), None
 
 
-def _seeded_sdpa(query, key, value, bias, probability: float, seed: int) -> Tensor:
+def _seeded_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, probability: float, seed: int
+) -> Tensor:
     with drawing_from(seed, query.device):
         return nn.functional.scaled_dot_product_attention(query, key, value, bias, dropout_p=probability)
 
@@ -289,6 +294,7 @@ def varlen_attention(
     probability: float, dropout_seed: int | None, local: bool = False,
 ) -> tuple[Tensor, None]:
     """Flash attention over concatenated sequences, without any padding. CUDA, fp16 or bf16."""
+    assert layout.offsets is not None, "select_kernel takes this kernel for concatenated tokens only"
     reach = layout.window // 2 if local else -1
     result = flash_attention(
         query, key, value, layout.offsets, layout.length, (reach, 0 if layout.causal else reach), probability,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cloze.model.attention import (
+    Layout,
     check_kernel,
     concatenated_layout,
     mask_bias,
@@ -19,7 +20,7 @@ from cloze.model.attention import (
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.dropout import DropoutKey, draw_seed, row_bits
 from cloze.model.embeddings import Embeddings, check_length, rotary_tables
-from cloze.model.encoder import Context, Encoder
+from cloze.model.encoder import Context, Encoder, EncoderOutput
 from cloze.model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHead, Pooler, class_losses
 from cloze.model.huggingface import InFolders
 
@@ -40,7 +41,7 @@ class BertOutput(NamedTuple):
     """On request, from a decoder: the same over the encoder's tokens, (B, heads, S, S')."""
 
 
-class BertModel(InFolders, nn.Module):
+class BertModel(InFolders):
     """Embeddings, encoder and pooler.
 
     `attention_kernel`: auto, eager, sdpa or varlen (see model/attention.py). `gradient_checkpointing`: none,
@@ -126,7 +127,10 @@ class BertModel(InFolders, nn.Module):
             encoded.cross_attentions,
         )
 
-    def _encode(self, hidden, context, drops, head_mask, output_hidden_states, offsets, read_tokens):
+    def _encode(
+        self, hidden: Tensor, context: Context, drops: tuple[int | None, Sequence[Tensor | None]],
+        head_mask: Tensor | None, output_hidden_states: bool, offsets: Tensor | None, read_tokens: Tensor | None,
+    ) -> tuple[Tensor, Tensor, EncoderOutput]:
         """Vectors of the tokens that are read, of the first tokens, and all that the encoder gives."""
         if read_tokens is None:
             encoded = self.encoder(hidden, context, drops, head_mask, output_hidden_states)
@@ -150,7 +154,7 @@ class BertModel(InFolders, nn.Module):
         bits = row_bits([DropoutKey(seed, 0).at(0), *keys], tokens.numel(), tokens.device)
         return bits.split([1] + [len(places)] * layers)
 
-    def _context(self, kernel: str, layout, position_ids: Tensor, output_attentions: bool) -> Context:
+    def _context(self, kernel: str, layout: Layout, position_ids: Tensor, output_attentions: bool) -> Context:
         config = self.config
         rotary = local_rotary = None
         if config.position_embedding == "rotary":
@@ -169,7 +173,8 @@ class BertModel(InFolders, nn.Module):
                 f"encoder_hidden_states: found shape {tuple(states.shape)}, expected ({len(hidden)}, S', "
                 f"{self.config.hidden_size})"
             )
-        seen = seen_tokens("encoder_attention_mask", mask, *hidden.shape[:2], states.shape[1])
+        batch, queries, _ = hidden.shape
+        seen = seen_tokens("encoder_attention_mask", mask, batch, queries, states.shape[1])
         bias = None if seen is None else mask_bias(seen, hidden.dtype)
         return context._replace(cross_states=states.to(hidden.dtype), cross_bias=bias)
 
@@ -226,20 +231,20 @@ class PreTrainingOutput(NamedTuple):
     @property
     def loss(self) -> Tensor | None:
         """Mean over masked tokens plus mean over pairs, as in Hugging Face; None without labels."""
-        terms = []
-        if self.mlm_losses is not None:
-            terms.append(self.mlm_losses.sum() / self.num_masked)
-        if self.next_sentence_losses is not None:
-            terms.append(self.next_sentence_losses.sum() / self.num_pairs)
-        return sum(terms) if terms else None
+        of_tokens = of_pairs = None
+        if self.mlm_losses is not None and self.num_masked is not None:
+            of_tokens = self.mlm_losses.sum() / self.num_masked
+        if self.next_sentence_losses is not None and self.num_pairs is not None:
+            of_pairs = self.next_sentence_losses.sum() / self.num_pairs
+        return of_tokens if of_pairs is None else of_pairs if of_tokens is None else of_tokens + of_pairs
 
 
-class BertPreTrained(InFolders, nn.Module):
+class BertPreTrained(InFolders):
     """An encoder under `bert`; subclasses add their head. Options are those of BertModel."""
 
     uses_pooler = True
 
-    def __init__(self, config: BertConfig, **options) -> None:
+    def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__()
         self.config = config
         self.bert = BertModel(config, add_pooler=self.uses_pooler, **options)
@@ -260,7 +265,7 @@ class BertForPreTraining(BertPreTrained):
         position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
         sequence_offsets: Tensor | None = None, max_sequence_length: int | None = None,
         masked_positions: Tensor | None = None, labels: Tensor | None = None,
-        next_sentence_label: Tensor | None = None, dropout_seed: int | None = None, **inputs,
+        next_sentence_label: Tensor | None = None, dropout_seed: int | None = None, **inputs: Any,
     ) -> PreTrainingOutput:
         """Inputs as BertModel.forward takes them, and what to predict.
 
@@ -309,7 +314,7 @@ def pooled(encoded: BertOutput) -> Tensor:
     return encoded.first_hidden_state if encoded.pooled_output is None else encoded.pooled_output
 
 
-def encode_masked(bert: BertModel, positions: Tensor | None, **inputs) -> tuple[BertOutput, Tensor]:
+def encode_masked(bert: BertModel, positions: Tensor | None, **inputs: Any) -> tuple[BertOutput, Tensor]:
     """Encode, and the vectors at the masked positions: (M,) of concatenated tokens, (B, P) of padded ones; of all
     tokens without positions.
     """

@@ -61,6 +61,10 @@ class BertConfig:
     """Number of tokens in the vocabulary; 0: taken from the data."""
     hidden_size: int = 768
     """Width of the residual stream; a multiple of num_attention_heads."""
+    embedding_size: int | None = None
+    """Width of the embeddings and of what the vocabulary projection reads, with maps from and to hidden_size, as in
+    ELECTRA (there is none into the encoder if both are equal); null: hidden_size, as in BERT.
+    """
     num_hidden_layers: int = 12
     """Number of encoder layers, at least 1."""
     num_attention_heads: int = 12
@@ -156,7 +160,7 @@ class BertConfig:
     """
 
     @classmethod
-    def preset(cls, name: str, **changes: object) -> BertConfig:
+    def preset(cls, name: str, **changes: Any) -> BertConfig:
         """A shape of configs/model/ by its name: base, large, modern, ...; `changes`: fields with other values.
 
         Raises:
@@ -166,21 +170,23 @@ class BertConfig:
         shapes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
         if name not in shapes:
             raise ModelError(f"preset: found {name!r}, expected one of {', '.join(shapes)}")
-        kinds, values = get_type_hints(cls), {}
+        kinds = get_type_hints(cls)
+        values: dict[str, Any] = {}
         for line in shapes[name].read_text(encoding="utf-8").splitlines():  # flat YAML; no library on this floor
             field, _, value = line.partition("#")[0].partition(":")
             if value := value.strip():
-                kind = kinds[field]
+                # Of one that may be null the other kind.
+                kind = next(each for each in (*get_args(kinds[field]), kinds[field]) if each is not NoneType)
                 values[field] = value == "true" if kind is bool else kind(value) if kind in (int, float) else value
         return cls(**values | changes)
 
     def __post_init__(self) -> None:
         check_kinds("model", self)
         for name, least in (
-            ("vocab_size", 0), ("hidden_size", 1), ("num_hidden_layers", 1), ("num_attention_heads", 1),
-            ("intermediate_size", 1), ("max_position_embeddings", 1), ("type_vocab_size", 0),
-            ("local_attention_window", 0), ("global_attention_every", 1), ("vocab_padding_multiple", 1),
-            ("pad_token_id", 0), ("layer_norm_eps", 0), ("initializer_range", 0),
+            ("vocab_size", 0), ("hidden_size", 1), ("embedding_size", 1), ("num_hidden_layers", 1),
+            ("num_attention_heads", 1), ("intermediate_size", 1), ("max_position_embeddings", 1),
+            ("type_vocab_size", 0), ("local_attention_window", 0), ("global_attention_every", 1),
+            ("vocab_padding_multiple", 1), ("pad_token_id", 0), ("layer_norm_eps", 0), ("initializer_range", 0),
             ("embedding_initializer_range", 0), ("position_initializer_range", 0),
         ):
             if getattr(self, name) is not None and getattr(self, name) < least:
@@ -211,8 +217,8 @@ class BertConfig:
         refused = {
             "position_embedding: rotary needs an even head size; change hidden_size or num_attention_heads":
                 self.position_embedding == "rotary" and self.head_size % 2,
-            "position_embedding: sinusoids need an even hidden_size":
-                self.position_embedding in SINUSOIDAL and self.hidden_size % 2,
+            "position_embedding: sinusoids need an even hidden_size (or embedding_size)":
+                self.position_embedding in SINUSOIDAL and self.embedding_width % 2,
             "add_cross_attention: true needs is_decoder: true":
                 self.add_cross_attention and not self.is_decoder,
             "first_attention_norm: false needs norm_position: pre":
@@ -223,6 +229,8 @@ class BertConfig:
                 self.local_attention_window % 2,
             "position_initializer_range: only learned positions have weights to draw":
                 self.position_initializer_range is not None and self.position_embedding != "learned",
+            "mlm_head: linear has no map from hidden_size to embedding_size; leave embedding_size out":
+                self.mlm_head == "linear" and self.embedding_width != self.hidden_size,
             "segment_padding_index: must be below type_vocab_size":
                 self.segment_padding_index is not None
                 and not 0 <= self.segment_padding_index < self.type_vocab_size,
@@ -235,6 +243,11 @@ class BertConfig:
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
     def attention_output_dropout(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ class Copied(nn.Module):
 
     _copies: _Copies | None = None
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As nn.Module, hooks and compiled code included, which see the copies as if they were the parameters."""
         if self._copies is None:
             return super().__call__(*args, **kwargs)
@@ -45,7 +46,7 @@ class WeightCopies:
         for unit, copies in zip(self._units, self._copies, strict=True):
             unit._copies = copies
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for unit in self._units:
             del unit._copies
 
@@ -54,9 +55,10 @@ class _Copies:
     """Those of one module, and the places where they stand instead of its parameters."""
 
     def __init__(self, unit: nn.Module, dtype: torch.dtype) -> None:
-        self._places = [(module._parameters, name) for module in unit.modules()
-                        for name, parameter in module._parameters.items() if parameter is not None]
-        self.parameters = [place[name] for place, name in self._places]
+        found = [(module._parameters, name, parameter) for module in unit.modules()
+                 for name, parameter in module._parameters.items() if parameter is not None]
+        self._places: list[tuple[dict[str, Any], str]] = [(place, name) for place, name, _ in found]
+        self.parameters: list[Tensor] = [parameter for *_, parameter in found]
         self.copies = [torch.empty_like(parameter, dtype=dtype, requires_grad=False) for parameter in self.parameters]
 
     def put_in(self) -> None:
@@ -73,7 +75,7 @@ class _FromCopies(torch.autograd.Function):
     """The cast of many parameters, of which the result is there already; backward casts all gradients at once."""
 
     @staticmethod
-    def forward(ctx, copies: Sequence[Tensor], *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, copies: Sequence[Tensor], *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         results = [copy.detach() for copy in copies]  # new ones each time, since each pass has a graph of its own
@@ -83,7 +85,7 @@ class _FromCopies(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         cast = [None if gradient is None else torch.empty_like(gradient, dtype=dtype)
                 for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)]
         torch._foreach_copy_([each for each in cast if each is not None],

@@ -34,9 +34,10 @@ class Norm(nn.Module):
             return nn.functional.layer_norm(hidden, shape, weight, bias, self.eps)
 
 
-def encoder_norm(config: BertConfig) -> Norm:
-    """The normalisation that embeddings and encoder use."""
-    return Norm(config.hidden_size, config.layer_norm_eps, kind=config.normalization, bias=config.norm_bias)
+def encoder_norm(config: BertConfig, size: int | None = None) -> Norm:
+    """The normalisation that embeddings and encoder use; of `size` elements, None: hidden_size."""
+    size = config.hidden_size if size is None else size
+    return Norm(size, config.layer_norm_eps, kind=config.normalization, bias=config.norm_bias)
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
@@ -46,28 +47,29 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment embeddings, normalised and dropped out (BERT, arXiv 1810.04805,
-    figure 2).
+    """Sum of word, position and segment embeddings, normalised and dropped out (BERT, arXiv 1810.04805, figure 2), and
+    mapped to the encoder's width where that is another (ELECTRA).
     """
+
+    sinusoids: Tensor
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.config = config
-        self.word = nn.Embedding(config.padded_vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.config, width = config, config.embedding_width
+        self.word = nn.Embedding(config.padded_vocab_size, width, padding_idx=config.pad_token_id)
         if config.position_embedding == "learned":
-            self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.position = nn.Embedding(config.max_position_embeddings, width)
         elif config.position_embedding in SINUSOIDAL:
-            table = sinusoidal_table(config.max_position_embeddings, config.hidden_size)
+            table = sinusoidal_table(config.max_position_embeddings, width)
             self.register_buffer("sinusoids", table, persistent=False)
         if config.position_embedding == "scaled_sinusoidal":  # arXiv 2202.10447
             # Of one dimension: DeepSpeed broadcasts no tensor without any.
-            self.position_scale = nn.Parameter(torch.full((1,), config.hidden_size**-0.5))
+            self.position_scale = nn.Parameter(torch.full((1,), width**-0.5))
         if config.type_vocab_size:
-            self.segment = nn.Embedding(
-                config.type_vocab_size, config.hidden_size, padding_idx=config.segment_padding_index
-            )
+            self.segment = nn.Embedding(config.type_vocab_size, width, padding_idx=config.segment_padding_index)
         if config.embedding_norm:
-            self.norm = encoder_norm(config)
+            self.norm = encoder_norm(config, width)
+        self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
 
     def forward(
         self, input_ids: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor,
@@ -92,9 +94,9 @@ class Embeddings(nn.Module):
         if self.config.embedding_norm:
             hidden = self.norm(hidden)
         hidden = hidden.to(compute_dtype(hidden))
-        if bits is None or not self.config.embedding_dropout or not self.config.hidden_dropout_prob:
-            return hidden
-        return dropped(hidden, self.config.hidden_dropout_prob, bits)
+        if bits is not None and self.config.embedding_dropout and self.config.hidden_dropout_prob:
+            hidden = dropped(hidden, self.config.hidden_dropout_prob, bits)
+        return hidden if self.projection is None else self.projection(hidden)
 
 
 def sinusoidal_table(length: int, size: int) -> Tensor:

@@ -156,10 +156,8 @@ class EncoderLayer(Copied):
         self.probability, self.attention_probability = config.hidden_dropout_prob, config.attention_output_dropout
         self.scale, self.attention_scale = keep_scale(self.probability), keep_scale(self.attention_probability)
         self.attention = Attention(config, layer)
-        if layer > 0 or config.first_attention_norm:
-            self.attention_norm = encoder_norm(config)
-        else:
-            self.attention_norm = nn.Identity()
+        normed = layer > 0 or config.first_attention_norm
+        self.attention_norm = encoder_norm(config) if normed else nn.Identity()
         if config.add_cross_attention:
             self.cross_attention = CrossAttention(config)
             self.cross_attention_norm = encoder_norm(config)
@@ -290,12 +288,13 @@ class Encoder(nn.Module):
         for layer in self.layers:
             layer.compile(dynamic=True, backend=backend, recompile_limit=_GRAPHS)
 
-    def _run(self, layer: EncoderLayer, hidden: Tensor, context: Context, keys: tuple[Tensor | None, DropoutKey | None],
-             head_mask: Tensor | None, read: Tensor | None):
+    def _run(self, layer: nn.Module, hidden: Tensor, context: Context, keys: tuple[Tensor | None, DropoutKey | None],
+             head_mask: Tensor | None, read: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Call a layer with what decides about its dropout."""
-        (bits, key), seeds = keys, (None, None)
+        bits, key = keys
         if bits is not None and read is not None:
             bits = bits[:, :len(read)]
+        seeds: tuple[int | None, int | None] = (None, None)
         if key is not None and self.config.attention_probs_dropout_prob:
             seeds = key.at(3), key.at(4)
         return layer(hidden, context, bits, seeds, head_mask, read)

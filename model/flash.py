@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,10 @@ def flash_attention(
         return _forward(query, key, value, offsets, longest, reach, probability)[0]
 
 
-def _forward(query, key, value, offsets, longest: int, reach: tuple[int, int], probability: float):
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int, reach: tuple[int, int],
+    probability: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Result, log of the softmax's sums, and where the mask was drawn from; autograd knows it (derivatives.yaml)."""
     return torch.ops.aten._flash_attention_forward(
         query, key, value, offsets, offsets, longest, longest, probability, reach == (-1, 0), False,
@@ -73,7 +77,7 @@ def _dropping(
 
 
 @_dropping.register_fake
-def _(query, key, value, offsets, longest, left, right, probability, seed):
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     sums = query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
     return torch.empty_like(query), sums, query.new_empty(2, dtype=torch.uint64)
 
@@ -90,16 +94,16 @@ def _dropping_backward(
 
 
 @_dropping_backward.register_fake
-def _(gradient, query, key, value, *_):
+def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _keep(ctx, inputs, output) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     query, key, value, offsets, *ctx.numbers, _ = inputs
     ctx.save_for_backward(query, key, value, *output[:2], offsets, output[2])
 
 
-def _backward(ctx, gradient: Tensor, *_):
+def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     return *_dropping_backward(gradient, *ctx.saved_tensors, *ctx.numbers), *(None,) * 6
 
 

@@ -19,13 +19,14 @@ def encoder_weights(config: BertConfig) -> int:
 
 
 def training_flops(
-    config: BertConfig, sequence_lengths: Iterable[int] | tuple[int, int], num_masked: int,
+    config: BertConfig, sequence_lengths: Iterable[float], num_masked: float,
     *, summed: bool = False,
 ) -> float:
     """FLOPs of forward and backward of a batch, whatever the kernels do beside.
 
     6 N T for the encoder's N weights and T tokens, 12 L H (sum of squared lengths) for attention, and
-    6 masked (H V + H²) for the vocabulary; pooler and next-sentence head are below a thousandth and left out.
+    6 masked (H V + H²) for the vocabulary; pooler and next-sentence head are below a thousandth and left out. With
+    embeddings of another width E: 6 masked (E V + E H) for the vocabulary, 6 E H T for the map into the encoder.
     `sequence_lengths`: in tokens; or, with summed=True, (number of tokens, sum of squared lengths).
     Layers with local attention count their window instead of the square.
     """
@@ -38,8 +39,10 @@ def training_flops(
     num_local = sum(config.attends_locally(layer) for layer in range(config.num_hidden_layers))
     local_squares = min(squares, num_tokens * (config.local_attention_window + 1))
     seen = (config.num_hidden_layers - num_local) * squares + num_local * local_squares
-    head = width * config.vocab_size + (width**2 if config.mlm_head != "linear" else 0)
-    return 6.0 * encoder_weights(config) * num_tokens + 12.0 * width * seen + 6.0 * num_masked * head
+    narrow = config.embedding_width
+    head = narrow * config.vocab_size + (width * narrow if config.mlm_head != "linear" else 0)
+    every = encoder_weights(config) + (narrow * width if narrow != width else 0)
+    return 6.0 * every * num_tokens + 12.0 * width * seen + 6.0 * num_masked * head
 
 
 def unread_flops(config: BertConfig, num_tokens: int, num_read: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,7 @@ class VocabularyProjection(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
-        self.weight = nn.Parameter(torch.zeros(config.padded_vocab_size, config.hidden_size))
+        self.weight = nn.Parameter(torch.zeros(config.padded_vocab_size, config.embedding_width))
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size)) if config.decoder_bias else None
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -66,7 +68,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int):
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int
+    ) -> tuple[Tensor, Tensor]:
         """hidden (M, H), weight (V', H), bias (V') or None, labels (M,) int64 -> losses (M,) fp32, correct
         (M,).
         """
@@ -97,7 +101,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient: Tensor, _) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, score_gradient, labels = ctx.saved_tensors
         gradient = gradient.where(labels != NO_LABEL, 0.0)
         # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16
@@ -124,13 +128,15 @@ class MaskedLanguageModelHead(Copied):
     def __init__(self, config: BertConfig, word_embedding: nn.Embedding) -> None:
         super().__init__()
         if config.mlm_head != "linear":
-            self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
+            self.dense = nn.Linear(config.hidden_size, config.embedding_width, bias=config.linear_bias)
             self.activation = ACTIVATIONS["relu" if config.mlm_head == "d2l" else config.hidden_act]
-            self.norm = encoder_norm(config)
+            self.norm = encoder_norm(config, config.embedding_width)
         self.transforms = config.mlm_head != "linear"
         self.decoder = VocabularyProjection(config)
         if config.tie_word_embeddings:
-            self.decoder.weight = word_embedding.weight
+            shared = word_embedding.weight
+            assert isinstance(shared, nn.Parameter)  # which torch does not declare
+            self.decoder.weight = shared
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """(..., hidden) -> scores (..., vocabulary); with labels (...): fp32 losses (0 if ignored) and bool
@@ -165,6 +171,20 @@ class NextSentenceHead(Copied):
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, hidden) -> scores (B, 2)."""
         return self.classifier(pooled)
+
+
+class DetectionHead(Copied):
+    """How likely each token is a replaced one: dense, activation, one score (ELECTRA, arXiv 2003.10555)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.score = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., hidden) -> scores (...), above 0 for replaced."""
+        return self.score(self.activation(self.dense(hidden))).squeeze(-1)
 
 
 class LayerMix(nn.Module):

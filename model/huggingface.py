@@ -1,8 +1,8 @@
 """Models in folders as Hugging Face has them: names of weights, config.json, model.safetensors, the tokenizer's files.
 
-What `transformers` has an architecture for (BERT, ModernBERT) is written for `transformers`. Other variants are written
-in our own format: the fields of BertConfig, and our own names of weights. `load_pretrained` reads both; `InFolders`
-makes objects of them.
+What `transformers` has an architecture for (BERT, ELECTRA, ModernBERT) is written for `transformers`. Other variants
+are written in our own format: the fields of BertConfig, and our own names of weights. `load_pretrained` reads both;
+`InFolders` makes objects of them.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from cloze.model.config import BertConfig, HeadConfig, ModelError
 from cloze.model.initialization import init_weights
 
 StateDict = dict[str, Tensor]
+_Model = TypeVar("_Model", bound="InFolders")
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")  # in names of weights, theirs and ours
 
 # Modules: ours -> theirs, or several of theirs that ours stacks along the rows. {} is the number of a layer.
@@ -53,6 +54,19 @@ _BERT_LAYER = {
     "feed_forward.down": ("output.dense",),
     "feed_forward_norm": ("output.LayerNorm",),
 }
+_ELECTRA = {
+    "bert.embeddings.word": ("electra.embeddings.word_embeddings",),
+    "bert.embeddings.position": ("electra.embeddings.position_embeddings",),
+    "bert.embeddings.segment": ("electra.embeddings.token_type_embeddings",),
+    "bert.embeddings.norm": ("electra.embeddings.LayerNorm",),
+    "bert.embeddings.projection": ("electra.embeddings_project",),
+    "masked_lm.dense": ("generator_predictions.dense",),
+    "masked_lm.norm": ("generator_predictions.LayerNorm",),
+    "detection.dense": ("discriminator_predictions.dense",),
+    "detection.score": ("discriminator_predictions.dense_prediction",),
+    "classifier": ("classifier",),
+    "span": ("qa_outputs",),
+}
 _MODERN = {
     "bert.embeddings.word": ("model.embeddings.tok_embeddings",),
     "bert.embeddings.norm": ("model.embeddings.norm",),
@@ -75,11 +89,15 @@ _MODERN_LAYER = {
 _TIED_BIAS, _UNTIED_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
 _DECODERS = {  # family -> names of the vocabulary projection's weight and bias
     "bert": ("cls.predictions.decoder.weight", _TIED_BIAS),
+    "electra": ("generator_lm_head.weight", "generator_lm_head.bias"),
     "modernbert": ("decoder.weight", "decoder.bias"),
 }
+_PREFIXES = {"bert": "bert.", "electra": "electra.", "modernbert": "model."}  # of the encoder's names
 # Theirs that repeat another parameter or hold no weight.
-_REPEATED = (_UNTIED_BIAS, "bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-_SEGMENT_WEIGHTS = "bert.embeddings.token_type_embeddings.weight"  # BERT there is never without
+_REPEATED = (_UNTIED_BIAS, *(f"{family}.embeddings.{name}" for family in ("bert", "electra")
+                             for name in ("position_ids", "token_type_ids")))
+_SEGMENT_WEIGHTS = {  # which these are never without there
+    family: f"{family}.embeddings.token_type_embeddings.weight" for family in ("bert", "electra")}
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
 
 _BERT_DEFAULTS = (  # fields that must be as published
@@ -88,17 +106,20 @@ _BERT_DEFAULTS = (  # fields that must be as published
     "local_attention_window", "classifier_transform",
 )
 _MODERN_VALUES = {
-    "position_embedding": "rotary", "type_vocab_size": 0, "embedding_norm": True, "normalization": "layer_norm",
-    "norm_position": "pre", "first_attention_norm": False, "gated_feed_forward": True, "gate_bias": True,
-    "pooler": False, "mlm_head": "bert", "is_decoder": False,
+    "embedding_size": None, "position_embedding": "rotary", "type_vocab_size": 0, "embedding_norm": True,
+    "normalization": "layer_norm", "norm_position": "pre", "first_attention_norm": False, "gated_feed_forward": True,
+    "gate_bias": True, "pooler": False, "mlm_head": "bert", "is_decoder": False,
 }
 
 
 def family_of(config: BertConfig) -> str | None:
-    """The architecture of `transformers` that this configuration is: bert, modernbert, or None of them."""
+    """The architecture of `transformers` that this configuration is: bert, electra, modernbert, or None of them."""
     published = BertConfig()
     if all(getattr(config, name) == getattr(published, name) for name in _BERT_DEFAULTS):
-        return "bert"
+        if config.embedding_size is None:
+            return "bert"
+        # Which has no pooler, and GELU before the vocabulary whatever the encoder has.
+        return None if config.pooler or config.hidden_act != "gelu" or config.is_decoder else "electra"
     if config.local_attention_window and all(getattr(config, name) == value for name, value in _MODERN_VALUES.items()):
         return "modernbert"
     return None
@@ -112,12 +133,11 @@ def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, 
     family = family_of(config)
     if family is None:
         raise ModelError("model: this variant has no counterpart in transformers; it is kept in our own format")
-    modules = dict(_BERT) if family == "bert" else _MODERN | _MODERN_HEADS[head]
+    modules: dict[str, tuple[str, ...]] = {**_MODERN, **_MODERN_HEADS[head]} if family == "modernbert" else {
+        **(_ELECTRA if family == "electra" else _BERT)}
     for layer in range(config.num_hidden_layers):
-        if family == "bert":
-            parts, theirs = _BERT_LAYER, f"bert.encoder.layer.{layer}."
-        else:
-            parts, theirs = _MODERN_LAYER, f"model.layers.{layer}."
+        parts: Mapping[str, tuple[str, ...]] = _MODERN_LAYER if family == "modernbert" else _BERT_LAYER
+        theirs = f"model.layers.{layer}." if family == "modernbert" else f"{family}.encoder.layer.{layer}."
         ours = f"bert.encoder.layers.{layer}."
         modules |= {ours + key: tuple(theirs + name for name in names) for key, names in parts.items()}
     names = {
@@ -135,7 +155,7 @@ def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, 
 def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
     """Our weights under the names of `transformers`, without the vocabulary's padding. Raises ModelError.
 
-    ModernBERT has no next-sentence head: ours is left out there. A BERT without segments gets one of zeros.
+    ModernBERT has no next-sentence head: ours is left out there. A BERT or ELECTRA without segments gets one of zeros.
     """
     head = next((head for head in ("classifier", "span") if f"{head}.weight" in state_dict), "masked_lm")
     names = huggingface_names(config, head)
@@ -148,8 +168,8 @@ def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
         result.update(zip(names[name], tensor.chunk(len(names[name])), strict=True))
     if not config.tie_word_embeddings and _TIED_BIAS in result:
         result[_UNTIED_BIAS] = result[_TIED_BIAS]
-    if not config.type_vocab_size and family_of(config) == "bert":
-        result[_SEGMENT_WEIGHTS] = next(iter(result.values())).new_zeros(1, config.hidden_size)
+    if not config.type_vocab_size and (segments := _SEGMENT_WEIGHTS.get(family_of(config) or "")):
+        result[segments] = next(iter(result.values())).new_zeros(1, config.embedding_width)
     return result
 
 
@@ -165,12 +185,12 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
         theirs[name] = tensor
     if not config.tie_word_embeddings and _UNTIED_BIAS in theirs:
         theirs[_TIED_BIAS] = theirs[_UNTIED_BIAS]
-    bert = family_of(config) == "bert"
-    prefix = "bert." if bert else "model."
+    family = family_of(config) or ""
+    prefix = _PREFIXES.get(family, "bert.")
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}
-    if bert and not config.type_vocab_size:
-        theirs.pop(_SEGMENT_WEIGHTS, None)
+    if not config.type_vocab_size and family in _SEGMENT_WEIGHTS:
+        theirs.pop(_SEGMENT_WEIGHTS[family], None)
     result: StateDict = {}
     head = "masked_lm"
     if "classifier.weight" in theirs:
@@ -229,13 +249,20 @@ _PROBLEMS = {
     "regression": "regression",
 }
 _SEGMENTS = "segment_embeddings"  # false in config.json: the one segment is of zeros, and stands for none
-# Fields that BERT's configuration in transformers has under the same name.
+# Fields that BERT's configuration in transformers has under the same name, and ELECTRA's, which has one more.
 _BERT_FIELDS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "classifier_dropout", "layer_norm_eps", "initializer_range", "pad_token_id", "tie_word_embeddings",
     "is_decoder", "add_cross_attention",
 )
+# What a configuration of ELECTRA there means that does not say it.
+_ELECTRA_DEFAULTS = {"vocab_size": 30522, "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4,
+                     "intermediate_size": 1024}
+_DETECTOR = "BertForReplacedTokenDetection"
+_ELECTRA_CLASSES = {_DETECTOR: "ElectraForPreTraining", **{
+    f"Bert{ending}": f"Electra{ending}" for ending in ("Model", "ForMaskedLM", "ForTokenClassification",
+                                                       "ForQuestionAnswering")}}
 _MODERN_FIELDS = {  # ours -> ModernBERT's
     "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_hidden_layers",
     "num_attention_heads": "num_attention_heads", "intermediate_size": "intermediate_size",
@@ -249,16 +276,19 @@ _MODERN_FIELDS = {  # ours -> ModernBERT's
 def config_to_huggingface(
     config: BertConfig, architecture: str, dtype: torch.dtype, head: HeadConfig | None = None
 ) -> dict:
-    """The content of config.json: of `transformers`' BERT or ModernBERT, or of our own format."""
+    """The content of config.json: of `transformers`' BERT, ELECTRA or ModernBERT, or of our own format."""
     family, rate = _export_family(config, architecture, head), config.classifier_dropout
     if family is None:
         values = {"model_type": OWN_MODEL_TYPE, "architectures": [architecture], **dataclasses.asdict(config)}
         return values if head is None else values | {"head": dataclasses.asdict(head)}
     values = {"model_type": family, "dtype": str(dtype).removeprefix("torch.")}
-    if family == "bert":
-        values |= {"architectures": [architecture], "hidden_act": _ACTIVATIONS[config.hidden_act]}
+    if family != "modernbert":
+        theirs = architecture if family == "bert" else _ELECTRA_CLASSES[architecture]
+        values |= {"architectures": [theirs], "hidden_act": _ACTIVATIONS[config.hidden_act]}
         values |= {name: getattr(config, name) for name in _BERT_FIELDS}
-        if not config.type_vocab_size:  # which BERT there is never without
+        if family == "electra":
+            values["embedding_size"] = config.embedding_size
+        if not config.type_vocab_size:  # which these are never without there
             values |= {"type_vocab_size": 1, _SEGMENTS: False}
     else:
         theirs = architecture.replace("BertForPreTraining", "BertForMaskedLM")  # there are no pairs
@@ -292,6 +322,9 @@ def _export_family(config: BertConfig, architecture: str, head: HeadConfig | Non
     family = family_of(config)
     if head and (head.layers != "last" or head.pieces != "none"):
         return None
+    if family == "electra" or architecture == _DETECTOR:
+        known = family == "electra" and architecture in _ELECTRA_CLASSES
+        return "electra" if known and not (head and head.columns) else None
     if family == "modernbert":
         if architecture in ("BertModel", "BertForMaskedLM", "BertForPreTraining"):
             return family
@@ -312,18 +345,23 @@ def config_from_huggingface(values: dict) -> BertConfig:
         return BertConfig(**{name: value for name, value in values.items() if name in known})
     if kind == "modernbert":
         return _modern_config(values)
-    if kind != "bert":
-        raise ModelError(f"config.json: found model_type {kind!r}, expected bert, modernbert or {OWN_MODEL_TYPE}")
+    if kind not in ("bert", "electra"):
+        raise ModelError(f"config.json: found model_type {kind!r}, expected bert, electra, modernbert or "
+                         f"{OWN_MODEL_TYPE}")
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise ModelError(
             f"config.json: found position_embedding_type {values['position_embedding_type']!r}, expected absolute"
         )
     fields = {name: values[name] for name in _BERT_FIELDS if name in values}
+    if kind == "electra":
+        fields = {**_ELECTRA_DEFAULTS, **fields, "pooler": False}
+        fields["embedding_size"] = values.get("embedding_size", _ELECTRA_DEFAULTS["embedding_size"])
     fields["pad_token_id"] = fields.get("pad_token_id") or 0  # transformers may say null
     return BertConfig(hidden_act=_activation(values.get("hidden_act", "gelu")), **fields)
 
 
-def _activation(name: str) -> str:
+def _activation(name: str) -> Any:
+    """Ours, one of `BertConfig.hidden_act`, for theirs."""
     if name not in _THEIR_ACTIVATIONS:
         raise ModelError(f"config.json: found activation {name!r}, expected one of {', '.join(_THEIR_ACTIVATIONS)}")
     return _THEIR_ACTIVATIONS[name]
@@ -386,6 +424,7 @@ def architecture_of(state_dict: StateDict) -> str:
         return "BertForPreTraining"
     for head, architecture in (
         ("masked_lm", "BertForMaskedLM"),
+        ("detection", _DETECTOR),
         ("next_sentence", "BertForNextSentencePrediction"),
         ("span", "BertForQuestionAnswering"),
     ):
@@ -535,10 +574,10 @@ def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
     """Every size that config.json claims is that of a weight, before a model of that size is made. (An object on the
     meta device would tell all shapes, but brings torch's compiler with it, which takes seconds to import.)
     """
-    width, halves = config.hidden_size, 2 if config.gated_feed_forward else 1
+    width, halves = config.embedding_width, 2 if config.gated_feed_forward else 1
     sizes = {
         "bert.embeddings.word.weight": (config.padded_vocab_size, width),
-        "bert.encoder.layers.0.feed_forward.up.weight": (config.intermediate_size * halves, width),
+        "bert.encoder.layers.0.feed_forward.up.weight": (config.intermediate_size * halves, config.hidden_size),
     }
     if config.position_embedding == "learned":
         sizes["bert.embeddings.position.weight"] = (config.max_position_embeddings, width)
@@ -564,7 +603,8 @@ def load_architecture(folder: str | os.PathLike) -> str:
     if not name:
         raise ModelError(f"{folder}: found no architectures in config.json, expected the name of the model's class, "
                          "such as BertForMaskedLM; add it")
-    return name.removeprefix("Modern")
+    ours = {theirs: ours for ours, theirs in _ELECTRA_CLASSES.items()}
+    return ours.get(name) or re.sub("^ModernBert|^Electra", "Bert", name)
 
 
 def _named_architecture(values: dict) -> str | None:
@@ -588,13 +628,13 @@ def _head(values: dict) -> HeadConfig | None:
         head = values["head"]
         columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
         return HeadConfig(**head | {"labels": tuple(head["labels"]), "columns": columns})
-    pooling = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
+    pooling: Any = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
     labels = HeadConfig.labels  # transformers leaves out default ones
     if values.get("id2label"):
         labels = tuple(label for _, label in sorted(values["id2label"].items(), key=lambda item: int(item[0])))
     elif pooling == "pooler" and not values.get("problem_type"):
         return None
-    problems = {theirs: ours for ours, theirs in _PROBLEMS.items()}
+    problems: dict[Any, Any] = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     problem = problems.get(values.get("problem_type"), "single_label")
     if len(labels) == 1 and problem == "single_label":
         problem = "score"
@@ -646,8 +686,10 @@ def _read_old_weights(path: Path) -> StateDict:
         ) from None
 
 
-class InFolders:
+class InFolders(nn.Module):
     """What makes a model class loadable from a folder, and its objects savable to one."""
+
+    config: BertConfig
 
     takes_head = False
     """Whether the constructor takes a `head`."""
@@ -656,8 +698,9 @@ class InFolders:
 
     @classmethod
     def from_folder(
-        cls, folder: str | os.PathLike, *, head: HeadConfig | None = None, new_head_seed: int | None = None, **options
-    ):
+        cls: type[_Model], folder: str | os.PathLike[str], *, head: HeadConfig | None = None,
+        new_head_seed: int | None = None, **options: Any,
+    ) -> _Model:
         """The model in `folder`, in evaluation mode; heads of the folder that this class lacks are left out.
 
         `head`: labels of a new classifier; None takes the folder's. `new_head_seed`: draws a head that the
@@ -674,8 +717,9 @@ class InFolders:
 
     @classmethod
     def from_weights(
-        cls, config: BertConfig, weights: StateDict, source: str, *, new_head_seed: int | None = None, **options
-    ):
+        cls: type[_Model], config: BertConfig, weights: StateDict, source: str, *, new_head_seed: int | None = None,
+        **options: Any,
+    ) -> _Model:
         """The same from weights under our names; `source` names them in errors."""
         if config.classifier_transform and config.mlm_head == "bert":
             # One head of these names in ModernBERT: a classifier goes on with that of masked language modelling.
@@ -691,11 +735,11 @@ class InFolders:
         broken = [name for name in lacking if name.startswith("bert.") and ".pooler." not in name]
         if broken:
             raise ModelError(f"{source}: {broken[0]} is missing or misshapen, expected the whole encoder")
-        if lacking and new_head_seed is None:
-            raise ModelError(
-                f"{source}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
-            )
         if lacking:
+            if new_head_seed is None:
+                raise ModelError(
+                    f"{source}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
+                )
             init_weights(model, new_head_seed)
         found = {name.removeprefix(prefix): tensor for name, tensor in fitting.items()}
         model.load_state_dict(found, strict=False)  # every name was accounted for above

@@ -30,12 +30,13 @@ def init_weights(model: nn.Module, seed: int) -> None:
     | embedding rows of padding (token, segment) and of the vocabulary's padding | 0           |
     | biases                                      | 0                                                 |
     | normalisation                               | weight 1, bias 0                                  |
-    | factor of scaled sinusoids                  | 1/sqrt(hidden_size)                               |
+    | factor of scaled sinusoids                  | 1/sqrt(embedding width)                           |
     | learned sum of layers                       | weights 0 (equal shares), scale 1                 |
 
     With initializer_cutoff c, normals are cut off at c deviations: drawn again until they are nearer.
     """
-    config: BertConfig = model.config
+    config = model.config
+    assert isinstance(config, BertConfig)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         drawn: set[int] = set()
@@ -43,7 +44,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
             if isinstance(module, Norm):
                 module.weight.fill_(1.0)
             elif isinstance(module, Embeddings) and config.position_embedding == "scaled_sinusoidal":
-                module.position_scale.fill_(config.hidden_size**-0.5)
+                module.position_scale.fill_(config.embedding_width**-0.5)
             elif isinstance(module, LayerMix):
                 module.weights.zero_()
                 module.scale.fill_(1.0)
@@ -101,7 +102,8 @@ def init_word_embeddings(model: nn.Module, path: str | os.PathLike, tokens: Mapp
                 raise ModelError(f"{path}:{number}: found {line[:40]!r}, expected a word and numbers") from None
             if len(vector) != weight.shape[1]:
                 raise ModelError(
-                    f"{path}:{number}: found {len(vector)} numbers, expected model.hidden_size = {weight.shape[1]}"
+                    f"{path}:{number}: found {len(vector)} numbers, expected {weight.shape[1]}, the "
+                    "width of the embeddings"
                 )
             weight[tokens[word]] = vector
             found.add(word)

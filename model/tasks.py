@@ -8,7 +8,7 @@ spans of extractive question answering, then the others.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from cloze.model.dropout import DropoutKey, draw_seed, dropout
 from cloze.model.heads import (
     NO_LABEL,
     ClassifierTransform,
+    DetectionHead,
     LayerMix,
     MaskedLanguageModelHead,
     NextSentenceHead,
@@ -34,7 +35,7 @@ from cloze.model.heads import (
     exponentials_by_group,
     pool,
 )
-from cloze.model.huggingface import load_architecture
+from cloze.model.huggingface import InFolders, load_architecture
 
 
 class TaskOutput(NamedTuple):
@@ -54,7 +55,9 @@ class TaskOutput(NamedTuple):
         """Mean over the labelled examples, as in Hugging Face; summed over label columns; None without
         labels.
         """
-        return None if self.losses is None else (self.losses.sum(0) / self.num_labelled).sum()
+        if self.losses is None or self.num_labelled is None:
+            return None
+        return (self.losses.sum(0) / self.num_labelled).sum()
 
 
 class WithTransform(BertPreTrained):
@@ -64,13 +67,13 @@ class WithTransform(BertPreTrained):
     learn need not run again.
     """
 
-    def __init__(self, config: BertConfig, **options) -> None:
+    def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__(config, **options)
         self.transform = ClassifierTransform(config) if config.classifier_transform else nn.Identity()
         rate = config.classifier_dropout
         self.dropout_probability = config.hidden_dropout_prob if rate is None else rate
 
-    def encode(self, input_ids: Tensor | None, inputs: dict) -> tuple[BertOutput | None, int | None]:
+    def encode(self, input_ids: Tensor | None, inputs: dict[str, Any]) -> tuple[BertOutput | None, int | None]:
         """The encoder's output (None with `features`) and the seed of the classifier's dropout, drawn once for both."""
         given = "features" in inputs
         if not self.training:
@@ -90,7 +93,7 @@ class Classifier(WithTransform):
     takes_head = True
     reads_tokens = False
 
-    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options) -> None:
+    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options: Any) -> None:
         super().__init__(config, **options)
         self.head = head or HeadConfig()
         layers = config.num_hidden_layers
@@ -111,11 +114,13 @@ class Classifier(WithTransform):
             self.head.pooling == "pooler" or (self.head.pooling == "cls" and self.head.layers == "last")
         )
 
-    def features(self, input_ids: Tensor | None = None, **inputs) -> Tensor:
+    def features(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
         """What the head reads of the encoder: (B, layers read, hidden), of tokens (T, layers read, hidden)."""
-        return self._features(self.encode(input_ids, self._asked(inputs))[0], inputs)
+        encoded, _ = self.encode(input_ids, self._asked(inputs))
+        assert encoded is not None, "features of features"
+        return self._features(encoded, inputs)
 
-    def _asked(self, inputs: dict) -> dict:
+    def _asked(self, inputs: dict[str, Any]) -> dict[str, Any]:
         if self.head.layers != "last":
             return inputs | {"output_hidden_states": True}
         offsets = inputs.get("sequence_offsets")
@@ -124,10 +129,11 @@ class Classifier(WithTransform):
             return inputs | {"read_tokens": offsets.new_empty(0, dtype=torch.int64)}
         return inputs
 
-    def _features(self, encoded: BertOutput, inputs: dict) -> Tensor:
+    def _features(self, encoded: BertOutput, inputs: dict[str, Any]) -> Tensor:
         if self.head.layers == "last":
-            states = (encoded.last_hidden_state,)
+            states: tuple[Tensor, ...] = (encoded.last_hidden_state,)
         else:
+            assert encoded.hidden_states is not None, "_asked asks for them"
             states = encoded.hidden_states[-4 if self.head.layers == "last_four" else 1:]
         if self.reads_tokens:
             return torch.stack(states, -2)
@@ -142,27 +148,27 @@ class Classifier(WithTransform):
             return self.mix(features.flatten(0, -3)).view(*features.shape[:-2], -1)
         return features.flatten(-2)
 
-    def scores(self, input_ids: Tensor | None, inputs: dict) -> tuple[Tensor, BertOutput | None]:
+    def scores(self, input_ids: Tensor | None, inputs: dict[str, Any]) -> tuple[Tensor, BertOutput | None]:
         """Scores of the head, and the encoder's output, None where features stand for it."""
         vectors, encoded, seed = self.read(input_ids, inputs)
         return self.classifier(self.transformed(vectors, seed)), encoded
 
-    def read(self, input_ids: Tensor | None, inputs: dict) -> tuple[Tensor, BertOutput | None, int | None]:
+    def read(self, input_ids: Tensor | None, inputs: dict[str, Any]) -> tuple[Tensor, BertOutput | None, int | None]:
         """What the transform takes, the encoder's output, and the seed of dropout."""
         encoded, seed = self.encode(input_ids, self._asked(inputs))
-        features = inputs.get("features")
-        if features is None and self.head.pooling == "pooler" and not self.reads_tokens:
-            vectors = pooled(encoded)
-        elif features is None:
-            vectors = self._vectors(self._features(encoded, inputs))
-        else:
-            vectors = self._vectors(features)
-            if self.head.pooling == "pooler" and not self.reads_tokens and self.bert.pooler is not None:
+        pools = self.head.pooling == "pooler" and not self.reads_tokens
+        if encoded is None:
+            vectors = self._vectors(inputs["features"])
+            if pools and self.bert.pooler is not None:
                 vectors = self.bert.pooler(vectors)
+        elif pools:
+            vectors = pooled(encoded)
+        else:
+            vectors = self._vectors(self._features(encoded, inputs))
         return vectors, encoded, seed
 
 
-def with_states(output: NamedTuple, encoded: BertOutput | None) -> NamedTuple:
+def with_states(output: _Output, encoded: BertOutput | None) -> _Output:
     """The output with what the encoder was asked to give beside, if it ran."""
     if encoded is None:
         return output
@@ -186,9 +192,12 @@ class SpanOutput(NamedTuple):
     @property
     def loss(self) -> Tensor | None:
         """Mean of the start's and the end's mean loss, as in Hugging Face; None without positions."""
-        if self.start_losses is None:
+        if self.start_losses is None or self.end_losses is None or self.num_starts is None or self.num_ends is None:
             return None
         return (self.start_losses.sum() / self.num_starts + self.end_losses.sum() / self.num_ends) / 2
+
+
+_Output = TypeVar("_Output", TaskOutput, SpanOutput)
 
 
 class BertForQuestionAnswering(WithTransform):
@@ -196,18 +205,20 @@ class BertForQuestionAnswering(WithTransform):
 
     uses_pooler = False
 
-    def __init__(self, config: BertConfig, **options) -> None:
+    def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__(config, **options)
         self.span = nn.Linear(config.hidden_size, 2)
 
-    def features(self, input_ids: Tensor | None = None, **inputs) -> Tensor:
+    def features(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
         """What the head reads of the encoder: (T, hidden) or (B, S, hidden)."""
-        return self.encode(input_ids, inputs)[0].last_hidden_state
+        encoded, _ = self.encode(input_ids, inputs)
+        assert encoded is not None, "features of features"
+        return encoded.last_hidden_state
 
     def forward(
         self, input_ids: Tensor | None = None, *, start_positions: Tensor | None = None,
         end_positions: Tensor | None = None, softmax: Tensor | None = None, start_targets: Tensor | None = None,
-        end_targets: Tensor | None = None, num_softmaxes: int = 0, **inputs,
+        end_targets: Tensor | None = None, num_softmaxes: int = 0, **inputs: Any,
     ) -> SpanOutput:
         """Positions: (B,) int64 from the start of each sequence; outside of it (or negative) there is no
         loss.
@@ -223,7 +234,7 @@ class BertForQuestionAnswering(WithTransform):
             hidden = self.transformed(hidden, seed)
         start, end = self.span(hidden).unbind(-1)
         output = with_states(SpanOutput(start, end), encoded)
-        if softmax is not None:
+        if softmax is not None and start_targets is not None and end_targets is not None:
             count = torch.tensor(num_softmaxes, device=start.device)
             return output._replace(
                 start_losses=shared_softmax_losses(start.float(), softmax, start_targets, num_softmaxes),
@@ -275,13 +286,13 @@ class BertForMaskedLM(BertPreTrained):
 
     uses_pooler = False
 
-    def __init__(self, config: BertConfig, **options) -> None:
+    def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__(config, **options)
         self.masked_lm = MaskedLanguageModelHead(config, self.bert.embeddings.word)
 
     def forward(
         self, input_ids: Tensor | None = None, *, masked_positions: Tensor | None = None,
-        labels: Tensor | None = None, **inputs,
+        labels: Tensor | None = None, **inputs: Any,
     ) -> PreTrainingOutput:
         """As BertForPreTraining.forward, without next sentences."""
         encoded, hidden = encode_masked(self.bert, masked_positions, input_ids=input_ids, **inputs)
@@ -295,12 +306,12 @@ class BertForMaskedLM(BertPreTrained):
 class BertForNextSentencePrediction(BertPreTrained):
     """Next sentence only."""
 
-    def __init__(self, config: BertConfig, **options) -> None:
+    def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__(config, **options)
         self.next_sentence = NextSentenceHead(config)
 
     def forward(
-        self, input_ids: Tensor | None = None, *, next_sentence_label: Tensor | None = None, **inputs
+        self, input_ids: Tensor | None = None, *, next_sentence_label: Tensor | None = None, **inputs: Any
     ) -> PreTrainingOutput:
         """As BertForPreTraining.forward, without masked tokens."""
         encoded = self.bert(input_ids, **inputs)
@@ -318,17 +329,52 @@ class BertForNextSentencePrediction(BertPreTrained):
         )
 
 
+class DetectionOutput(NamedTuple):
+    """Of each token whether it was replaced: T tokens, or (B, S)."""
+
+    logits: Tensor
+    """Scores, above 0 for replaced, in the shape of the tokens."""
+    losses: Tensor | None = None
+    """fp32, binary cross-entropy; None without labels."""
+    correct: Tensor | None = None
+    """bool."""
+
+
+class BertForReplacedTokenDetection(BertPreTrained):
+    """Which tokens a generator has put in: ELECTRA's discriminator (arXiv 2003.10555)."""
+
+    uses_pooler = False
+
+    def __init__(self, config: BertConfig, **options: Any) -> None:
+        super().__init__(config, **options)
+        self.detection = DetectionHead(config)
+
+    def forward(
+        self, input_ids: Tensor | None = None, *, replaced: Tensor | None = None, **inputs: Any
+    ) -> DetectionOutput:
+        """`replaced`: bool in the shape of the tokens."""
+        scores = self.detection(self.bert(input_ids, **inputs).last_hidden_state)
+        return DetectionOutput(scores) if replaced is None else DetectionOutput(
+            scores, *detection_losses(scores, replaced))
+
+
+def detection_losses(scores: Tensor, replaced: Tensor) -> tuple[Tensor, Tensor]:
+    """Binary cross-entropy, fp32, and bool hits of the tokens' scores; `replaced`: bool, in their shape."""
+    losses = nn.functional.binary_cross_entropy_with_logits(scores.float(), replaced.float(), reduction="none")
+    return losses, (scores > 0) == replaced
+
+
 class BertForSequenceClassification(Classifier):
     """One vector a sequence (or pair) to classes, independent labels, several label columns, or numbers."""
 
-    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options) -> None:
+    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options: Any) -> None:
         super().__init__(config, head, **options)
         if self.head.pieces == "attention":
             self.piece_attention = nn.Linear(self.classifier.in_features, 1)
 
     def forward(
         self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, piece_offsets: Tensor | None = None,
-        **inputs,
+        **inputs: Any,
     ) -> TaskOutput:
         """`labels`: (B,) int64 classes; (B, labels) of 0 and 1; (B, columns) int64; (B,) or (B, targets)
         numbers. `piece_offsets`: (B + 1,) int64, the first sequence of each text, and their number; None: one each.
@@ -343,11 +389,13 @@ class BertForSequenceClassification(Classifier):
         losses, num_labelled = self._losses(scores, labels)
         return output._replace(losses=losses, num_labelled=num_labelled)
 
-    def features(self, input_ids: Tensor | None = None, *, piece_offsets: Tensor | None = None, **inputs) -> Tensor:
+    def features(
+        self, input_ids: Tensor | None = None, *, piece_offsets: Tensor | None = None, **inputs: Any
+    ) -> Tensor:
         """As every classifier's, one row a piece."""
         return super().features(input_ids, **inputs)
 
-    def vectors(self, input_ids: Tensor | None = None, **inputs) -> Tensor:
+    def vectors(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
         """(B, ...): what `pool_pieces` takes of each sequence."""
         return self.read(input_ids, inputs)[0]
 
@@ -374,8 +422,8 @@ class BertForSequenceClassification(Classifier):
             return class_losses(scores, labels)[0], (labels != NO_LABEL).sum()
         if problem == "columns":
             parts = scores.split([len(classes) for _, classes in self.head.columns], dim=-1)
-            losses = [class_losses(part, labels[:, column])[0] for column, part in enumerate(parts)]
-            return torch.stack(losses, dim=1), (labels != NO_LABEL).sum(0)
+            columns = [class_losses(part, labels[:, column])[0] for column, part in enumerate(parts)]
+            return torch.stack(columns, dim=1), (labels != NO_LABEL).sum(0)
         targets = labels.view(scores.shape).float()
         if problem == "multi_label":
             losses = nn.functional.binary_cross_entropy_with_logits(scores.float(), targets, reduction="none")
@@ -395,7 +443,7 @@ class BertForTokenClassification(Classifier):
     uses_pooler = False
     reads_tokens = True
 
-    def forward(self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, **inputs) -> TaskOutput:
+    def forward(self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, **inputs: Any) -> TaskOutput:
         """`labels`: (T,) or (B, S) int64, -100 at padding and at word pieces that are not scored."""
         scores, encoded = self.scores(input_ids, inputs)
         output = with_states(TaskOutput(scores), encoded)
@@ -411,12 +459,13 @@ class BertForMultipleChoice(Classifier):
     def _num_outputs(self) -> int:
         return 1
 
-    def features(self, input_ids: Tensor | None = None, *, num_choices: int | None = None, **inputs) -> Tensor:
+    def features(self, input_ids: Tensor | None = None, *, num_choices: int | None = None, **inputs: Any) -> Tensor:
         """As every classifier's, one row a choice."""
         return super().features(input_ids, **inputs)
 
     def forward(
-        self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, num_choices: int | None = None, **inputs
+        self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, num_choices: int | None = None,
+        **inputs: Any,
     ) -> TaskOutput:
         """Padded: ids (B, choices, S) or `inputs_embeds` (B, choices, S, hidden), masks and segments alike.
         Concatenated: choices one after another, with `num_choices`. `labels`: (B,) int64.
@@ -439,16 +488,14 @@ class BertForMultipleChoice(Classifier):
         return output._replace(losses=losses, num_labelled=(labels != NO_LABEL).sum())
 
 
-ARCHITECTURES: dict[str, type[nn.Module]] = {
-    each.__name__: each
-    for each in (
-        BertModel, BertForPreTraining, BertForMaskedLM, BertForNextSentencePrediction, BertForSequenceClassification,
-        BertForTokenClassification, BertForMultipleChoice, BertForQuestionAnswering,
-    )
-}
+_CLASSES: tuple[type[InFolders], ...] = (
+    BertModel, BertForPreTraining, BertForMaskedLM, BertForNextSentencePrediction, BertForReplacedTokenDetection,
+    BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice, BertForQuestionAnswering,
+)
+ARCHITECTURES = {each.__name__: each for each in _CLASSES}
 
 
-def saved_class(folder: str | os.PathLike) -> type[nn.Module]:
+def saved_class(folder: str | os.PathLike[str]) -> type[InFolders]:
     """Our class that a model folder was saved from. Raises ModelError if config.json names none, or one we lack."""
     name = load_architecture(folder)
     if name not in ARCHITECTURES:

@@ -58,7 +58,7 @@ class MixtureSource:
     source: SourceConfig = field(default_factory=SourceConfig)
     """How these files are read."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require(bool(self.input), "mixture.input", self.input, "at least one file, folder or glob")
         _require(0 < self.weight <= 1000, "mixture.weight", self.weight, "a number above 0, up to 1000")
 
@@ -101,7 +101,7 @@ class VocabularyConfig:
     )
     """Roles of the special tokens in the order of their ids 0 to 4; each of the five once."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require(self.min_frequency >= 1, "vocabulary.min_frequency", self.min_frequency, "at least 1")
         _require(1 <= self.alphabet <= 60000, "vocabulary.alphabet", self.alphabet, "1 to 60000")
         roles = ["pad", "unknown", "classification", "separator", "mask"]
@@ -142,7 +142,7 @@ class SamplesConfig:
     min_document_tokens: int = 1
     """Documents with fewer tokens are left out and counted; at least 1."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require_share("samples.random_share", self.random_share)
         _require_share("samples.short_share", self.short_share)
         _require_share("samples.single_share", self.single_share)
@@ -184,7 +184,7 @@ class MaskingConfig:
     max_span: int = 10
     """Longest span, in words; at least 1."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require(0 < self.rate <= 1, "masking.rate", self.rate, "a share above 0, up to 1")
         _require_share("masking.mask_share", self.mask_share)
         _require_share("masking.random_share", self.random_share)
@@ -207,7 +207,7 @@ class SplitConfig:
     test: float = 0.0
     """Share of the test split; from 0 to 0.25."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("validation", "test"):
             value = getattr(self, name)
             _require(0 <= value <= 0.25, f"split.{name}", value, "a share from 0 to 0.25")
@@ -222,7 +222,7 @@ class ShardsConfig:
     compression: Literal["zstd", "none"] = "zstd"
     """zstd: smaller; none: reading is zero-copy."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require(1024 <= self.target_tokens <= 1 << 24, "shards.target_tokens", self.target_tokens, "1024 to 16777216")
 
 
@@ -271,7 +271,7 @@ class PrepareConfig:
     shards: ShardsConfig = field(default_factory=ShardsConfig)
     """The files that are written."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require(self.vocab_size >= 6, "vocab_size", self.vocab_size, "at least 6")
         for name, values in (("max_length", [self.max_length]), ("more_lengths", self.more_lengths)):
             for value in values:
@@ -331,7 +331,7 @@ class InspectConfig:
     tensorboard: str | None = None
     """Folder for histograms and examples as TensorBoard events; null: none are written."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require(self.samples >= 0, "samples", self.samples, "at least 0")
         _require(self.mask_set >= 0, "mask_set", self.mask_set, "at least 0")
 

@@ -80,7 +80,7 @@ def remove_leftovers(folder: Place) -> None:
     if isinstance(folder, StorePath):
         found = [each.key for each in folder.objects()]
         start = len(folder.key)
-        folder.client.delete([key for key in found if any(part.startswith(ASIDE) for part in key[start:].split("/"))])
+        folder.writer.delete([key for key in found if any(part.startswith(ASIDE) for part in key[start:].split("/"))])
         return
     for path in list(folder.rglob(f"{ASIDE}*")):
         if path.is_dir():
@@ -112,7 +112,7 @@ def holding(path: Path) -> Iterator[bool]:
 def remove_tree(folder: Place) -> bool:
     """Remove a folder with all that is in it, as far as that can be; returns whether nothing is left."""
     if isinstance(folder, StorePath):
-        folder.client.delete([each.key for each in folder.objects()])
+        folder.writer.delete([each.key for each in folder.objects()])
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return not folder.is_dir()
@@ -132,7 +132,7 @@ def alone(output: Place, lock: Place, note: Callable[[str], None] = lambda _: No
             )
         with readable_errors(output):
             remove_leftovers(output)
-        yield (lambda: None) if isinstance(lock, Path) else held.check
+        yield (lambda: None) if isinstance(held, bool) else held.check
 
 
 @contextmanager

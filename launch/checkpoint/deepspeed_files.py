@@ -13,6 +13,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from deepspeed.checkpoint import ds_to_universal
@@ -67,20 +68,20 @@ class DurableCheckpointEngine(CheckpointEngine):
         self.name = "cloze"
         self.writer = BackgroundWriter()
 
-    def create(self, info) -> None:
+    def create(self, info: object) -> None:
         """Nothing to prepare."""
 
-    def save(self, state_dict, path: str) -> None:
+    def save(self, state_dict: Any, path: str) -> None:
         partition = state_dict.get("optimizer_state_dict")
         if isinstance(partition, dict) and "partition_count" in partition:
             # BF16_Optimizer, which DeepSpeed takes for bf16 at stage 1, forgets it; its own tools ask for it.
             partition.setdefault("zero_stage", 1)
         self.writer.submit(state_dict, Path(path))
 
-    def load(self, path: str, map_location=None) -> dict:
+    def load(self, path: str, map_location: object = None) -> dict:
         return load_pickled(path)
 
-    def commit(self, info) -> bool:
+    def commit(self, info: object) -> bool:
         return True
 
 

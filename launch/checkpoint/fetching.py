@@ -13,14 +13,14 @@ from cloze.launch.checkpoint.state import describe
 from cloze.launch.checkpoint.transfer import Damaged, fetch, part_name, parts_of
 from cloze.launch.run import runs
 from cloze.launch.run.commits import Commit, read_commits
-from cloze.launch.run.stored import COMMITS, fetch_description
+from cloze.launch.run.stored import COMMITS, fetch_description, fetch_objects
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.stores.scratch import scratch_folder
 
 INDEX = "index.json"
-_OWNER = re.compile(r"(?:.*_)?pp_rank_(\d+)_.*|rank-(\d+)\.pt")
+_OWNER = re.compile(r"(?:.*_)?pp_rank_(\d+)_.*|(?:ema-)?rank-(\d+)\.pt")
 
 # Name of a file -> its size and SHA-256.
 Files = dict[str, tuple[int, str]]
@@ -71,21 +71,30 @@ def missing_part(folder: StorePath, files: Files) -> str | None:
 
 
 def fetch_run(place: StorePath, step: int | Literal["best"] | None = None, count: int = 1,
-              warn: Callable[[str], None] = print) -> Path:
-    """A folder of this machine that looks like a run's, with the checkpoints that are asked for; it goes with this
-    process.
+              warn: Callable[[str], None] = print, folder: Path | None = None) -> Path:
+    """A folder of this machine that looks like a run's, with the checkpoints that are asked for, or of a finished
+    fine-tuning its model.
 
     Args:
         step: None: the newest that is good; best: that of the best evaluation which the newest one knows of, and it.
         count: how many more than this one - 1 of those before it are fetched too.
+        folder: an empty one to take; None: one that goes with this process.
 
     Raises:
         UserError: there is no run, no such checkpoint, or it is damaged.
     """
-    folder = scratch_folder()
+    folder = folder or scratch_folder()
     fetch_description(place, folder)
     if not (folder / runs.CONFIG).exists():
-        raise UserError(f"{place}: found no run of `cloze pretrain`, expected its {runs.CONFIG}; look at the name")
+        raise UserError(f"{place}: found no run of `cloze pretrain` or `cloze finetune`, expected its {runs.CONFIG}; "
+                        "look at the name")
+    if (place / runs.MODEL / "config.json").is_file():
+        start = len(place.key) + 1
+        fetch_objects(place, [each.key[start:] for each in (place / runs.MODEL).objects()], folder)
+        return folder
+    if "train_file" in runs.fields_of(folder):
+        raise UserError(f"{place}: found a run of `cloze finetune` without its model, which it leaves at its end, "
+                        "expected a complete one; the command that started it goes on with it")
     commits = read_commits(place / runs.CHECKPOINTS / COMMITS)
     if isinstance(step, int):
         newest = step if step in commits and _fetched(place, folder, step, commits, warn) else None

@@ -7,15 +7,17 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 
+from cloze.launch.checkpoint.averages import whole_average
 from cloze.launch.checkpoint.deepspeed_files import (
     DurableCheckpointEngine,
     convert_to_universal,
@@ -26,13 +28,14 @@ from cloze.launch.checkpoint.deepspeed_files import (
 from cloze.launch.checkpoint.saving import BackgroundWriter
 from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state
 from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
+from cloze.launch.engine.state import Engine
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors, sync_folder
 
-# fp32 master weight and two Adam moments, and a 16-bit or fp32 copy of the weight, for each parameter.
-_BYTES_PER_PARAMETER = 16
+# fp32 master weight, two Adam moments, a moving average, a 16-bit or fp32 copy of the weight, for each parameter.
+_BYTES_PER_PARAMETER = 20
 # What the name of a checkpoint ends with while another one takes its place.
 _REPLACED = ".replaced.tmp"
 
@@ -45,17 +48,19 @@ class _Writing:
     aside: Path
     state: TrainState
     facts: dict
+    local: bool
+    """Whether it is only for a restart on the same machines."""
 
 
 class CheckpointManager:
     """The checkpoints of one run, `FOLDER/step-00001000/`. Saving and loading are collective."""
 
     def __init__(self, folder: Path, environment: Environment, device: torch.device, *, keep_last: int = 2,
-                 warn: Callable[[str], None] = print, workplace: Path | None = None) -> None:
-        """workplace: where converted checkpoints lie until they are loaded: those of another run are not to be written
-        beside its own; None: in the folder."""
+                 warn: Callable[[str], None] = print, run: CheckpointManager | None = None) -> None:
+        """run: those of the run that these of another one are loaded for: beside them converted ones lie until they are
+        loaded, on each machine that has a place of its own; None: these are the run's."""
         self.folder = folder
-        self.workplace = workplace or folder
+        self._for = run
         self.environment = environment
         self.device = device
         self.keep_last = keep_last
@@ -72,7 +77,12 @@ class CheckpointManager:
     @property
     def leads(self) -> bool:
         """Whether this process looks after the folder."""
-        return self.environment.is_main
+        return self._for.leads if self._for else self.environment.is_main
+
+    @property
+    def workplace(self) -> Path:
+        """Where converted checkpoints lie."""
+        return self._for.folder if self._for else self.folder
 
     @staticmethod
     def _rank_file(rank: int) -> str:
@@ -120,12 +130,15 @@ class CheckpointManager:
         step = distributed.from_main(-1 if found is None else found, self.device)
         return None if step < 0 else step
 
-    def save(self, engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor]) -> None:
+    def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
+             files: Mapping[str, dict] = MappingProxyType({}), *, local: bool = False) -> None:
         """Copy everything to host memory and begin to write it; `publish` makes a checkpoint of it. Collective.
 
         Args:
             facts: plain values kept in state.json beside the state.
             rank_state: tensors that belong to this rank alone; its random state is added.
+            files: by their names what further files of this rank hold, tensors and plain values.
+            local: whether a run in a store keeps it on its machines' scratch only (checkpoint.local).
 
         Raises:
             UserError: the disk has too little room, or what was being written before could not be.
@@ -140,9 +153,11 @@ class CheckpointManager:
         with readable_errors(aside):
             engine.save_checkpoint(str(self.folder), tag=aside.name, save_latest=False)
         durable.save({**rank_state, **_rng_state(self.device)}, str(aside / self._rank_file(self.environment.rank)))
+        for name, content in files.items():
+            durable.save(content, str(aside / name))
         self._writing = _Writing(durable.writer, aside, state, {
             **asdict(state), "world_size": self.environment.world_size, **facts,
-        })
+        }, local)
 
     def _together(self, what: str) -> AbstractContextManager[None]:
         return distributed.together(what, self.folder, self.device)
@@ -166,20 +181,21 @@ class CheckpointManager:
             mine = writing.writer.result(writing.aside)
         # Each rank vouches for its own files.
         parts = distributed.gather_texts(json.dumps(mine), self.device)
+        here, facts = self._as_here(parts, writing.facts)
         with self._together("publish a checkpoint"), readable_errors(writing.aside):
             if self.leads:
-                self._publish(writing.aside, self.path(step), self._parts_here(parts), writing.facts)
-        self._published(step, parts, writing.facts)
+                self._publish(writing.aside, self.path(step), here, facts)
         self._good.add(step)
-        self._damaged.discard(step)
         self._best = {writing.state.best_step}
+        self._published(step, parts, facts, writing.local)
 
-    def _parts_here(self, parts: list[str]) -> list[str]:
-        """Of what each rank vouches for, what lies in this folder."""
-        return parts
+    def _as_here(self, parts: list[str], facts: dict) -> tuple[list[str], dict]:
+        """Of what each rank vouches for, what lies in this folder; and what state.json says there."""
+        return parts, facts
 
-    def _published(self, step: int, parts: list[str], state: dict) -> None:
-        """Called on every rank for what has just been published; nothing more is done with it here."""
+    def _published(self, step: int, parts: list[str], state: dict, local: bool) -> None:
+        """Called on every rank for what has just been published in the folder, where it counts."""
+        self._damaged.discard(step)
 
     def finish(self, best: int | None, beat: Callable[[], None]) -> None:
         """End the run's saving: publish what is written, and with `best`, as in `retire`, remove old checkpoints.
@@ -196,7 +212,7 @@ class CheckpointManager:
         if best is not None:
             self.retire(best)
 
-    def _make_room(self, engine, aside: Path) -> None:
+    def _make_room(self, engine: Engine, aside: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob("step-*.tmp"):
             try:
@@ -265,6 +281,14 @@ class CheckpointManager:
         # Removed after loading; of this ending, so that the next save removes it if the process dies before.
         return self.workplace / (self.path(step).name + ".universal.tmp")
 
+    def bring(self, step: int | None) -> int | None:
+        """Have all files of a checkpoint (None: of the newest) in this machine's folder; returns which one. Collective.
+
+        Raises:
+            UserError: it is damaged where it lies, or can't be brought.
+        """
+        return step
+
     def convert(self, step: int) -> None:
         """Make the universal form of a checkpoint, from which any number of processes can load. Collective.
 
@@ -276,7 +300,7 @@ class CheckpointManager:
                 self.workplace.mkdir(parents=True, exist_ok=True)
                 convert_to_universal(self.path(step), self._universal(step))
 
-    def load(self, engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
+    def load(self, engine: Engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
         """Restore weights, optimizer and random state from a published checkpoint, converted if it is elastic.
 
         Returns:
@@ -330,12 +354,13 @@ def _set_rng_state(state: dict, device: torch.device) -> None:
         torch.cuda.set_rng_state(state["rng_cuda"], device)
 
 
-def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
-                 ) -> tuple[int, dict[str, torch.Tensor]]:
+def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print, *,
+                 ema: bool = False) -> tuple[int, dict[str, torch.Tensor]]:
     """fp32 weights of a run's checkpoint, whole, from any ZeRO stage; and its step.
 
     Args:
         step: None: the newest good one; best: that of the best evaluation which the newest good one knows of.
+        ema: their moving average instead.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
@@ -353,7 +378,8 @@ def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Cal
         found = ", ".join(map(str, manager.steps())) or "none"
         raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}"
                         + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else ""))
-    return step, whole_weights(manager.path(step))
+    weights = whole_weights(manager.path(step))
+    return step, whole_average(manager.path(step), weights) if ema else weights
 
 
 def checkpoint_steps(run: Path) -> list[int]:
@@ -362,20 +388,21 @@ def checkpoint_steps(run: Path) -> list[int]:
 
 
 def read_average(run: Path, count: int, step: int | Literal["best"] | None = None,
-                 warn: Callable[[str], None] = print) -> tuple[list[int], dict[str, torch.Tensor]]:
+                 warn: Callable[[str], None] = print, *, ema: bool = False
+                 ) -> tuple[list[int], dict[str, torch.Tensor]]:
     """The mean of the fp32 weights of the checkpoint that `step` names, as in `read_weights`, and of the `count` - 1
     before it; and their steps, ascending. Buffers and parameters alike; sums are made in fp64.
 
     Raises:
         UserError: as `read_weights`, or the run has fewer checkpoints up to there.
     """
-    last, weights = read_weights(run, step, warn)
+    last, weights = read_weights(run, step, warn, ema=ema)
     steps = [each for each in checkpoint_steps(run) if each <= last][-count:]
     if len(steps) < count:
         raise UserError(f"{run}: found {len(steps)} checkpoints up to step {last}, expected the {count} that are to be "
                         "averaged; train with a larger --checkpoint.keep_last, or average fewer")
     sums = {name: tensor.double() for name, tensor in weights.items()}
     for each in steps[:-1]:
-        for name, tensor in read_weights(run, each, warn)[1].items():
+        for name, tensor in read_weights(run, each, warn, ema=ema)[1].items():
             sums[name] += tensor
     return steps, {name: (total / count).to(weights[name].dtype) for name, total in sums.items()}

@@ -7,6 +7,7 @@ import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, Any, cast
 
 import torch
 
@@ -14,7 +15,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors, sha256_of
 
 
-def host_copy(value, memo: dict | None = None):
+def host_copy(value: Any, memo: dict | None = None) -> Any:
     """The same nest of dicts, lists and tuples with every tensor copied to host memory; nothing is shared with `value`.
 
     Tensors that share a storage share its copy too, so that the files keep their size.
@@ -39,13 +40,13 @@ def host_copy(value, memo: dict | None = None):
 class _HashingFile:
     """What torch.save writes to: passes everything on and hashes it on the way."""
 
-    def __init__(self, file) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.size = 0
         self.digest = hashlib.sha256()
         self.error: OSError | None = None  # torch makes a RuntimeError of it that does not tell the cause
 
-    def write(self, data) -> int:
+    def write(self, data: bytes) -> int:
         self.digest.update(data)
         self.size += len(data)
         try:
@@ -58,7 +59,7 @@ class _HashingFile:
         self._file.flush()
 
 
-def write_verified(content, path: Path) -> tuple[int, str]:
+def write_verified(content: Any, path: Path) -> tuple[int, str]:
     """torch.save, synced and read back: size in bytes and SHA-256, as they left memory and as they lie on the disk.
 
     Raises:
@@ -68,7 +69,7 @@ def write_verified(content, path: Path) -> tuple[int, str]:
     with open(path, "wb") as file:
         hashing = _HashingFile(file)
         try:
-            torch.save(content, hashing)
+            torch.save(content, cast(IO[bytes], hashing))  # of which it uses write and flush
         except RuntimeError:
             if hashing.error is None:
                 raise
@@ -91,7 +92,7 @@ class BackgroundWriter:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: list[tuple[str, Future]] = []
 
-    def submit(self, content, path: Path) -> None:
+    def submit(self, content: Any, path: Path) -> None:
         """Take a copy of `content`, which may change as soon as this returns, and write it."""
         self._pending.append((path.name, self._pool.submit(write_verified, host_copy(content), path)))
 

@@ -14,18 +14,21 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from cloze.launch.checkpoint.fetching import INDEX, Files, missing_part, owner_of, read_index, step_place
 from cloze.launch.checkpoint.manager import CheckpointManager
-from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, describe, hash_of_files, read_state
+from cloze.launch.checkpoint.scratch import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
+from cloze.launch.checkpoint.state import TrainState, describe, hash_of_files, read_state
 from cloze.launch.checkpoint.transfer import Damaged, Patience, StoreThread, fetch, upload
-from cloze.launch.run.commits import Commit, TakenOver
+from cloze.launch.engine.state import Engine
+from cloze.launch.run.commits import Commit, TakenOver, is_first
 from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
@@ -47,6 +50,11 @@ class _Published:
     state: dict
 
 
+def _files_of(parts: list[str]) -> Files:
+    """What all ranks vouch for."""
+    return {name: tuple(each) for part in parts for name, each in json.loads(part).items()}
+
+
 class StoredCheckpoints(CheckpointManager):
     """The checkpoints of a run in a store. On this machine's scratch they look like any other's, but that of other
     machines' files none is there."""
@@ -57,15 +65,17 @@ class StoredCheckpoints(CheckpointManager):
         self._run, self._say = run, say
         self._place = run.checkpoints
         self._patience = Patience(run.patience_seconds, warn, run.ended)
-        self._thread = StoreThread()
-        self._committed: set[int] = set()  # as rank 0 has told it when the ranks met
+        self._thread = StoreThread(run.ended)
+        self._committed: dict[int, str] = {}  # step -> attempt, as rank 0 has told it when the ranks met
+        self._near: _Published | None = None  # newest on scratch, if it is not for the store
         self._waiting: _Published | None = None
         self._best_waiting: _Published | None = None  # older than that one, and that of the best evaluation
         self._best_committed = -1  # step of the best evaluation, as the newest committed checkpoint knows it; on rank 0
         self._sending: int | None = None  # the step that is on its way, or was the last
         self._sent = 0
         self._measured = False
-        self._machine: list[int] = []  # ranks on this one
+        self._machines: list[list[int]] = [[]]  # the ranks on each
+        self._machine: list[int] = []  # those on this one
 
     @property
     def leads(self) -> bool:
@@ -78,7 +88,7 @@ class StoredCheckpoints(CheckpointManager):
 
     def agree_on_latest(self) -> int | None:
         """The newest committed checkpoint of which every rank has fetched what it needs, undamaged; or a newer one that
-        this machine's scratch holds whole. Collective.
+        lies whole on the machines' scratch. Collective.
 
         Raises:
             UserError: the store or the disk can't be used.
@@ -106,39 +116,52 @@ class StoredCheckpoints(CheckpointManager):
     def _meet(self) -> None:
         """Learn the name of this start, what is committed, and who is on this machine."""
         log = self._run.log
-        told = json.dumps([self._run.attempt, sorted(log.commits)]) if log else ""
+        told = json.dumps([self._run.attempt, {step: commit.attempt for step, commit in log.commits.items()}]
+                          ) if log else ""
         attempt, committed = json.loads(distributed.gather_texts(told, self.device)[0])
-        self._committed = set(committed)
+        self._committed = {int(step): by for step, by in committed.items()}
         if log is None:
             self._run.meet(attempt)
         status = self.folder.stat()
         machines = distributed.gather_texts(f"{platform.node()} {status.st_dev} {status.st_ino}", self.device)
-        here = machines[self.environment.rank]
-        self._machine = [rank for rank, machine in enumerate(machines) if machine == here]
+        self._machines = [[rank for rank, machine in enumerate(machines) if machine == each]
+                          for each in dict.fromkeys(machines)]
+        self._machine = next(ranks for ranks in self._machines if self.environment.rank in ranks)
+        with self._together("begin a run"):
+            if is_first(attempt) and self.leads and super().steps():
+                raise UserError(
+                    f"checkpoint.scratch: found checkpoints in {self.folder.resolve()}, of a run of which nothing is "
+                    f"left in {self._run.place}, expected none at a first start; remove {self.folder.resolve()}, or "
+                    "choose another --output")
         if log:
             self._thread.submit(self._clean)
 
     def _agree_on_scratch(self) -> int | None:
-        """A checkpoint that an earlier start could not commit any more, if it lies whole on the one machine of the run.
-        It is uploaded as soon as the run goes on."""
-        if len(self._machine) < self.environment.world_size:
-            return None  # each machine has its own files, and none those that are for all
-        newer = [step for step in super().steps() if step > max(self._committed, default=-1)] if self.leads else []
-        found = next((step for step in reversed(newer) if damage(self.path(step)) is None), -1)
-        found = distributed.from_main(found, self.device)
-        if found < 0:
+        """The newest checkpoint that lies whole on the machines of the run, each process's files on its own, if the
+        store has none so new; it is uploaded as soon as the run goes on. One of an earlier start than the store's
+        newest does not count: the run has gone on without it."""
+        newest = max(self._committed, default=-1)
+        found: list[Found] = []
+        newer = [self.path(step) for step in reversed(super().steps()) if step > newest]
+        with self._together("look at scratch"), readable_errors(self.folder):
+            if self.leads:
+                found = found_on(newer, self.environment.world_size, self._committed.get(newest, ""))
+        told = distributed.gather_texts(json.dumps([asdict(each) for each in found]), self.device)
+        by_machine = [[Found(**each) for each in json.loads(told[min(ranks)])] for ranks in self._machines]
+        whole = whole_on_all(by_machine, self._machines)
+        if whole is None:
             return None
-        state = read_state(self.path(found))
-        if state["world_size"] != self.environment.world_size:
+        step, files = whole[0].step, {name: each for part in whole for name, each in part.files.items()}
+        if not take_shared(self.path(step), whole, self._machines, self.environment.rank, self.device):
+            self.warn(f"{self.path(step)}: what one machine has of it did not arrive on another as it was written; "
+                      "passed over")
             return None
-        checksums = json.loads((self.path(found) / CHECKSUMS).read_text(encoding="utf-8"))
-        files = {name: tuple(each) for name, each in checksums.items() if name != STATE}
-        if not set(range(self.environment.world_size)) <= {owner_of(name) for name in files}:
-            return None  # a machine's part of a run that had several
         mine = {name: each for name, each in files.items() if (owner_of(name) or 0) == self.environment.rank}
-        self._waiting = _Published(found, files, mine, state)
-        self._say(f"step {found} lies on this machine's scratch and not in the store yet: going on from it")
-        return found
+        self._waiting = _Published(step, files, mine, read_state(self.path(step)))
+        self._good.add(step)
+        where = "this machine's scratch" if len(self._machines) == 1 else f"the scratch of {len(whole)} machines"
+        self._say(f"step {step} lies on {where} and not in the store yet: going on from it")
+        return step
 
     def _agree_on_index(self, step: int) -> dict | None:
         """What rank 0 has read; None, said by it, if the checkpoint is damaged as far as it can see."""
@@ -152,16 +175,30 @@ class StoredCheckpoints(CheckpointManager):
         told = distributed.gather_texts(told, self.device)[0]
         return json.loads(told) if told else None
 
-    def _fetch(self, step: int, index: dict) -> list[str]:
+    def bring(self, step: int | None) -> int:
+        """As of any checkpoints; of those that are committed."""
+        if step is None:
+            step = distributed.from_main(max(self.steps(), default=-1), self.device)
+        index = self._agree_on_index(step)
+        problems = ["its index, see above"] if index is None else self._fetch(step, index, whole=True)
+        if any(problems):
+            raise UserError(f"{self._place}: found step {step} damaged ({next(filter(None, problems))}), expected what "
+                            "was uploaded; run the same command again, which goes on from an older one")
+        return step
+
+    def _fetch(self, step: int, index: dict, whole: bool = False) -> list[str]:
         """Fetch what the ranks of this machine need, each its share, into the folder of the step.
+
+        Args:
+            whole: whether they need all files.
 
         Returns:
             For each rank what is damaged of its share; empty: nothing.
         """
         state = index["state"]
-        resized = state["world_size"] != self.environment.world_size  # each machine then converts all of it
+        whole = whole or state["world_size"] != self.environment.world_size  # which each machine then converts
         files = {name: tuple(each) for name, each in sorted(index["files"].items())
-                 if resized or owner_of(name) is None or owner_of(name) in self._machine}
+                 if whole or owner_of(name) is None or owner_of(name) in self._machine}
         aside = self.path(step).with_name(self.path(step).name + ".fetched.tmp")
         with self._together("make room for a checkpoint"), readable_errors(aside):
             if self.leads:
@@ -194,7 +231,7 @@ class StoredCheckpoints(CheckpointManager):
         else:
             fetch(folder, size, digest, target)
 
-    def _make_room(self, engine, aside: Path) -> None:
+    def _make_room(self, engine: Engine, aside: Path) -> None:
         super()._make_room(engine, aside)
         aside.mkdir()  # not every machine has a rank for which DeepSpeed makes it
 
@@ -231,19 +268,29 @@ class StoredCheckpoints(CheckpointManager):
                 raise UserError(f"{self._thread.failure}; this machine's part of the newest checkpoint is "
                                 f"{self.folder.resolve() / kept[-1] if kept else 'none'}")
 
-    def _parts_here(self, parts: list[str]) -> list[str]:
-        return [part if rank in self._machine else "{}" for rank, part in enumerate(parts)]
+    def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
+             files: Mapping[str, dict] = MappingProxyType({}), *, local: bool = False) -> None:
+        """As of any checkpoints; they know the start that saved them."""
+        super().save(engine, state, facts | {ATTEMPT: self._run.attempt}, rank_state, files, local=local)
 
-    def _published(self, step: int, parts: list[str], state: dict) -> None:
-        files: Files = {}
-        for part in parts:
-            files.update(json.loads(part))
-        before, best = self._waiting, state["best_step"]
+    def _as_here(self, parts: list[str], facts: dict) -> tuple[list[str], dict]:
+        here = [part if rank in self._machine else "{}" for rank, part in enumerate(parts)]
+        return here, facts | {WHOLE: hash_of_files(_files_of(parts))}
+
+    def _published(self, step: int, parts: list[str], state: dict, local: bool) -> None:
+        published = _Published(step, _files_of(parts), json.loads(parts[self.environment.rank]), state)
+        self._near = published if local else None
+        if not local:
+            self._send_next(published)
+
+    def _send_next(self, published: _Published) -> None:
+        """Have it wait, in the place of an older one."""
+        before, best = self._waiting, published.state["best_step"]
         if before is not None and before.step == best:
             self._best_waiting = before  # a newer one does not take the place of the best
         elif self._best_waiting is not None and self._best_waiting.step != best:
             self._best_waiting = None
-        self._waiting = _Published(step, files, json.loads(parts[self.environment.rank]), state)
+        self._waiting = published
 
     def _begin_upload(self) -> None:
         """Collective."""
@@ -304,6 +351,9 @@ class StoredCheckpoints(CheckpointManager):
             UserError: as `publish`.
         """
         self.publish()
+        if self._near is not None:
+            self._send_next(self._near)
+            self._near = None
         self._drain(beat)
         if best is not None:
             self.retire(best)
@@ -328,14 +378,17 @@ class StoredCheckpoints(CheckpointManager):
             good = [step for step in sorted(log.commits) if step not in self._damaged]
             if old := set(good[:-self.keep_last]) - {best, *self._best, self._best_committed}:
                 self._thread.submit(partial(self._retire, old))
-        if self.leads:
-            local = super().steps()
-            waiting = {each.step for each in (self._waiting, self._best_waiting) if each}
-            for step in set(local[:-1]) - {self._sending, *waiting}:
+        if self.leads and (local := super().steps()):
+            kept = {each.step for each in (self._waiting, self._best_waiting) if each}
+            kept.add(max(self._good, default=local[-1]))  # newer ones are of a start that was given up
+            if self._sending is not None:
+                kept.add(self._sending)
+            for step in set(local) - kept:
                 shutil.rmtree(self.path(step), ignore_errors=True)
 
     def _retire(self, steps: set[int]) -> None:
         log = self._run.log
+        assert log is not None, "rank 0 has it"
         old = {step: log.commits[step] for step in steps if step in log.commits}
         self._patience(lambda: log.remove(set(old)))
         for step, commit in old.items():
@@ -345,20 +398,21 @@ class StoredCheckpoints(CheckpointManager):
         """Remove the files of a checkpoint that does not count any more; what stays goes with the next start."""
         folder = step_place(self._place, step) / commit.folder
         try:
-            folder.client.delete([each.key for each in folder.objects()])
+            folder.writer.delete([each.key for each in folder.objects()])
         except UserError as error:
             self.warn(f"{folder}: an old checkpoint could not be removed ({error})")
 
     def _clean(self) -> None:
         """Remove the files of checkpoints that were never committed: of earlier starts, which can commit no more. A
         later one, which has taken the run up meanwhile, may have committed what this one does not know of."""
-        log, start = self._run.log, len(self._place.key) + 1
+        log, attempt, start = self._run.log, self._run.attempt, len(self._place.key) + 1
+        assert log is not None and attempt is not None, "rank 0 has them"
         counted = {f"{step_place(self._place, step).name}/{commit.folder}" for step, commit in log.commits.items()}
         try:
             found = [each.key for each in self._place.objects()]
             old = [key for key in found if key[start:].startswith("step-")
                    and "/".join(key[start:].split("/")[:2]) not in counted
-                   and key[start:].partition("/")[2].partition("-")[0] < self._run.attempt.partition("-")[0]]
-            self._place.client.delete(old)
+                   and key[start:].partition("/")[2].partition("-")[0] < attempt.partition("-")[0]]
+            self._place.writer.delete(old)
         except UserError as error:
             self.warn(f"{self._place}: what interrupted uploads have left could not be removed ({error})")

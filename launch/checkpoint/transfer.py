@@ -129,9 +129,14 @@ def fetch(folder: StorePath, size: int, digest: str, target: Path) -> None:
 
 
 class StoreThread:
-    """The thread of a process that does one thing after another in a store; the first failure is kept, and ends it."""
+    """The thread of a process that does one thing after another in a store; the first failure is kept, and ends it.
 
-    def __init__(self) -> None:
+    Args:
+        ended: set when the process is about to end: then nothing is left to be told of.
+    """
+
+    def __init__(self, ended: threading.Event) -> None:
+        self._ended = ended
         self._tasks: queue.Queue[Callable[[], None]] = queue.Queue()
         self._failure: UserError | None = None
         self._left = 0
@@ -167,6 +172,8 @@ class StoreThread:
                 self._failure = UserError(f"checkpoint.scratch: a checkpoint there can't be read "
                                           f"({error.strerror or error}); check the disk")
             except Exception as error:  # a bug must end the run, not leave it without checkpoints
+                if self._ended.is_set():  # the interpreter starts no more threads
+                    return
                 self._failure = UserError(f"the thread that uploads checkpoints has failed ({type(error).__name__}: "
                                           f"{error}), expected it to go on")
                 raise

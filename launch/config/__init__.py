@@ -9,17 +9,18 @@ from cloze.launch.config.commands import (
     StatusConfig,
 )
 from cloze.launch.config.data import DataPhase, DataSource, MixtureConfig
+from cloze.launch.config.embedding import EmbeddingConfig
 from cloze.launch.config.finetuning import FinetuneConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig, PretrainEvaluationConfig, SweepConfig
 from cloze.launch.config.run import RunConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import BatchArithmetic, MaskingConfig, MaskingPhase, TrainConfig
+from cloze.launch.config.training import BatchArithmetic, EmaConfig, MaskingConfig, MaskingPhase, TrainConfig
 
 __all__ = [
     "BatchArithmetic", "CheckpointConfig", "CompletionConfig", "DataPhase", "DataSource", "DeepSpeedConfig",
-    "DoctorConfig", "EvaluationConfig", "ExportConfig", "FinetuneConfig", "LossScaleConfig", "MaskingConfig",
-    "MaskingPhase", "MixtureConfig", "MonitorConfig", "OptimizerConfig", "PretrainConfig", "PretrainEvaluationConfig",
-    "QuickstartConfig", "RunConfig", "RunsConfig", "ScheduleConfig", "StatusConfig", "SweepConfig", "TrainConfig",
-    "ZeroConfig",
+    "DoctorConfig", "EmaConfig", "EmbeddingConfig", "EvaluationConfig", "ExportConfig", "FinetuneConfig",
+    "LossScaleConfig", "MaskingConfig", "MaskingPhase", "MixtureConfig", "MonitorConfig", "OptimizerConfig",
+    "PretrainConfig", "PretrainEvaluationConfig", "QuickstartConfig", "RunConfig", "RunsConfig", "ScheduleConfig",
+    "StatusConfig", "SweepConfig", "TrainConfig", "ZeroConfig",
 ]

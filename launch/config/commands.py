@@ -21,6 +21,10 @@ class ExportConfig:
     """Step of the checkpoint; best: that of the best evaluation (evaluation.keep_best); null: the newest good one."""
     average: int = 1
     """Checkpoints of a run of pretraining whose weights are averaged: that one and those before it; at least 1."""
+    ema: bool = False
+    """Whether to export the moving average of the weights that a run with ema.decay has kept, in place of them."""
+    generator: bool = False
+    """Whether to export the generator of a run with objective replaced_tokens, in place of the discriminator."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Number format of the weights; null: as they are, which is fp32 for runs. An ONNX graph keeps fp32."""
     onnx: bool = False

@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from cloze.launch.config.checks import at_least, check_processes, check_sections, check_seed, check_warmup
+from cloze.launch.config.checks import at_least
+from cloze.launch.config.embedding import EmbeddingConfig
+from cloze.launch.config.marks import FREE
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.run import RunConfig
+from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.config.training import AUTO, TrainConfig
@@ -30,11 +32,11 @@ class FinetuneTrainConfig(TrainConfig):
 
     rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
 
-    max_steps: int | None = None
+    max_steps: int | None = None  # type: ignore[assignment]  # `for_units` counts them before anything reads them
     """Optimizer steps of the whole run, at least 1, whatever `epochs` says; null: as many as `epochs` makes."""
     global_batch_size: int = 32
     """Examples in one optimizer step over all processes; a multiple of their number."""
-    micro_batch_size: int = 32
+    micro_batch_size: int = field(default=32, metadata=FREE)
     """Examples in one forward and backward pass of one process, at most: the largest number that divides its share of a
     batch is taken, which changes no gradient."""
     learning_rate: float | Literal["auto"] = AUTO
@@ -48,18 +50,18 @@ class FinetuneConfig(RunConfig):
 
     task: str
     """What is learned, of one's own: classification, pair-classification, regression, pair-regression, multi-label,
-    label-columns, ner, pos, squad, squad2 or multiple-choice; or a known data set: sst2, cola, mnli, qnli, rte, wnli,
-    qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
+    label-columns, ner, pos, squad, squad2, multiple-choice or embed (vectors of texts); or a known data set: sst2,
+    cola, mnli, qnli, rte, wnli, qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
     model: str
     """A Cloze run, a Hugging Face folder or hub name; or for random weights a file of configs/model/ or its name."""
-    train_file: str
+    train_file: str = field(metadata=FREE)
     """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set. The flag is `--train`, the
     name in a YAML file `train_file`."""
-    validation: str
+    validation: str = field(metadata=FREE)
     """Examples that decide which checkpoint is best."""
-    output: str
+    output: str = field(metadata=FREE)
     """Folder of the run: results.json, predictions/, model/ (a Hugging Face folder), checkpoints, curves."""
-    test: list[str] = field(default_factory=list)
+    test: list[str] = field(default_factory=list, metadata=FREE)
     """Further files, measured (where they have labels) and predicted with the best checkpoint."""
     tokenizer: str | None = None
     """Folder of a tokenizer; null: the model's own, which a file of configs/model/ does not have."""
@@ -74,10 +76,11 @@ class FinetuneConfig(RunConfig):
     pickled_weights: bool = False
     """Whether pytorch_model.bin of a hub name is taken where it has no model.safetensors; read as tensors only."""
     text_columns: list[str] = field(default_factory=list)
-    """Column of the text, or the two columns of a pair; empty: as the task names them."""
+    """Column of the text, or the two columns of a pair; of embed the anchor's, the positive's and those of hard
+    negatives, or one column of texts, each of which is its own positive; empty: as the task names them."""
     label_columns: list[str] = field(default_factory=list)
-    """Column of what is predicted, several for label-columns (and for 0/1 columns of multi-label); empty: as the task
-    names it."""
+    """Column of what is predicted, several for label-columns (and for 0/1 columns of multi-label), of the scores that
+    embed is measured by; empty: as the task names it."""
     labels: list[str] = field(default_factory=list)
     """All labels in the order of their numbers; empty: the task's, or those of the training file by name."""
     skip_malformed_rows: bool = False
@@ -106,9 +109,10 @@ class FinetuneConfig(RunConfig):
     a batch then counts questions with all their windows (squad, squad2)."""
     answer_units: Literal["words", "characters"] = "words"
     """What exact match and F1 compare; characters for languages without spaces, as Chinese (squad, squad2)."""
-    pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
+    pooling: Literal["pooler", "cls", "mean", "max"] | None = None
     """What the head reads of a sequence; what transformers lacks is written in our own format: of BERT's shapes all
-    but the pooler, of ModernBERT's max."""
+    but the pooler, of ModernBERT's max. Of embed what a text's vector is, which any folder can say: cls, mean or max.
+    null: pooler; of embed that of the model's vectors, mean if it has learned none."""
     dropout: float | None = None
     """Dropout everywhere in the model, 0 <= p < 1; null: the model's own."""
     freeze: str = "none"
@@ -124,33 +128,36 @@ class FinetuneConfig(RunConfig):
     """Top layers (and pooler) that start from random weights, at least 0 (Zhang et al. 2021, arXiv 2006.05987)."""
     epochs: float | None = 3.0
     """Passes over the training file, above 0; train.max_steps, if it is given, decides instead."""
-    evaluate_every_epochs: float | None = 1.0
+    evaluate_every_epochs: float | None = field(default=1.0, metadata=FREE)
     """Epochs between two evaluations, above 0; null: evaluation.every_steps decides."""
     glue_submission: bool = False
     """Whether each test file's predictions are also written as gluebenchmark.com takes them."""
-    seeds: int = 1
+    seeds: int = field(default=1, metadata=FREE)
     """Runs of each setting, with `seed` and the numbers after it, each in its own folder in `output`; at least 1."""
-    grid: list[str] = field(default_factory=list)
+    grid: list[str] = field(default_factory=list, metadata=FREE)
     """Settings to try, `FIELD=VALUE,VALUE` each, as learning_rate=2e-5,3e-5 (`train.` may be left out); every
     combination is run."""
-    processes: int | Literal["auto"] = 1
+    processes: int | Literal["auto"] = field(default=1, metadata=FREE)
     """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
     torchrun, srun, deepspeed or mpirun, these start them."""
     seed: int = 42
     """Seed of the new head, order of examples and dropout, 0 or more."""
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    """The loss and the sizes of vectors (embed)."""
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
     """In which portions and with which numbers is trained."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its constants; Adam's bias correction is on (Mosbach et al. 2021, arXiv 2006.04884)."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(warmup_share=0.1))
     """Learning rate over the steps."""
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
     """When the run is saved, what is kept and how it goes on."""
-    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(metric=AUTO, keep_best=True))
+    evaluation: EvaluationConfig = field(
+        default_factory=lambda: EvaluationConfig(metric=AUTO, keep_best=True), metadata=FREE)
     """When the run is measured on the validation file; metric auto: the first of the task's."""
-    monitor: MonitorConfig = field(default_factory=lambda: MonitorConfig(inspect_every_steps=0))
+    monitor: MonitorConfig = field(default_factory=lambda: MonitorConfig(inspect_every_steps=0), metadata=FREE)
     """What is watched beside the curves, and how often."""
-    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    zero: ZeroConfig = field(default_factory=ZeroConfig, metadata=FREE)
     """What is partitioned over the processes."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     """Scale of the loss in fp16."""
@@ -198,11 +205,13 @@ class FinetuneConfig(RunConfig):
         elif self.epochs is None:
             raise UserError("epochs: found null without train.max_steps, expected one of them")
 
-    def for_task(self, task: Task, positions: int) -> FinetuneConfig:
-        """With the metric's name and, unless it is given, the length that task and model decide.
+    def for_task(self, task: Task, positions: int, pooling: Literal["cls", "mean", "max"] | None = None
+                 ) -> FinetuneConfig:
+        """With the metric's name and, unless they are given, the length and the pooling that task and model decide.
 
         Args:
             positions: of the model.
+            pooling: of the vectors that the model has learned to give; None if it has learned none.
 
         Raises:
             UserError: the length that is given is more, or leaves no room for a tail; or evaluations are set twice.
@@ -224,7 +233,16 @@ class FinetuneConfig(RunConfig):
             raise UserError(f"head_tokens: found {self.head_tokens} with max_length {length}, expected less than "
                             f"{length - 2}, so that there is room for the tail; lower it, or raise --max_length")
         step = self.window_step or (min(_WINDOW_STEP, length // 3) if task.kind == "answering" else length // 2 - 1)
-        return replace(self, max_length=length, window_step=step, evaluation=evaluation)
+        learned: Literal["pooler", "cls", "mean", "max"] = (
+            (pooling or "mean") if task.kind == "embedding" else "pooler")
+        return replace(self, max_length=length, window_step=step, evaluation=evaluation,
+                       pooling=self.pooling or learned)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """`max_length` and `window_step`, which are known (`for_task`)."""
+        assert self.max_length is not None and self.window_step is not None, "for_task comes first"
+        return self.max_length, self.window_step
 
     def for_size(self, parameters: int) -> FinetuneConfig:
         """With the peak learning rate that the parameters of the encoder's layers decide, unless it is given."""
@@ -234,7 +252,7 @@ class FinetuneConfig(RunConfig):
         """With the steps that the epochs make of `num_units` training units. Raises UserError."""
         per_epoch = num_units / self.train.global_batch_size
         train, evaluation = self.train, self.evaluation
-        if train.max_steps is None:
+        if train.max_steps is None and self.epochs is not None:  # __post_init__ asks for one of them
             train = replace(train, max_steps=max(1, round(self.epochs * per_epoch)))
         if self.evaluate_every_epochs is not None:
             evaluation = replace(evaluation, every_steps=max(1, round(self.evaluate_every_epochs * per_epoch)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cloze.launch.config.checks import at_least
+from cloze.launch.config.marks import FIXED
 from cloze.pipeline.errors import UserError
 
 
@@ -13,10 +14,10 @@ from cloze.pipeline.errors import UserError
 class OptimizerConfig:
     """How gradients move the weights; the defaults are the constants of the BERT release."""
 
-    name: Literal["adamw", "lamb", "muon", "stable_adamw"] = "adamw"
+    name: Literal["adamw", "lamb", "muon", "stable_adamw"] = field(default="adamw", metadata=FIXED)
     """adamw; lamb, for batches of tens of thousands; muon for the encoder's matrices with adamw for the rest;
     stable_adamw: each tensor's update clipped. All but adamw look at whole tensors and need zero.stage 0."""
-    implementation: Literal["torch", "deepspeed"] = "torch"
+    implementation: Literal["torch", "deepspeed"] = field(default="torch", metadata=FIXED)
     """Whose kernels: torch's fused ones, or for adamw DeepSpeed's, which a compiler builds at the first start."""
     bias_correction: bool = True
     """Whether moments are divided by 1 - beta^t (adamw, lamb); the BERT release does not."""
@@ -26,9 +27,9 @@ class OptimizerConfig:
     """Added to the root of the second moment."""
     weight_decay: float = 0.01
     """Decoupled weight decay of matrices; biases and norms never decay."""
-    decay_embeddings: bool = True
+    decay_embeddings: bool = field(default=True, metadata=FIXED)
     """Whether embeddings decay too (they do in the BERT release)."""
-    layer_decay: float = 1.0
+    layer_decay: float = field(default=1.0, metadata=FIXED)
     """Learning rate of each layer as a share of that of the layer above, above 0 and at most 1; for fine-tuning."""
     momentum: float = 0.95
     """Muon's momentum, 0 <= momentum < 1 (muon)."""

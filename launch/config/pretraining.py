@@ -7,12 +7,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloze.launch.config.checks import at_least, check_processes, check_sections, check_seed, check_warmup
+from cloze.launch.config.checks import at_least
 from cloze.launch.config.data import DataSource, MixtureConfig
+from cloze.launch.config.marks import FIXED, FREE
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.run import RunConfig
+from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.running import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import MaskingConfig, TrainConfig
+from cloze.launch.config.training import EmaConfig, MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 
@@ -42,24 +43,25 @@ class PretrainEvaluationConfig(EvaluationConfig):
 class PretrainConfig(RunConfig):
     """A pretraining run."""
 
-    data: str | MixtureConfig
+    data: str | MixtureConfig = field(metadata=FREE)
     """Folder that `cloze prepare` wrote, or its URL in an object store; or several to mix: a section with sources, or a
     YAML file of it (--data.help and docs/training.md#mixtures)."""
-    output: str
+    output: str = field(metadata=FREE)
     """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration; or its URL in an object
     store, as s3://bucket/runs/name."""
     seed: int = 42
     """Seed of initial weights, order of samples and dropout, 0 or more."""
-    processes: int | Literal["auto"] = 1
+    processes: int | Literal["auto"] = field(default=1, metadata=FREE)
     """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
     torchrun, srun, deepspeed or mpirun, these start them."""
     data_streams: int | None = None
     """Streams that the order of samples is divided into, of which each process reads its own: at least 1, a divisor of
     every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the processes."""
-    data_cache: DataCacheConfig = field(default_factory=DataCacheConfig)
+    data_cache: DataCacheConfig = field(default_factory=DataCacheConfig, metadata=FREE)
     """Local disk for data in an object store."""
     init_from: str | None = None
-    """Folder of a run, or of a Hugging Face BERT, whose weights this run starts from; null: drawn ones."""
+    """Folder of a run, or its URL in an object store, or folder of a Hugging Face BERT, whose weights this run starts
+    from; null: drawn ones."""
     init_optimizer: bool = False
     """Whether the optimizer's moments are taken from that run too."""
     init_positions: Literal["same", "extend"] = "same"
@@ -69,7 +71,7 @@ class PretrainConfig(RunConfig):
     as they are."""
     init_word_vectors: str | None = None
     """word2vec text file, of whose vectors word embeddings start, by token; null: drawn ones. Not with init_from."""
-    model: BertConfig = field(default_factory=BertConfig)
+    model: BertConfig = field(default_factory=BertConfig, metadata=FIXED)
     """Shape of the model; a file of configs/model/ or single fields."""
     objective: str = "masked"
     """What is minimised. masked: masked tokens, and next sentences if the data has pairs; span_boundary: these, and
@@ -78,7 +80,7 @@ class PretrainConfig(RunConfig):
     my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""
     objective_options: dict[str, Any] = field(default_factory=dict)
     """What the objective's class is made with beside the configuration, by name."""
-    callbacks: list[str] = field(default_factory=list)
+    callbacks: list[str] = field(default_factory=list, metadata=FREE)
     """Classes of your own that are told of the run while it goes on, by their dotted names (docs/python.md)."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """How much is trained, in which portions and with which numbers."""
@@ -86,15 +88,17 @@ class PretrainConfig(RunConfig):
     """How much is masked, where the shards leave that to the run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its constants."""
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    """The moving average of the weights."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Learning rate over the steps."""
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
     """When the run is saved, what is kept and how it goes on."""
-    evaluation: PretrainEvaluationConfig = field(default_factory=PretrainEvaluationConfig)
+    evaluation: PretrainEvaluationConfig = field(default_factory=PretrainEvaluationConfig, metadata=FREE)
     """When the run is measured on the validation split, and what follows from it."""
-    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig, metadata=FREE)
     """What is watched beside the curves, and how often."""
-    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    zero: ZeroConfig = field(default_factory=ZeroConfig, metadata=FREE)
     """What is partitioned over the processes."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     """Scale of the loss in fp16."""
@@ -143,6 +147,12 @@ class PretrainConfig(RunConfig):
             raise UserError(f"evaluation.sets: found {both[0]}, expected a name that no source of data has")
 
     @property
+    def streams(self) -> int:
+        """The streams of the order of samples, whose number is known (`choose_data_streams`)."""
+        assert self.data_streams is not None, "it has been chosen"
+        return self.data_streams
+
+    @property
     def sources(self) -> list[DataSource]:
         """The prepared folders, whichever way they were given."""
         return self.data.sources if isinstance(self.data, MixtureConfig) else [DataSource(self.data)]
@@ -152,10 +162,10 @@ class PretrainConfig(RunConfig):
 class SweepConfig(PretrainConfig):
     """Pretraining with every combination of some settings."""
 
-    output: str
+    output: str = field(metadata=FREE)
     """Folder of all runs, each in a folder named by its settings; the table as results.json, curves as
     curves.png."""
-    grid: list[str] = field(default_factory=list)
+    grid: list[str] = field(default_factory=list, metadata=FREE)
     """Settings to try, FIELD=VALUE,VALUE once or several times, as learning_rate=1e-3,2e-3 seed=1,2: every combination
     is a run; the table shows the median over the seeds."""
     run: int | None = None
@@ -172,11 +182,11 @@ class SweepConfig(PretrainConfig):
 class DeepSpeedConfig(PretrainConfig):
     """What DeepSpeed would be given for a pretraining run."""
 
-    data: str | MixtureConfig = ""
+    data: str | MixtureConfig = field(default="", metadata=FREE)
     """Not read."""
-    output: str = ""
+    output: str = field(default="", metadata=FREE)
     """Not read."""
-    processes: int = 1
+    processes: int = field(default=1, metadata=FREE)
     """Processes of the run, at least 1."""
 
     def __post_init__(self) -> None:

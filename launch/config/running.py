@@ -23,15 +23,22 @@ class CheckpointConfig:
     """auto: go on from the newest good checkpoint, if any; required: fail without one; never: fail with one."""
     accept_changes: bool = False
     """Whether a run may go on with other values of the fields that shape its result."""
+    local: int | None = None
+    """Steps between two checkpoints of which only the last one is kept, on the scratch of a run whose output is in an
+    object store, for a quick restart on the same machines: a divisor of every_steps, whose checkpoints go to the
+    store; null: those alone."""
     scratch: str | None = None
     """Folder on a local disk where a run whose output is in an object store writes its checkpoints before they are
-    uploaded, with room for four of a machine's share; null: ~/.cache/cloze/runs."""
+    uploaded, with room for five of a machine's share; null: ~/.cache/cloze/runs."""
     store_patience_seconds: float = 900.0
     """How long an object store may be away, at least 0, before a run whose output is there ends with its newest
     checkpoint on scratch."""
 
     def __post_init__(self) -> None:
-        at_least("checkpoint", self, every_steps=0, keep_last=1, store_patience_seconds=0)
+        at_least("checkpoint", self, every_steps=0, keep_last=1, local=1, store_patience_seconds=0)
+        if self.local is not None and self.every_steps % self.local:
+            raise UserError(f"checkpoint.local: found {self.local}, expected a divisor of checkpoint.every_steps = "
+                            f"{self.every_steps}")
 
 
 @dataclass(frozen=True)

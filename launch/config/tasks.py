@@ -13,11 +13,13 @@ from cloze.pipeline.errors import UserError
 class Task:
     """A task: the names that its files and its results go by."""
 
-    kind: Literal["classification", "regression", "multi_label", "columns", "tagging", "answering", "choice"]
+    kind: Literal["classification", "regression", "multi_label", "columns", "tagging", "answering", "choice",
+                  "embedding"]
     """What is predicted: a class, a number, a set of labels, a class in each of several columns; a class for each
-    word; a span of a text; one of several texts."""
+    word; a span of a text; one of several texts; nothing, but vectors of texts that are alike where the texts are."""
     texts: tuple[str, ...] = ()
-    """Columns of the text, or of the pair of texts; of the texts that all choices share (choice)."""
+    """Columns of the text, or of the pair of texts; of the texts that all choices share (choice); of the anchor and the
+    positive (embedding)."""
     targets: tuple[str, ...] = ("label",)
     """Columns of what is predicted."""
     labels: tuple[str, ...] = ()
@@ -77,6 +79,8 @@ TASKS = {
     "rocstories": Task("choice", ("InputSentence1", "InputSentence2", "InputSentence3", "InputSentence4"),
                        ("AnswerRightEnding",), ("1", "2"),
                        choices=("RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2")),
+    # Metrics of files with scores; of pairs those of retrieval: launch/finetune/examples/similarity.py.
+    "embed": Task("embedding", ("anchor", "positive"), (), metrics=("spearman", "pearson")),
 }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Final, Literal, TypeVar
 
 from cloze.launch.config.checks import at_least, check_ends
+from cloze.launch.config.marks import FREE
 from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
-AUTO = "auto"  # in place of a value: it is found out
+AUTO: Final = "auto"  # in place of a value: it is found out
 
 # Peak rates of pretraining by the parameters of the encoder's layers, for models of fewer. BERT's own 1e-4 (Devlin et
 # al. 2019, A.2) leaves small ones near the frequencies of words in the steps that such models are given. 5e-4:
@@ -37,13 +38,13 @@ class TrainConfig:
     """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
     batch_warmup_tokens: int = 0
     """Tokens after which the global batch has its full size, 0 or more, counted by the mean of the data's samples."""
-    micro_batch_size: int | Literal["auto"] | None = None
+    micro_batch_size: int | Literal["auto"] | None = field(default=None, metadata=FREE)
     """Samples in one forward and backward pass of one process, at most: the largest number that divides its share of a
     batch is taken, which changes no gradient; auto: the most that fit, tried at the first start; null: auto on a GPU,
     32 on a CPU."""
-    sequence_length: int | None = None
+    sequence_length: int | None = field(default=None, metadata=FREE)
     """Tokens of the longest sequence that the run is meant for; shards with longer ones are refused; null: any."""
-    memory_limit_gib: float | None = None
+    memory_limit_gib: float | None = field(default=None, metadata=FREE)
     """GiB that a process may use, for micro_batch_size: auto; null: what the GPU, or its share of this machine, has."""
     learning_rate: float | Literal["auto"] = AUTO
     """Peak learning rate, above 0; the schedule multiplies it. auto: by the parameters of the model's layers: 2e-3
@@ -53,25 +54,25 @@ class TrainConfig:
     bf16 products over fp32 weights, at any zero.stage."""
     tf32: bool = False
     """Whether fp32 products on a GPU round what they multiply to TF32, 10 bits: several times as fast; for fp32."""
-    deterministic: bool = False
+    deterministic: bool = field(default=False, metadata=FREE)
     """Whether a GPU adds up in the same order each time, so that a resumed run is the same bit for bit; slower."""
     gradient_clipping: float = 1.0
     """Largest global gradient norm; 0: none."""
-    gradient_checkpointing: str = "none"
+    gradient_checkpointing: str = field(default="none", metadata=FREE)
     """Layers whose activations are computed again in backward to save memory: none, all, or every_N."""
-    attention_kernel: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
+    attention_kernel: Literal["auto", "eager", "sdpa", "varlen"] = field(default="auto", metadata=FREE)
     """Attention kernel; auto: the fastest that the device and the dropout allow."""
-    compile: bool | None = None
+    compile: bool | None = field(default=None, metadata=FREE)
     """Whether torch.compile makes kernels of the encoder's layers, for GPUs; not with zero.stage 3; null: with flash
     attention at zero.stage 0, as was found at the first start."""
     loss_reduction: Literal["tokens", "samples"] = "tokens"
     """tokens: mean over all masked tokens of the global batch; samples: mean over each sample's mean."""
-    log_every_steps: int = 10
+    log_every_steps: int = field(default=10, metadata=FREE)
     """Steps between two lines of metrics."""
-    max_skipped_steps: int = 20
+    max_skipped_steps: int = field(default=20, metadata=FREE)
     """Steps in a row whose loss or gradient may be infinite or NaN, each skipped, before the run is given up; at least
     1."""
-    stop_before_seconds: float | None = None
+    stop_before_seconds: float | None = field(default=None, metadata=FREE)
     """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
 
     def __post_init__(self) -> None:
@@ -94,7 +95,7 @@ class TrainConfig:
         if self.batch_increment is not None and not grows:
             raise UserError(f"train.batch_increment: found {self.batch_increment} without "
                             "train.initial_global_batch_size, expected null: the batch does not grow")
-        if grows and (self.growth < 0 or self.growth % self.increment):
+        if self.increment is not None and (self.growth < 0 or self.growth % self.increment):
             raise UserError(f"train.batch_increment: found {self.increment}, expected a divisor of the growth from "
                             f"train.initial_global_batch_size = {self.initial_global_batch_size} to "
                             f"train.global_batch_size = {self.global_batch_size}")
@@ -104,6 +105,18 @@ class TrainConfig:
         if self.learning_rate != AUTO:
             return self
         return replace(self, learning_rate=next(rate for limit, rate in self.rates if parameters < limit))
+
+    @property
+    def peak_rate(self) -> float:
+        """The peak learning rate, which is known (`for_size`)."""
+        assert self.learning_rate != AUTO, "for_size comes first"
+        return self.learning_rate
+
+    @property
+    def micro_batch(self) -> int:
+        """The size of a micro-batch, which is known (`on`, and what was found out on the device)."""
+        assert isinstance(self.micro_batch_size, int), "it has been found out"
+        return self.micro_batch_size
 
     @property
     def growth(self) -> int:
@@ -119,11 +132,11 @@ class TrainConfig:
     def batch_sizes(self) -> dict[str, int]:
         """What every micro-batch must divide, by the field's name."""
         sizes = {"global_batch_size": self.global_batch_size}
-        if self.initial_global_batch_size is not None:
+        if self.initial_global_batch_size is not None and self.increment is not None:
             sizes |= {"initial_global_batch_size": self.initial_global_batch_size, "batch_increment": self.increment}
         return sizes
 
-    def on(self, world_size: int) -> TrainConfig:
+    def on(self: Train, world_size: int) -> Train:
         """With the micro-batch that so many processes take; auto and null, which the device decides, stay."""
         if self.micro_batch_size in ("auto", None):
             return self
@@ -137,6 +150,21 @@ class TrainConfig:
     def budget_seconds(self) -> float | None:
         """The time budget in the unit of the clock."""
         return None if self.time_budget_hours is None else self.time_budget_hours * 3600
+
+
+@dataclass(frozen=True)
+class EmaConfig:
+    """An exponential moving average of the weights, beside those that are trained: validation/ema_..., and
+    `cloze export --ema true`."""
+
+    decay: float | None = None
+    """Share of the average that a step keeps, 0 <= decay < 1, as 0.9999; null: there is no average."""
+    warmup: bool = True
+    """Whether the decay of step n is at most (1 + n) / (10 + n), so that the initial weights are soon forgotten."""
+
+    def __post_init__(self) -> None:
+        if self.decay is not None and not 0 <= self.decay < 1:
+            raise UserError(f"ema.decay: found {self.decay}, expected 0 <= decay < 1, or null")
 
 
 @dataclass(frozen=True)
@@ -214,7 +242,7 @@ class BatchArithmetic:
                 raise UserError(f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
                                 f"it to {near}")
         share = math.gcd(*train.batch_sizes.values()) // world_size
-        wished = 1 if train.micro_batch_size in ("auto", None) else train.micro_batch_size
+        wished = train.micro_batch_size if isinstance(train.micro_batch_size, int) else 1
         micro_batch_size = next(size for size in range(min(wished, share), 0, -1) if share % size == 0)
         grows = train.initial_global_batch_size is not None
         growth = (f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import deepspeed
 import torch
@@ -49,7 +51,7 @@ def build_engine(
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     forget_left_world()
     deepspeed.comm.comm.cdb.new_group = distributed.new_group  # gradients are reduced in a group that it makes
-    optimizer = build_optimizer(model, config.optimizer, config.train.learning_rate,
+    optimizer = build_optimizer(model, config.optimizer, config.train.peak_rate,
                                 states_on_cpu="offload_optimizer" in made["zero_optimization"])
     try:
         # Without device_rank it takes the GPU numbered LOCAL_RANK, also where each process sees one GPU alone.
@@ -85,20 +87,20 @@ class NotingDict(dict):
     def __init__(self, values: dict) -> None:
         super().__init__({name: NotingDict(value) if isinstance(value, dict) else value
                           for name, value in values.items()})
-        self.asked: set[str] = set()
+        self.asked: set[Any] = set()
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: Any) -> Any:
         self.asked.add(name)
         return super().__getitem__(name)
 
-    def __contains__(self, name) -> bool:
+    def __contains__(self, name: object) -> bool:
         self.asked.add(name)
         return super().__contains__(name)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return super().__iter__()  # so that `**section` asks for each name, instead of copying all at once
 
-    def get(self, name, default=None):
+    def get(self, name: Any, default: Any = None) -> Any:
         self.asked.add(name)
         return super().get(name, default)
 

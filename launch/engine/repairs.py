@@ -6,6 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from copy import deepcopy
+from typing import Any
 
 import deepspeed
 import torch
@@ -22,7 +23,8 @@ def import_muon_without_compiler() -> None:
     Muon is in launch/engine/optimizers/.
     """
     compiles = torch.compile
-    torch.compile = lambda function=None, **_: function or (lambda decorated: decorated)
+    stand_in: Any = lambda function=None, **_: function or (lambda decorated: decorated)  # noqa: E731
+    torch.compile = stand_in
     try:
         with contextlib.suppress(ModuleNotFoundError):  # another version of DeepSpeed, which then has nothing to import
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
@@ -37,7 +39,7 @@ def forget_left_world() -> None:
         deepspeed.utils.groups._WORLD_GROUP = None
 
 
-def grow_scale_after_step(optimizer) -> None:
+def grow_scale_after_step(optimizer: Any) -> None:
     """Let the gradient of an fp16 step be divided by the scale that its loss was multiplied by.
 
     DeepSpeed's partitioned optimizers update the scale before they unscale: the gradient of each step at which it grows
@@ -49,7 +51,7 @@ def grow_scale_after_step(optimizer) -> None:
         if has_overflow:
             update(True)
 
-    def step_then_grow(*arguments, **options) -> None:
+    def step_then_grow(*arguments: Any, **options: Any) -> None:
         step(*arguments, **options)
         if not optimizer.overflow:
             update(False)
@@ -71,7 +73,7 @@ def skip_infinite_steps(engine: deepspeed.DeepSpeedEngine, device: torch.device)
         engine._global_grad_norm = nn.utils.clip_grad_norm_(parameters, engine.gradient_clipping())
         engine.found_inf.copy_(~engine._global_grad_norm.isfinite())
 
-    def step_if_finite(*arguments, **options):
+    def step_if_finite(*arguments: Any, **options: Any) -> Any:
         if not engine.found_inf.item():
             return step(*arguments, **options)
 
@@ -88,7 +90,7 @@ def sum_gradients_at_once(engine: deepspeed.DeepSpeedEngine) -> None:
     The sum over one process is there already: nothing is copied.
     """
 
-    def sum_and_copy(gradients: list[torch.Tensor], group, world_size: int | None = None) -> None:
+    def sum_and_copy(gradients: list[torch.Tensor], group: Any, world_size: int | None = None) -> None:
         if engine.dp_world_size > 1:
             summed = engine.allreduce_bucket(gradients, group, world_size)
             torch._foreach_copy_(gradients, engine.unflatten(summed, gradients))
@@ -101,7 +103,7 @@ _SCALE_CONSTANTS = ("scale_factor", "scale_window", "min_scale", "delayed_shift"
 
 
 @contextlib.contextmanager
-def kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
+def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine, optimizer_steps: int) -> Iterator[None]:
     """Undo what DeepSpeed's loaders do to the optimizer, and prove it.
 
     Its ZeRO-3 universal loader gives every group the hyper-parameters of group 0, and all flat groups one and the
@@ -111,7 +113,7 @@ def kept_hyper_parameters(engine, optimizer_steps: int) -> Iterator[None]:
     constants of the loss scale, from the checkpoint and not from the configuration (stage_1_and_2.py).
     """
     optimizer = base_optimizer(engine)
-    partitioned = engine.optimizer if engine.zero_optimization() else None
+    partitioned: Any = engine.optimizer if engine.zero_optimization() else None
     limit, scaler = getattr(partitioned, "clip_grad", None), getattr(partitioned, "loss_scaler", None)
     # A group's `step` is no hyper-parameter: where states that DeepSpeed's FusedAdam has yet to make begin to count.
     before = [{name: value for name, value in group.items() if name not in ("params", "step")}
@@ -147,7 +149,7 @@ class _Padding:
     def _hp_mapping(self) -> _Padding:
         return self
 
-    def load_hp_checkpoint_state(self, *arguments, **options) -> None:
+    def load_hp_checkpoint_state(self, *arguments: Any, **options: Any) -> None:
         """It has no step."""
 
     def get_optim_state_keys(self) -> tuple[()]:
@@ -155,7 +157,7 @@ class _Padding:
 
 
 @contextlib.contextmanager
-def padding_can_be_loaded(engine) -> Iterator[None]:
+def padding_can_be_loaded(engine: deepspeed.DeepSpeedEngine) -> Iterator[None]:
     """Let DeepSpeed's universal loader of stages 1 and 2 pass groups of which this process has padding alone.
 
     With hundreds of processes the last ones have no parameter of a small group. The loader asks for the step of their

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import deepspeed
 import torch
@@ -11,6 +12,34 @@ from torch import nn
 
 from cloze.launch.engine.config import PRECISIONS
 from cloze.model.copies import WeightCopies
+
+
+class Engine(Protocol):
+    """What the rooms above use of DeepSpeed's engine, which says nothing of its types."""
+
+    module: Any
+    """The model: a nn.Module with an encoder `bert`, in fine-tuning or pretraining."""
+    optimizer: Any
+    device: torch.device
+    checkpoint_engine: Any
+
+    def __call__(self, **inputs: Any) -> Any: ...
+    def train(self, mode: bool = True) -> Any: ...
+    def eval(self) -> Any: ...
+    def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool) -> Any: ...
+    def step(self) -> None: ...
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None: ...
+    def is_gradient_accumulation_boundary(self) -> bool: ...
+    def get_global_grad_norm(self) -> Any: ...
+    def gradient_clipping(self) -> float: ...
+    def fp16_enabled(self) -> bool: ...
+    def torch_autocast_enabled(self) -> bool: ...
+    def torch_autocast_dtype(self) -> torch.dtype: ...
+    def zero_optimization(self) -> bool: ...
+    def zero_optimization_stage(self) -> int: ...
+    def save_checkpoint(self, folder: str, **options: Any) -> Any: ...
+    def load_checkpoint(self, folder: str, **options: Any) -> Any: ...
+    def destroy(self) -> None: ...
 
 
 def step_skipped(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
@@ -38,28 +67,39 @@ def base_optimizer(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:
     return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
 
-def master_fragments(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name of each parameter with the flat part of its fp32 master that this process updates; views, nothing is copied.
+def master_fragments(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """Name of each parameter with the flat part of its fp32 master that this process updates, and where in it that
+    begins; views, nothing is copied. At stage 3 the last part may end in padding.
 
     Where DeepSpeed keeps them: the parameter itself at stage 0, `_hp_mapping` at stages 1 and 2, `grad_position` at 3;
     at these three there is none of a parameter that does not learn.
     """
     for name, parameter in engine.module.named_parameters():
         if not engine.zero_optimization():
-            yield name, parameter.detach()
+            yield name, 0, parameter.detach()
         elif engine.zero_optimization_stage() < 3:
             mapping = getattr(parameter, "_hp_mapping", None)
             if mapping is not None:  # else other processes have all of it
-                yield name, mapping.hp_fragment.detach()
+                yield name, mapping.lp_fragment_address.start, mapping.hp_fragment.detach()
         elif (place := engine.optimizer.grad_position.get(engine.optimizer.get_param_id(parameter))) is not None:
             group, start, length = place
-            yield name, engine.optimizer.fp32_partitioned_groups_flat[group].detach().narrow(0, start, length)
+            rank = deepspeed.comm.get_rank(group=parameter.ds_process_group)
+            yield name, rank * length, engine.optimizer.fp32_partitioned_groups_flat[group].detach().narrow(
+                0, start, length)
 
 
 def full_parameter(engine: deepspeed.DeepSpeedEngine, parameter: nn.Parameter) -> torch.Tensor:
     """A copy of a parameter in fp32 on the host, gathered from all processes where it is partitioned. Collective."""
     with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_optimization_stage() == 3):
         return parameter.detach().float().cpu().clone()
+
+
+@torch.no_grad()
+def set_parameter(engine: deepspeed.DeepSpeedEngine, parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """Give a parameter values, all of them, flat, on every process; its master stays as it is. Collective at stage 3.
+    """
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=engine.zero_optimization_stage() == 3):
+        parameter.copy_(values.view(parameter.shape))
 
 
 def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
@@ -80,6 +120,6 @@ def live_precision(engine: deepspeed.DeepSpeedEngine) -> str:
     engine."""
     names = {dtype: name for name, dtype in PRECISIONS.items()}
     stored, updated = ("+".join(sorted({names[tensor.dtype] for tensor in tensors})) for tensors in (
-        engine.module.parameters(), (fragment for _, fragment in master_fragments(engine))))
+        engine.module.parameters(), (fragment for *_, fragment in master_fragments(engine))))
     text = f"{names[compute_dtype(engine)]} products, {stored} parameters"
     return text if stored == updated else f"{text} with {updated} master copies"

@@ -60,6 +60,7 @@ def fine_tune(folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]
     Raises:
         UserError: a run has failed.
     """
+    assert config.output is not None, "EvaluateConfig asks for it"
     output = Path(config.output)
     starts = {"tasks": (output, ["--model", str(folder), *(["--model_step", str(step)] if step is not None else [])])}
     if config.random_weights:

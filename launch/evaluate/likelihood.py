@@ -6,14 +6,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from cloze.launch.predict.blanks import hidden_log_probabilities
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput
+from cloze.pipeline.loading.collate import concatenated
 
 # Tokens of one forward. Of 2,048 to 16,384 the fastest on two cores for 8 layers of 256, in bf16 and in fp32.
 BATCH_TOKENS = 8192
@@ -51,7 +54,7 @@ def pseudo_log_likelihoods(
 
 def num_tokens(encodings: Sequence[Encoding]) -> int:
     """Tokens that go through the model for them: every sequence once for each of its ordinary tokens."""
-    return sum(len(encoding) * np.count_nonzero(encoding.parts) for encoding in encodings)
+    return sum(len(encoding) * int(np.count_nonzero(encoding.parts)) for encoding in encodings)
 
 
 class _EncoderInBf16:
@@ -62,7 +65,7 @@ class _EncoderInBf16:
     def __init__(self, model: BertForPreTraining) -> None:
         self.model = model
 
-    def __call__(self, masked_positions: torch.Tensor, **inputs) -> PreTrainingOutput:
+    def __call__(self, masked_positions: torch.Tensor, **inputs: Any) -> PreTrainingOutput:
         with torch.autocast(masked_positions.device.type, torch.bfloat16):
             encoded = self.model.bert(read_tokens=masked_positions, **inputs)
         return PreTrainingOutput(prediction_logits=self.model.masked_lm(encoded.last_hidden_state.float()))
@@ -75,14 +78,10 @@ def _hidden(loaded: LoadedModel, model: BertForPreTraining | _EncoderInBf16, row
     hidden = rows[np.arange(count), columns]
     rows = rows.copy()
     rows[np.arange(count), columns] = loaded.tokenizer.special_tokens.mask
-    to_device = {"device": loaded.device}
-    inputs = {
-        "input_ids": torch.as_tensor(rows.reshape(-1), **to_device),
-        "sequence_offsets": torch.arange(0, rows.size + 1, length, dtype=torch.int32, **to_device),
-        "max_sequence_length": length,
-    }
-    if loaded.config.type_vocab_size > 1:
-        inputs["token_type_ids"] = torch.full_like(inputs["input_ids"], loaded.config.segments[0])
-    positions = torch.as_tensor(np.arange(count) * length + columns, **to_device)
-    found = hidden_log_probabilities(model, inputs, positions, torch.as_tensor(hidden, **to_device))
+    (inputs,) = concatenated(rows.reshape(-1), np.arange(0, rows.size + 1, length), np.full(count, length),
+                             np.array([count]), loaded.config.segments)
+    there = to_device(inputs | {"positions": torch.from_numpy(np.arange(count) * length + columns),
+                                "hidden": torch.from_numpy(hidden)}, torch.device(loaded.device))
+    positions, hidden_there = there.pop("positions"), there.pop("hidden")
+    found = hidden_log_probabilities(model, there, positions, hidden_there)
     return found.double().cpu().numpy()

@@ -2,97 +2,52 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from cloze.launch.config import FinetuneConfig
-from cloze.launch.config.tasks import find_task
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
-from cloze.launch.engine.state import compute_dtype
+from cloze.launch.engine.state import Engine, compute_dtype
 from cloze.launch.finetune import scoring
+from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.finetune.examples.base import ExampleStream
+from cloze.launch.finetune.examples.contrastive import ContrastiveExamples
 from cloze.launch.finetune.features import encode_once
-from cloze.launch.finetune.glue import submission_names
-from cloze.launch.finetune.kinds import check_columns, check_fields, read_examples
+from cloze.launch.finetune.job import Job, read_job
 from cloze.launch.finetune.models import freeze, start_model, unfreezing
 from cloze.launch.finetune.objective import FinetuningObjective
 from cloze.launch.finetune.reporting import Evaluation, report, where
 from cloze.launch.finetune.sweep import sweep
-from cloze.launch.pretrained.source import find_source
 from cloze.launch.run import runs
-from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.stored import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import running
+from cloze.launch.training.objective import TrainingObjective
 from cloze.launch.training.running import Process
-from cloze.model.flops import encoder_weights, num_parameters, training_flops
+from cloze.launch.training.trainer import Trainer
+from cloze.model.config import BertConfig
+from cloze.model.flops import num_parameters, training_flops
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import sha256_of
+from cloze.pipeline.loading.batches import RankBatch
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import copy_tokenizer
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that a fine-tuning run reads, read."""
-
-    config: FinetuneConfig  # resolved
-    task: object
-    source: object
-    architecture: type
-    head: object
-    train: object
-    validation: object
-    test: list
-    rate: str
-    """Where its peak learning rate is from."""
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What the run may not go on with another of."""
-        return {"train_hash": _hash(Path(self.config.train_file)),
-                "tokenizer_fingerprint": self.source.tokenizer.fingerprint}
-
-
-def _hash(path: Path) -> str:
-    """SHA-256 of a file; of a folder's files by name."""
-    if path.is_file():
-        return sha256_of(path)
-    return json.dumps({file.name: sha256_of(file) for file in sorted(path.iterdir()) if file.is_file()})
-
-
-def read_job(config: FinetuneConfig) -> Job:
-    """Read the model, the tokenizer and every file.
-
-    Raises:
-        UserError, ModelError: one of them is missing, damaged or does not fit.
-    """
-    task = find_task(config.task)
-    submission_names(config)  # whatever is wrong with them is said before anything is read
-    check_fields(config, task)
-    check_columns(config, task)
-    source = find_source(config)
-    size, given = encoder_weights(source.config), config.train.learning_rate
-    config = config.for_task(task, source.config.max_position_embeddings).for_size(size)
-    rate = running.origin_of_rate(given, size)
-    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, source.config.segments)
-    return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test, rate)
 
 
 def finetune(config: FinetuneConfig, environment: Environment) -> int:
     """Run or continue a fine-tuning; returns the exit status. Called by every process of the run, with what
     `prepare_process` has returned.
     """
-    if is_url(config.output):
-        raise UserError(f"output: found {config.output}, expected a folder: of all runs those of cloze pretrain go to "
-                        "an object store by themselves; copy the finished one there")
     if config.seeds > 1 or config.grid:
+        if is_url(config.output):
+            raise UserError(f"output: found {config.output} with several runs (seeds, grid), expected a folder, where "
+                            "they are compared; one run by itself goes to an object store")
         if environment.world_size > 1:
             raise UserError(f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
                             "process, which starts a run on each GPU; leave torchrun out")
@@ -102,52 +57,68 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
     console = Console(environment.is_main)
-    known = job.source.trained_length
-    if known and known < min(job.config.max_length, job.train.lengths.max()):
-        console.warn(f"max_length: found {job.config.max_length}, more than the {known} tokens that {config.model} has "
+    # `run`: in a store, for which a folder of this machine stands.
+    with stored(job.config, environment, console) as (config, run):
+        job = replace(job, config=config)
+        _warn_of_length(job, console)
+        with running.joined(config, job.facts, environment, console, run) as (process, stop):
+            trainer, evaluation, learned = prepare_trainer(job, process)
+            with running.recorded(config, trainer, stop, run) as record:
+                stepped = trainer.run(open_stream(learned, trainer), record.metrics, stop,
+                                      evaluation.showing(record.metrics))
+                record.complete = stepped and report(job, trainer, run, stop)
+        if record.complete:
+            for line in where(config, job.task, run):
+                console.say(line)
+            if run:
+                run.clear()
+        return running.exit_status(record.complete)
+
+
+def _warn_of_length(job: Job, console: Console) -> None:
+    known, config = job.source.trained_length, job.config
+    if known and known < min(config.lengths[0], job.train.longest):
+        console.warn(f"max_length: found {config.max_length}, more than the {known} tokens that {config.model} has "
                      "learned from: what stands behind them it learns from these examples alone; pretrain a phase of "
                      f"that length, or give --max_length {known}")
 
-    def work(process: Process, stop: StopRequest) -> bool:
-        trainer, learned = prepare_trainer(job, process)
-        return train(learned, trainer, stop, partial(report, job, trainer))
 
-    status = running.carry_out(job.config, job.facts, environment, console, work)
-    if status == running.EXIT_COMPLETE:
-        for line in where(job.config, job.task):
-            console.say(line)
-    return status
-
-
-def prepare_trainer(job: Job, process: Process):
-    """The trainer, at the step of the newest checkpoint if there is one, and the job with what it is trained on; then
-    the folder is described."""
+def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Job]:
+    """The trainer, at the step of the newest checkpoint if there is one, what evaluates, and the job with what it is
+    trained on; then the folder is described."""
     config, environment = job.config, process.environment
     checkpoints, step, elastic = running.open_checkpoints(config, job.facts, process)
     if step is not None:  # the newest checkpoint that it started from may be another one by now
         job = replace(job, source=replace(job.source, step=checkpoints.state(step).get("model_step")))
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     model, origin = start_model(job.architecture, job.source, job.head, config)
-    parameters = num_parameters(model)
+    count = num_parameters(model)
     freeze(model, config.freeze)
-    parameters = f"{parameters:,}, of which {num_parameters(model):,} learn"
+    parameters = f"{count:,}, of which {num_parameters(model):,} learn"
     made = deepspeed_config(config, environment.world_size, load_universal=elastic)
     engine = build_engine(model, config, made, process.device)
     _print_facts(job, process, engine, [("parameters", parameters), ("weights", origin)])
     trainer = running.make_trainer(
         config, process, engine, checkpoints, facts=job.facts, more={"model_step": job.source.step},
-        objective=FinetuningObjective(),
+        objective=_objective(job, environment.rank),
         evaluate=Evaluation(job, engine, environment, process.device), flops=partial(_flops, model.config),
     )
     running.resume(trainer, step)
     learned = _with_features(job, engine, process)  # by the encoder that was resumed
-    trainer.evaluate = Evaluation(learned, engine, environment, process.device)
+    trainer.evaluate = evaluation = Evaluation(learned, engine, environment, process.device)
     if environment.is_main:
-        runs.describe(Path(config.output), config, job.facts, partial(copy_tokenizer, job.source.tokenizer), made)
-    return trainer, learned
+        runs.describe(Path(config.output), process.shown(config), job.facts,
+                      partial(copy_tokenizer, job.source.tokenizer), made)
+    return trainer, evaluation, learned
 
 
-def _with_features(job: Job, engine, process: Process) -> Job:
+def _objective(job: Job, rank: int) -> TrainingObjective:
+    if isinstance(job.train, ContrastiveExamples):
+        return ContrastiveObjective(job.config.embedding, job.train.group_size, rank)
+    return FinetuningObjective()
+
+
+def _with_features(job: Job, engine: Engine, process: Process) -> Job:
     """The job, whose training and validation examples an encoder that does not learn has run over once. Collective."""
     if job.config.freeze != "encoder":
         return job
@@ -156,7 +127,7 @@ def _with_features(job: Job, engine, process: Process) -> Job:
     engine.module.eval()
     with torch.autocast(device.type, compute_dtype(engine), enabled=engine.torch_autocast_enabled()):
         train, validation = (
-            encode_once(engine.module.features, examples, job.config.train.micro_batch_size, process.environment,
+            encode_once(engine.module.features, examples, job.config.train.micro_batch, process.environment,
                         device, beat)
             for examples in (job.train, job.validation))
     engine.module.train()
@@ -165,7 +136,7 @@ def _with_features(job: Job, engine, process: Process) -> Job:
     return replace(job, train=train, validation=validation)
 
 
-def _flops(shape, micro_batch: dict) -> float:
+def _flops(shape: BertConfig, micro_batch: dict) -> float:
     """Model FLOPs of a micro-batch, from its real lengths; heads are below a thousandth."""
     if "features" in micro_batch:
         return 0.0
@@ -173,12 +144,13 @@ def _flops(shape, micro_batch: dict) -> float:
     return training_flops(shape, (int(lengths.sum()), int((lengths * lengths).sum())), 0, summed=True)
 
 
-def _print_facts(job: Job, process: Process, engine, rows: list[tuple[str, str]]) -> None:
+def _print_facts(job: Job, process: Process, engine: Engine, rows: list[tuple[str, str]]) -> None:
     config = job.config
     names = job.head.labels if job.head else ()
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    assert config.train.max_steps is not None, "read_job has counted them"
     epochs = f"{config.train.max_steps * config.train.global_batch_size / len(job.train):.2f} epochs"
-    process.console.facts(f"cloze finetune {config.task} -> {config.output}", [
+    process.console.facts(f"cloze finetune {config.task} -> {process.shown(config).output}", [
         *rows,
         *([("labels", f"{len(names)}: {shown}")] if names else []),
         ("metrics", job.validation.measured),
@@ -187,15 +159,15 @@ def _print_facts(job: Job, process: Process, engine, rows: list[tuple[str, str]]
     ])
 
 
-def train(job: Job, trainer, stop: StopRequest, report) -> bool:
-    """Feed the trainer from where it stands until it is complete and reported (True) or was asked to stop (False)."""
+def open_stream(job: Job, trainer: Trainer) -> Iterator[RankBatch]:
+    """This rank's batches, from where the trainer stands."""
     config, environment = job.config, trainer.environment
     stream = ExampleStream(
-        job.train, config.train.global_batch_size, config.train.micro_batch_size, environment.rank,
+        job.train, config.train.global_batch_size, config.train.micro_batch, environment.rank,
         environment.world_size, config.seed, trainer.state.samples_consumed,
     )
     batches = iter(stream)
     if config.unfreeze_every_epochs is not None:
         each = max(1, round(config.unfreeze_every_epochs * len(job.train) / config.train.global_batch_size))
         batches = unfreezing(batches, trainer.engine.module, trainer.state.step, each)
-    return running.run(config, trainer, batches, stop, trainer.evaluate.showing, report)
+    return batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class CachedExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return self._examples.targets(units)
 
-    def outputs(self, output) -> torch.Tensor:
+    def outputs(self, output: Any) -> torch.Tensor:
         return self._examples.outputs(output)
 
     def places(self, units: np.ndarray) -> np.ndarray:
@@ -81,6 +82,7 @@ def encode_once(features: Callable[..., torch.Tensor], examples: Examples, micro
             shared[torch.from_numpy(places).to(device)] = made
         kept[torch.from_numpy(rows)] = distributed.reduce_sum(shared).cpu()
         beat()
+    assert kept is not None, "a file has examples"
     return CachedExamples(examples, kept)
 
 
@@ -93,6 +95,6 @@ def _check_memory(num_rows: int, made: torch.Tensor, processes: int, device: tor
         raise UserError(
             f"freeze encoder: found {num_rows:,} vectors of the encoder to keep, {needed / 1e9:,.1f} GB a process, "
             "expected them to fit into the memory of each machine"
-            + (f" ({free / 1e9:,.1f} GB are free here)" if short else "")
+            + (f" ({free / 1e9:,.1f} GB are free here)" if short and free is not None else "")
             + "; start fewer processes, shorten --max_length, or freeze below_N, which keeps nothing"
         )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cloze.launch.config import FinetuneConfig
+from cloze.launch.config import EmbeddingConfig, FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.answering import AnswerExamples
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.choice import ChoiceExamples
 from cloze.launch.finetune.examples.classification import TextExamples, find_head
+from cloze.launch.finetune.examples.contrastive import ContrastiveExamples
+from cloze.launch.finetune.examples.similarity import check_files, columns_in, metrics_of, read_vectors
 from cloze.launch.finetune.examples.tagging import Sentences, TagExamples, find_tags, read_conll, read_entities
 from cloze.launch.texts.encoding import Answering, Truncation
 from cloze.launch.texts.tables import Columns, Table, missing_columns, open_table, read_table
 from cloze.model.bert import BertPreTrained
-from cloze.model.config import HeadConfig
+from cloze.model.config import BertConfig, HeadConfig
+from cloze.model.sentences import POOLINGS, SentenceEncoder
 from cloze.model.tasks import (
     BertForMultipleChoice,
     BertForQuestionAnswering,
@@ -29,13 +33,15 @@ _TABLES = ("classification", "regression", "multi_label", "columns", "choice")
 _TEXTS = _TABLES[:-1]
 # Fields that only some kinds of task read, with their usual values: anything else is refused, not ignored.
 _ONLY_FOR = {
-    "pooling": ("pooler", _TEXTS), "keep": ("head", _TEXTS), "read_layers": ("last", (*_TEXTS, "tagging")),
-    "text_columns": ([], _TABLES), "label_columns": ([], _TABLES), "skip_malformed_rows": (False, _TABLES),
+    "pooling": ("pooler", (*_TEXTS, "embedding")), "keep": ("head", _TEXTS),
+    "read_layers": ("last", (*_TEXTS, "tagging")), "embedding": (EmbeddingConfig(), ("embedding",)),
+    "text_columns": ([], (*_TABLES, "embedding")), "label_columns": ([], (*_TABLES, "embedding")),
+    "skip_malformed_rows": (False, (*_TABLES, "embedding")),
     "choice_columns": ([], ("choice",)), "labels": ([], ("classification", "multi_label", "choice", "tagging")),
     "answer_softmax": ("window", ("answering",)), "answer_units": ("words", ("answering",)),
 }
 
-Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, list[Examples]]
+Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, Sequence[Examples]]
 
 
 def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
@@ -44,12 +50,12 @@ def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
     """
     if task.kind == "answering" or config.keep == "pieces":
         return None
-    return Truncation(config.max_length, config.keep, config.head_tokens)
+    return Truncation(config.lengths[0], config.keep, config.head_tokens)
 
 
 def answering_of(config: FinetuneConfig) -> Answering:
     """How a run for questions about texts finds their answers."""
-    return Answering(config.max_length, config.window_step, config.max_answer_tokens, config.task == "squad2")
+    return Answering(*config.lengths, config.max_answer_tokens, config.task == "squad2")
 
 
 def check_fields(config: FinetuneConfig, task: Task) -> None:
@@ -60,13 +66,17 @@ def check_fields(config: FinetuneConfig, task: Task) -> None:
             raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
                             "the results go; rename one")
     for name, (usual, kinds) in _ONLY_FOR.items():
-        if getattr(config, name) != usual and task.kind not in kinds:
-            expected = "none" if usual == [] else str(usual).lower()
+        # null is what a user says, a name what the configuration of a run does.
+        plain = name == "pooling" and config.pooling is None or getattr(config, name) == usual
+        if not plain and task.kind not in kinds:
+            expected = "none" if usual == [] else "its defaults" if name == "embedding" else str(usual).lower()
             raise UserError(f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
                             f"it is for {', '.join(kinds)}")
     if len(set(config.labels)) < len(config.labels):
         raise UserError(f"labels: found {', '.join(config.labels)}, expected each once")
-    if config.read_layers != "last" and config.pooling == "pooler" and task.kind != "tagging":
+    if task.kind == "embedding":
+        _check_embedding(config)
+    if config.read_layers != "last" and config.pooling in (None, "pooler") and task.kind != "tagging":
         raise UserError(f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
                         "pooler was made for the last layer; add --pooling cls")
     texts = tuple(config.text_columns) or task.texts
@@ -77,8 +87,48 @@ def check_fields(config: FinetuneConfig, task: Task) -> None:
         raise UserError(f"label_columns: found {', '.join(config.label_columns)}, expected one: the right choice")
 
 
+def _check_embedding(config: FinetuneConfig) -> None:
+    """Raise UserError for what leaves an encoder without a head nothing to learn, or no vector."""
+    if config.pooling == "pooler":
+        raise UserError(f"pooling: found pooler with the task {config.task}, expected one of {', '.join(POOLINGS)}: "
+                        "sentence-transformers has no pooler")
+    if config.freeze in ("encoder", "below_0"):
+        raise UserError(f"freeze: found {config.freeze} with the task {config.task}, expected none or below_1 and "
+                        "more: there is no head that could learn instead")
+    if config.unfreeze_every_epochs is not None:
+        raise UserError(f"unfreeze_every_epochs: found {config.unfreeze_every_epochs:g} with the task {config.task}, "
+                        "expected null: there is no head that learns at first")
+    if len(config.label_columns) > 1:
+        raise UserError(f"label_columns: found {', '.join(config.label_columns)} with the task {config.task}, expected "
+                        "one: that of the scores")
+    if config.train.global_batch_size < 2:
+        raise UserError(f"train.global_batch_size: found {config.train.global_batch_size} with the task {config.task}, "
+                        "expected at least 2: the other rows of a batch are what a row is told from")
+
+
+def check_shape(config: FinetuneConfig, shape: BertConfig, dropout_pairs: bool) -> None:
+    """Raise UserError for sizes that the model's vectors do not have, and for dropout pairs without dropout.
+
+    Args:
+        shape: of the model.
+        dropout_pairs: whether each text is its own positive.
+    """
+    for size in config.embedding.dimensions:
+        if size >= shape.hidden_size:
+            raise UserError(f"embedding.dimensions: found {size}, expected less than {shape.hidden_size}, the size of "
+                            "the model's vectors, which is always trained")
+    rates = [config.dropout] if config.dropout is not None else [
+        shape.hidden_dropout_prob, shape.attention_output_dropout, shape.attention_probs_dropout_prob]
+    if dropout_pairs and not any(rates):
+        raise UserError(f"dropout: found 0 with one column of texts ({config.text_columns[0]}), expected more: dropout "
+                        "alone makes a text's two vectors differ; add --dropout 0.1")
+
+
 def check_columns(config: FinetuneConfig, task: Task) -> None:
     """Raise UserError for all columns that the first rows of the files lack, before anything is loaded."""
+    if task.kind == "embedding":
+        check_files(config, task)
+        return
     columns = columns_of_task(config, task)
     if columns is None:
         return
@@ -112,8 +162,17 @@ def columns_of_task(config: FinetuneConfig, task: Task) -> Columns | None:
     return Columns(texts, tuple(config.choice_columns) or task.choices, prefix)
 
 
-def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1)) -> Read:
-    """The model's class, its head, and the examples of the training, validation and test files. segments: the model's.
+def measured_task(config: FinetuneConfig, task: Task) -> Task:
+    """The task with the metrics of its validation file, where they depend on what the file holds. Raises UserError."""
+    if task.kind != "embedding":
+        return task
+    return replace(task, metrics=metrics_of(columns_in(config, task, config.validation)))
+
+
+def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1),
+                  hidden_size: int = 0) -> Read:
+    """The model's class, its head, and the examples of the training, validation and test files. segments, hidden_size:
+    the model's.
 
     Raises:
         UserError: a file does not hold what the task needs.
@@ -122,6 +181,8 @@ def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segm
     train, validation = made[2], made[3]
     for examples in (train, validation, *made[4]):
         examples.segments = segments
+        if task.kind == "embedding":
+            examples.width = hidden_size
     for examples, path in ((train, config.train_file), (validation, config.validation)):
         if not examples.labelled:
             raise UserError(f"{path}: found no labels, expected a file that holds what is to be predicted")
@@ -135,16 +196,16 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         raise UserError(f"label_columns: found none, expected the label columns of {config.task}; name them")
     if len(texts) > 2:
         raise UserError(f"text_columns: found {len(texts)} columns, expected one, or two for pairs")
-    if config.keep == "pieces" and config.window_step > config.max_length - 2:
-        raise UserError(f"window_step: found {config.window_step}, expected at most {config.max_length - 2}, the "
+    length, step = config.lengths
+    if config.keep == "pieces" and step > length - 2:
+        raise UserError(f"window_step: found {step}, expected at most {length - 2}, the "
                         "tokens of a piece beside [CLS] and [SEP], lest tokens between two pieces be in none")
     if len(targets) > 1 and task.kind == "classification":
         raise UserError(f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of "
                         "several")
 
-    labels = tuple(config.labels) or task.labels
-    if task.kind == "regression" or task.kind == "multi_label" and len(targets) > 1:
-        labels = None
+    numbers = task.kind == "regression" or task.kind == "multi_label" and len(targets) > 1
+    labels = None if numbers else tuple(config.labels) or task.labels
 
     def table(path: str) -> Table:
         return read_table(path, task.header, texts[0], config.skip_malformed_rows, labels)
@@ -157,9 +218,10 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         return TextExamples(read, measured, *columns, head, tokenizer, truncation_of(config, task))
 
     train = table(config.train_file)
-    head = replace(find_head(task, targets, train, config.labels, config.pooling), layers=config.read_layers)
+    head = find_head(task, targets, train, config.labels, config.pooling or "pooler")
+    head = replace(head, layers=config.read_layers)
     if config.keep == "pieces":
-        head = replace(head, pieces=config.piece_pooling, piece_length=config.max_length, piece_step=config.window_step)
+        head = replace(head, pieces=config.piece_pooling, piece_length=length, piece_step=step)
     test = [examples(table(path)) for path in config.test]
     return BertForSequenceClassification, head, examples(train), examples(table(config.validation)), test
 
@@ -172,7 +234,7 @@ def _tags(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         head = replace(head, layers=config.read_layers, pooling="cls")  # nothing is pooled; cls is what any model has
 
     def examples(read: Sentences) -> TagExamples:
-        return TagExamples(read, task, head, tokenizer, config.max_length, sentences.by_character)
+        return TagExamples(read, task, head, tokenizer, config.lengths[0], sentences.by_character)
 
     test = [examples(read_file(path)) for path in config.test]
     return BertForTokenClassification, head, examples(sentences), examples(read_file(config.validation)), test
@@ -203,7 +265,21 @@ def _choices(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
     return BertForMultipleChoice, None, train, validation, test
 
 
+def _vectors(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
+    truncation = truncation_of(config, task)
+    assert truncation is not None, "check_fields refuses pieces"
+
+    def table(path: str) -> Table:
+        return read_table(path, (), "", config.skip_malformed_rows)
+
+    columns = tuple(config.text_columns) or task.texts
+    train = ContrastiveExamples(table(config.train_file), columns, tokenizer, truncation)
+    validation, *test = [read_vectors(table(path), config, task, tokenizer, truncation)
+                         for path in (config.validation, *config.test)]
+    return SentenceEncoder, None, train, validation, test
+
+
 _READERS = {
     **dict.fromkeys(("classification", "regression", "multi_label", "columns"), _texts),
-    "tagging": _tags, "answering": _answers, "choice": _choices,
+    "tagging": _tags, "answering": _answers, "choice": _choices, "embedding": _vectors,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.system.console import figure
@@ -96,9 +97,13 @@ def _badness(each: dict) -> float | None:
     """How wrong a prediction is; None if it is right.
 
     Classes: the probability that the true one was denied (the largest one of several labels or columns); numbers: the
-    distance; tags: the largest probability of a wrong one; answers: the probability of one that matches no right one.
+    distance; tags: the largest probability of a wrong one; answers: the probability of one that matches no right one;
+    vectors of texts: how far a rank is from the right one.
     """
-    true, guessed, chances = each["label"], each["prediction"], each.get("probabilities")
+    if "rank_error" in each:
+        return each["rank_error"] or None
+    true, guessed = each["label"], each["prediction"]
+    chances: Any = each.get("probabilities")
     if true == guessed or (chances is None and isinstance(true, list) and guessed in (true or [""])):
         return None
     if "words" in each:

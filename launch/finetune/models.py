@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -12,6 +13,7 @@ from cloze.launch.pretrained.source import Source
 from cloze.model.bert import BertPreTrained
 from cloze.model.config import HeadConfig
 from cloze.model.initialization import init_weights
+from cloze.model.sentences import SentenceEncoder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import RankBatch
 
@@ -27,10 +29,9 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
     if config.dropout is not None:
         shape = dataclasses.replace(shape, hidden_dropout_prob=config.dropout, classifier_dropout=None,
                                     attention_probs_dropout_prob=config.dropout, attention_output_dropout_prob=None)
-    options = {"attention_kernel": config.train.attention_kernel,
-               "gradient_checkpointing": config.train.gradient_checkpointing}
-    if head is not None:
-        options["head"] = head
+    options: dict[str, Any] = {
+        "attention_kernel": config.train.attention_kernel,
+        "gradient_checkpointing": config.train.gradient_checkpointing, **head_options(cls, head, config)}
     if not source.weights:
         model = cls(shape, **options)
         init_weights(model, config.seed)
@@ -46,6 +47,13 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
     drawn = list(model.new_parameters) + reinitialize(model, config.reinitialize_layers, config.seed)
     origin = config.model + (f", step {source.step}" if source.step is not None else "")
     return model.train(), origin + (f"; drawn anew: {', '.join(drawn)}" if drawn else "")
+
+
+def head_options(cls: type[BertPreTrained], head: HeadConfig | None, config: FinetuneConfig) -> dict:
+    """What the model's class is told about what stands on its encoder."""
+    if cls is SentenceEncoder:
+        return {"pooling": config.pooling}
+    return {} if head is None else {"head": head}
 
 
 def reinitialize(model: BertPreTrained, num_layers: int, seed: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +20,14 @@ class FinetuningObjective:
 
     # What `sums` holds, in this order.
     NAMES = ("loss",)
+    STEP_SEED = False  # nothing is drawn
+    whole_batch = False
 
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:
         """Targets of each part on this rank, to be summed over ranks before the first backward."""
         return torch.stack([_num_targets(micro) for micro in micro_batches]).sum(0).tolist()
 
-    def __call__(self, output, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, output: Any, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss (scalar), and its sums, float64 (1,).
 
         Args:
@@ -32,6 +35,7 @@ class FinetuningObjective:
             totals: (parts,) float64, `counts` summed over ranks; a zero divides nothing and counts as 1.
         """
         if isinstance(output, SpanOutput):
+            assert output.start_losses is not None and output.end_losses is not None, "training has positions"
             losses = torch.stack([output.start_losses.sum(), output.end_losses.sum()]) / 2
         else:
             losses = output.losses.sum(0).reshape(-1)

@@ -6,27 +6,40 @@ import json
 import os
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from cloze.launch.checkpoint import read_weights
+from cloze.launch.checkpoint.transfer import Patience
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
+from cloze.launch.engine.state import Engine
 from cloze.launch.finetune import mistakes
 from cloze.launch.finetune.examples.base import Examples, predict
+from cloze.launch.finetune.examples.tagging import TagExamples
 from cloze.launch.finetune.glue import submission, submission_names
+from cloze.launch.finetune.job import Job
 from cloze.launch.finetune.kinds import answering_of, columns_of_task, truncation_of
+from cloze.launch.finetune.models import head_options
 from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
 from cloze.launch.run import runs
+from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.console import figure
 from cloze.launch.system.environment import Environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, described
 from cloze.launch.texts.tables import COLUMNS
+from cloze.launch.texts.vectors import VECTORS, Vectors
+from cloze.launch.training.trainer import Trainer
+from cloze.model.bert import BertPreTrained
 from cloze.model.huggingface import save_pretrained
 from cloze.pipeline.storage import publish_text, readable_errors
 
@@ -37,19 +50,19 @@ PREDICTIONS = "predictions"
 class Evaluation:
     """Every metric of the validation file, and what TensorBoard shows beside them. Collective."""
 
-    def __init__(self, job, engine, environment: Environment, device: torch.device) -> None:
+    def __init__(self, job: Job, engine: Engine, environment: Environment, device: torch.device) -> None:
         self._job, self._engine, self._environment, self._device = job, engine, environment, device
-        self._outputs = None
+        self._outputs = np.empty(0, np.float32)
 
-    def __call__(self, beat) -> dict[str, float]:
+    def __call__(self, beat: Callable[[], None]) -> dict[str, float]:
         """Metrics by name; `beat` is called after each micro-batch."""
         self._engine.eval()
-        self._outputs = predict(self._engine, self._job.validation, self._job.config.train.micro_batch_size,
+        self._outputs = predict(self._engine, self._job.validation, self._job.config.train.micro_batch,
                                 self._environment.rank, self._environment.world_size, self._device, beat)
         self._engine.train()
         return self._job.validation.metrics(self._outputs)
 
-    def showing(self, metrics):
+    def showing(self, metrics: MetricsWriter | None) -> Callable[[int], None]:
         """What shows the evaluation before: confused classes, worst errors, precision over recall of two classes."""
         def show(step: int) -> None:
             if not metrics:
@@ -64,21 +77,23 @@ class Evaluation:
         return show
 
 
-def report(job, trainer, stop: StopRequest) -> bool:
-    """Write results.json, predictions and the model of the best checkpoint; returns False if asked to stop before a
-    file's predictions: the next start reports from the beginning. Collective.
+def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest) -> bool:
+    """Write results.json, predictions and the model of the best checkpoint, and send them to the store of a run that
+    has one; returns False if asked to stop before a file's predictions: the next start reports from the beginning.
+    Collective.
     """
     config, environment, console = job.config, trainer.environment, trainer.console
     submissions = submission_names(config)
-    output, best = Path(config.output), trainer.state.best_step
+    output = Path(config.output)
+    best: int | None = trainer.state.best_step
     # Looked at by rank 0 alone: others may see a shared folder as it was. The evaluation before the first step is never
     # saved.
     if not distributed.from_main(best in trainer.checkpoints.steps(), trainer.device):
         console.warn(f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
                      "checkpoint holds; the last one is taken")
         best = None
-    step, weights = read_weights(output, best, console.warn)
-    model = job.architecture(trainer.engine.module.config, **({"head": job.head} if job.head else {}))
+    step, weights = read_weights(output, trainer.checkpoints.bring(best), console.warn)
+    model = job.architecture(trainer.engine.module.config, **head_options(job.architecture, job.head, config))
     model.load_state_dict(weights)
     model.to(trainer.device).eval()
     torch.cuda.empty_cache()
@@ -90,7 +105,7 @@ def report(job, trainer, stop: StopRequest) -> bool:
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
         if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=trainer.device)) > 0:
             return False
-        outputs = predict(model, examples, config.train.micro_batch_size, environment.rank, environment.world_size,
+        outputs = predict(model, examples, config.train.micro_batch, environment.rank, environment.world_size,
                           trainer.device, partial(trainer.heartbeat.beat, trainer.state.step, "evaluate"))
         metrics = examples.metrics(outputs) if examples.labelled else {}
         results[split] = {"examples": len(examples)} | metrics
@@ -103,19 +118,33 @@ def report(job, trainer, stop: StopRequest) -> bool:
     if environment.is_main:
         publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
         warn_of_own_format(output / runs.MODEL, console)
+    if run:
+        with distributed.together("send the results", run.place, trainer.device):
+            if environment.is_main:
+                _send(run, Patience(run.patience_seconds, console.warn, run.ended),
+                      partial(trainer.heartbeat.beat, trainer.state.step, "save"))
     return True
+
+
+def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
+    """Send what is left of a run to its store, last what makes a model's folder of it (runs.is_pretraining)."""
+    last = run.folder / runs.MODEL / "config.json"
+    found = [path for name in (PREDICTIONS, runs.MODEL) for path in sorted((run.folder / name).rglob("*"))]
+    for path in [*(path for path in found if path.is_file() and path != last), run.folder / RESULTS, last]:
+        beat()
+        patience(partial(run.send, path))
 
 
 # How a finished model is asked, by the kind of its task.
 _QUESTIONS = {
     "answering": 'predict answer {run} "QUESTION" --context "TEXT"', "tagging": 'predict tag {run} "TEXT"',
-    "choice": 'predict choose {run} "TEXT" "CHOICE" "CHOICE"',
+    "choice": 'predict choose {run} "TEXT" "CHOICE" "CHOICE"', "embedding": 'predict similarity {run} "TEXT" "TEXT"',
 }
 
 
-def where(config: FinetuneConfig, task: Task) -> list[str]:
+def where(config: FinetuneConfig, task: Task, run: StoredRun | None) -> list[str]:
     """The last lines of a run: where its model, its mistakes and its results lie, and what to type next."""
-    output = Path(config.output)
+    output = run.place if run else Path(config.output)
     pair = "" if task.kind == "choice" or len(config.text_columns or task.texts) < 2 else ' --pair "SECOND TEXT"'
     asked = _QUESTIONS.get(task.kind, 'predict classify {run} "TEXT"' + pair)
     return [f"model     {output / runs.MODEL}",
@@ -135,7 +164,7 @@ def _json(prediction: dict) -> str:
     return json.dumps(prediction, ensure_ascii=False, default=str)
 
 
-def _write_predictions(folder: Path, name: str, examples: Examples, outputs) -> list[dict]:
+def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.ndarray) -> list[dict]:
     """One JSON object a line; and where the examples have labels, a page of what was confused and the worst errors."""
     predictions = examples.predictions(outputs)
     publish_text(folder / f"{name}.jsonl", "".join(_json(each) + "\n" for each in predictions))
@@ -144,21 +173,26 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs) -> 
     return predictions
 
 
-def save_model(job, model, output: Path) -> None:
+def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
     """DIR/model: a Hugging Face folder with labels, task, tokenizer's fingerprint, and how texts are read."""
-    notes = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
+    notes: dict[str, Any] = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
     if truncation := truncation_of(job.config, job.task):
-        if job.task.kind == "tagging" and job.train.by_character:
+        if isinstance(job.train, TagExamples) and job.train.by_character:
             truncation = replace(truncation, words="characters")
         notes[TRUNCATION] = described(truncation)
     if columns := columns_of_task(job.config, job.task):
         notes[COLUMNS] = {name: value for name, value in asdict(columns).items() if value}
     if job.task.kind == "answering":
         notes[ANSWERING] = asdict(answering_of(job.config))
+    architecture = type(model).__name__
+    if job.task.kind == "embedding":  # a bare encoder to whoever reads no notes
+        pooling = job.config.pooling
+        assert pooling is not None and pooling != "pooler", "check_fields refuses it"
+        architecture, notes[VECTORS] = "BertModel", asdict(Vectors(pooling, normalize=True))
     aside = output / (runs.MODEL + ".tmp")
     shutil.rmtree(aside, ignore_errors=True)
     with readable_errors(aside):
         save_pretrained(aside, model.config, model.state_dict(), output / runs.TOKENIZER,
-                        architecture=type(model).__name__, head=job.head, notes=notes)
+                        architecture=architecture, head=job.head, notes=notes)
         shutil.rmtree(output / runs.MODEL, ignore_errors=True)
         os.replace(aside, output / runs.MODEL)

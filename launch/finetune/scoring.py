@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,3 +63,54 @@ def explained(names: tuple[str, ...], meanings: dict[str, str]) -> str:
 def measure(names: tuple[str, ...], true: np.ndarray, guessed: np.ndarray) -> dict[str, float]:
     """Metrics by name."""
     return {name: float(METRICS[name](true, guessed)) for name in names}
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Rank of each of the values (N,), from 1 for the least; equal ones have the mean of theirs."""
+    return stats.rankdata(values)
+
+
+# Of retrieval; the first one decides what is best. Ranks beyond the number behind a name do not count.
+RETRIEVAL = ("ndcg_at_10", "recall_at_1", "recall_at_5", "recall_at_10")
+_QUERIES = 256  # whose scores of all documents are there at once
+
+
+class Ranked(NamedTuple):
+    """What a query has found."""
+
+    ranks: np.ndarray
+    """Of the documents that are right, from 1, in the order in which they were named: (documents,) int64."""
+    nearest: int
+    """The place of the first of all."""
+
+
+def ranked(queries: np.ndarray, documents: np.ndarray, without: np.ndarray, right: Sequence[np.ndarray]
+           ) -> list[Ranked]:
+    """Documents by their product with each query; of equal ones the earlier stands first.
+
+    Args:
+        queries: (Q, size). documents: (D, size).
+        without: (Q,) int64: the place of a document that does not count for a query, -1: none.
+        right: of each query the places of the documents that are right, at least one.
+    """
+    found = []
+    for start in range(0, len(queries), _QUERIES):
+        scores = queries[start: start + _QUERIES] @ documents.T
+        for query, row in enumerate(scores, start):
+            if without[query] >= 0:
+                row[without[query]] = -np.inf
+            ranks = [1 + np.count_nonzero(row > row[place]) + np.count_nonzero(row[:place] == row[place])
+                     for place in right[query]]
+            found.append(Ranked(np.array(ranks), int(row.argmax())))
+    return found
+
+
+def measure_ranks(ranks: Sequence[np.ndarray]) -> dict[str, float]:
+    """Means over queries of what the ranks of their right documents say: the share of these among the first k; and
+    the normalised discounted cumulative gain of the first ten, each right one with the gain 1 (Jarvelin and Kekalainen
+    2002).
+    """
+    gains = [(1 / np.log2(1 + each[each <= 10])).sum() / (1 / np.log2(1 + np.arange(1, min(len(each), 10) + 1))).sum()
+             for each in ranks]
+    recalls = {f"recall_at_{most}": float(np.mean([np.mean(each <= most) for each in ranks])) for most in (1, 5, 10)}
+    return {"ndcg_at_10": float(np.mean(gains)), **recalls}

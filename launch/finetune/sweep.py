@@ -65,7 +65,8 @@ def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Any]) -> 
 def _plan(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Any]) -> list[Run]:
     """All runs, each with its configuration written beside its folder, once everything that they read is read."""
     folder, base = Path(config.output), asdict(replace(config, seeds=1, grid=[]))
-    planned, written, settled = [], {}, []
+    planned: list[Run] = []
+    written, settled = {}, []
     steps: dict[str, int | None] = {}  # of each model the checkpoint, which may be the newest one only for now
     for settings in combinations(config.grid, _NO_SETTINGS):
         part = part_of_name(settings)
@@ -118,7 +119,7 @@ def summarize(config: FinetuneConfig, planned: list[Run]) -> dict:
     finished = {run.name: results for run in planned if (results := run.results()) is not None}
     metric = next((results["metric"] for results in finished.values()), None)
     evaluation = replace(config.evaluation, metric=metric or "")
-    described = []
+    described: list[dict[str, Any]] = []
     for settings in combinations(config.grid, _NO_SETTINGS):
         chosen = [run for run in planned if run.settings == settings]
         made = {run.name: finished[run.name] for run in chosen if run.name in finished}
@@ -162,7 +163,7 @@ def _values(made: dict[str, dict]) -> dict[str, dict[str, float]]:
 
 def show(summary: dict, console: Console) -> None:
     """The table of the settings, and where the best run lies."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for each in summary["settings"]:
         measured = each["metrics"].get(f"validation/{summary['metric']}")
         spread = (shown(measured["median"]), f"{shown(measured['mean'])} ± {shown(measured['deviation'])}"

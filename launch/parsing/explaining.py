@@ -97,7 +97,8 @@ def _examples(page: Page) -> list[str]:
 
 
 def _head(page: Page, required: list[Described]) -> list[str]:
-    places, flags = [], []
+    places: list[str] = []
+    flags: list[str] = []
     for each in required:
         place = each.name.upper()
         stands = each.name == page.words or not takes_flags(page.name)

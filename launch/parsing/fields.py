@@ -44,7 +44,7 @@ class Described:
     def items(self) -> type | None:
         """The dataclass of its items, if it is a list of such."""
         item = next(iter(get_args(self.kind)), None)
-        return item if get_origin(self.kind) is list and is_dataclass(item) else None
+        return item if get_origin(self.kind) is list and isinstance(item, type) and is_dataclass(item) else None
 
     @property
     def choices(self) -> list[str]:
@@ -63,7 +63,7 @@ def describe(config: type) -> dict[str, Described]:
     return {each.name: each for each in _describe(config, "")}
 
 
-def _describe(config: type, prefix: str) -> Iterator[Described]:
+def _describe(config: Any, prefix: str) -> Iterator[Described]:
     # A field's sentence stands in the class that declares it.
     docs = {doc.arg_name: doc.description
             for kind in reversed(config.__mro__[:-1]) for doc in parse_from_object(kind).params}

@@ -162,11 +162,11 @@ def _wrong_item(message: str, field: Described, keys: list[str], words: list[str
     inner = describe(field.items)
     if found := re.search(r"Option '([^']*)' is not accepted", message):
         return f"--{field.name}: found {quoted(found[1])}, which is no field of it, expected {field.expected}"
-    value = re.search(r"Got value: (.*?)(?: Subclass types.*)?$", message)
-    if value and keys[-1] in inner:
-        return f"--{field.name}: found {quoted(value[1])} for {keys[-1]}, expected {inner[keys[-1]].expected}"
-    found = value[1] if value else _typed(field.name, words)
-    return f"--{field.name}: found {'no value' if found is None else quoted(found)}, expected {field.expected}"
+    got = re.search(r"Got value: (.*?)(?: Subclass types.*)?$", message)
+    if got and keys[-1] in inner:
+        return f"--{field.name}: found {quoted(got[1])} for {keys[-1]}, expected {inner[keys[-1]].expected}"
+    value = got[1] if got else _typed(field.name, words)
+    return f"--{field.name}: found {'no value' if value is None else quoted(value)}, expected {field.expected}"
 
 
 def _typed(name: str, words: list[str]) -> str | None:

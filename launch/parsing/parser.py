@@ -11,7 +11,7 @@ from argparse import ArgumentError
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import jsonargparse
 import yaml
@@ -62,7 +62,7 @@ def takes_flags(name: str) -> bool:
 
 
 @functools.cache
-def build_parser(name: str, config: type, words: str | None = None) -> jsonargparse.ArgumentParser:
+def build_parser(name: str, config: Any, words: str | None = None) -> jsonargparse.ArgumentParser:
     """The parser of a command: every field an option, required ones without a default positional where one names it.
 
     Args:
@@ -98,14 +98,15 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
     Raises:
         UserError: an unknown field, a value of the wrong kind, a missing file, in one line.
     """
-    parser = build_parser(name, config, words)
+    kind: Any = config  # a dataclass, of whose type no more can be said
+    parser = build_parser(name, kind, words)
     kinds = get_type_hints(config)
     lists = {field for field, kind in kinds.items() if kind == list[str]} - {words}
     for brief, long in short:
         arguments = [long + word[len(brief):] if word.partition("=")[0] == brief else word for word in arguments]
-    known = describe(config)
+    known = describe(kind)
     arguments = _join_lists(arguments, lists)
-    if kinds.get(words) == list[str]:
+    if words is not None and kinds[words] == list[str]:
         arguments = words_first(arguments)
     try:
         namespace = parser.instantiate(parser.parse_args(_files_first(arguments, known, configs)))
@@ -120,11 +121,15 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
                         ) from error
     except RecursionError as error:
         raise UserError(f"cloze {name}: found values that are nested too deep, expected sections of values") from error
-    made = config(**{field.name: getattr(namespace, field.name) for field in fields(config)})
+    made = config(**{field.name: getattr(namespace, field.name) for field in fields(kind)})
     if (wrong := _infinite(made)) is not None:
         raise UserError(f"cloze {name}: --{wrong}: found a value that is infinite or no number, expected a number; see "
                         f"cloze {name} --help")
     return made
+
+
+def _fields_of(values: object) -> list[tuple[str, object]]:
+    return [(each.name, getattr(values, each.name)) for each in fields(values)] if is_dataclass(values) else []
 
 
 def _infinite(values: object, prefix: str = "") -> str | None:
@@ -136,7 +141,7 @@ def _infinite(values: object, prefix: str = "") -> str | None:
     elif isinstance(values, list):
         return next((found for part in values if (found := _infinite(part, prefix)) is not None), None)
     else:
-        parts = [(each.name, getattr(values, each.name)) for each in fields(values)] if is_dataclass(values) else []
+        parts = dict(_fields_of(values)).items()
     names = ((f"{prefix}.{name}" if prefix else str(name), part) for name, part in parts)
     return next((found for name, part in names if (found := _infinite(part, name)) is not None), None)
 
@@ -160,7 +165,9 @@ def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
 
 def words_first(arguments: list[str]) -> list[str]:
     """Move options with their values to the end: argparse takes a list of words in one piece only."""
-    words, options, rest = [], [], iter(arguments)
+    words: list[str] = []
+    options: list[str] = []
+    rest = iter(arguments)
     for word in rest:
         if word == "--":  # what follows are words, whatever they begin with
             return [*options, "--", *words, *rest]
@@ -180,16 +187,19 @@ def _files_first(arguments: list[str], known: dict[str, Described], configs: str
         UserError: a file is not there, or holds something else than fields.
     """
     sections = {name for name, field in known.items() if field.is_section}
-    whole, files, rest, words = [], [], [], iter(arguments)
+    whole: list[str] = []
+    files: list[str] = []
+    rest: list[str] = []
+    words = iter(arguments)
     for word in words:
         option, equals, value = word.partition("=")
         if option == "--config" or option[2:] in sections:
             chosen = whole if option == "--config" else files
-            value = value if equals else next(words, None)
+            given = value if equals else next(words, None)
             kind = configs if option == "--config" else option[2:]
-            if value is None:
+            if given is None:
                 raise UserError(f"{option}: found no value, expected a YAML file")
-            value = named_file(option[2:], kind, value)
+            value = named_file(option[2:], kind, given)
             check_file(option[2:], value, known)
             chosen += [option, value]
         else:

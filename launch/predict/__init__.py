@@ -1,6 +1,9 @@
 """What a trained model can be asked for, one operation a class; `Predictor` runs them."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cloze.launch.predict.predictor import Predictor
 
 __all__ = ["Predictor"]
 

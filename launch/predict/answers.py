@@ -1,6 +1,6 @@
 """What a question answerer says: the spans of a text that answer a question."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from cloze.launch.config.checks import at_least
 from cloze.launch.predict.operation import Batch, Operation, Row, plain
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import figure
 from cloze.launch.texts.decoding import answer_spans, null_score
 from cloze.launch.texts.encoding import Answering, Encoder, Encoding
 
@@ -53,7 +54,7 @@ class AnswerQuestion(Operation):
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         asked = self._as_learned(encoder.answering)
-        return encoder.windows(row.pair, row.text, length=asked.max_length, step=asked.window_step, place=row.place)
+        return encoder.windows(row.second, row.text, length=asked.max_length, step=asked.window_step, place=row.place)
 
     def _as_learned(self, answering: Answering) -> Answering:
         """What was asked for, else as the model has learned it."""
@@ -67,7 +68,12 @@ class AnswerQuestion(Operation):
         output = model(**batch.inputs)
         return list(zip(batch.split(output.start_logits), batch.split(output.end_logits), strict=True))
 
-    def columns(self, loaded: LoadedModel, result: list[Span]) -> dict[str, Any]:
+    def table_lines(self, row: Row, result: list[Span]) -> Iterator[dict[str, str]]:
+        for span in result:
+            yield {"question": row.text, "answer": span.text or "(none)", "characters": f"{span.start}-{span.end}",
+                   "probability": figure(span.probability)}
+
+    def columns(self, loaded: LoadedModel | None, result: list[Span]) -> dict[str, Any]:
         """The best answer, with nothing in it for an empty context; with `top_k` all of them, as a list."""
         if self.top_k > 1:
             return {self.key: plain(result)}
@@ -84,5 +90,5 @@ class AnswerQuestion(Operation):
         if asked.allow_no_answer:
             best = sorted([*best, ((0, 0), null_score(windows))], key=lambda item: (-item[1], item[0]))
         weights = np.exp([score - best[0][1] for _, score in best])
-        return [Span(row.pair[start:end], start, end, score, float(share)) for ((start, end), score), share in
+        return [Span(row.second[start:end], start, end, score, float(share)) for ((start, end), score), share in
                 zip(best[: self.top_k], weights / weights.sum(), strict=False)]

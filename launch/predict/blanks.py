@@ -1,12 +1,13 @@
 """What a masked-LM head says: guesses for blanks, and how probable a sentence is."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cloze.launch.config.checks import at_least
 from cloze.launch.predict.operation import Batch, Operation, Row
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.pipeline.errors import UserError
 
@@ -50,6 +51,11 @@ class FillMask(Operation):
         ids, shares = best.indices.cpu().split(counts), best.values.cpu().split(counts)
         return [(i.tolist(), s.tolist()) for i, s in zip(ids, shares, strict=True)]
 
+    def table_lines(self, row: Row, result: list[list[Guess]]) -> Iterator[dict[str, str]]:
+        for number, blank in enumerate(result, 1):
+            guesses = "  ".join(f"{guess.token} {figure(guess.probability)}" for guess in blank)
+            yield {"text": row.text, "blank": str(number), "guesses": guesses}
+
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> list[list[Guess]]:
@@ -92,6 +98,10 @@ class Score(Operation):
         ids = batch.inputs["input_ids"]
         hidden = ids.new_tensor([_hidden(each) for each in batch.encodings])
         return hidden_log_probabilities(model, batch.inputs, ids.new_tensor(batch.blanks()), hidden).tolist()
+
+    def table_lines(self, row: Row, result: SentenceScore) -> Iterator[dict[str, str]]:
+        yield {"text": row.both, "log-probability": figure(result.log_probability),
+               "mean": figure(result.mean_log_probability), "tokens": str(len(result.tokens))}
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]

@@ -1,6 +1,6 @@
 """Which of several texts goes on best."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from cloze.launch.predict.operation import Batch, Operation, Row
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.pipeline.errors import UserError
 
@@ -48,7 +49,11 @@ class Choose(Operation):
     def read(self, model: Any, batch: Batch) -> list[Any]:
         return model(**batch.inputs, num_choices=1).logits[:, 0].tolist()
 
-    def columns(self, loaded: LoadedModel, result: Ranking) -> dict[str, Any]:
+    def table_lines(self, row: Row, result: Ranking) -> Iterator[dict[str, str]]:
+        for choice in result.ranking:
+            yield {"text": row.text, "choice": choice.text, "probability": figure(choice.probability)}
+
+    def columns(self, loaded: LoadedModel | None, result: Ranking) -> dict[str, Any]:
         """The most probable choice."""
         best = result.ranking[0]
         return {"choice": best.text, "number": best.number, "probability": best.probability,

@@ -25,5 +25,6 @@ def operation_for(words: list[str]) -> str:
     folder = model_path(named_model(words))
     runs.check_holds_model(folder)
     if runs.is_pretraining(folder):
-        return "fill-mask"
+        # What ELECTRA's discriminator says of tokens is for its training alone.
+        return "embed" if runs.fields_of(folder).get("objective") == "replaced_tokens" else "fill-mask"
     return _OPERATIONS.get(saved_class(runs.model_folder(folder)).__name__, "embed")

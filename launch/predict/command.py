@@ -10,7 +10,7 @@ from typing import Any
 from cloze.launch.predict.config import FeaturesConfig, Input, ScoreConfig
 from cloze.launch.predict.files import write_results
 from cloze.launch.predict.operation import Row, plain
-from cloze.launch.predict.output import as_json, draw_attention, encoded, print_table, table_rows, wants_table
+from cloze.launch.predict.output import as_json, draw_attention, encoded, print_table, wants_table
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.predict.vectors import WordInContext
@@ -24,7 +24,8 @@ def predict(config: Input) -> int:
     predictor = Predictor.from_folder(model_path(config))
     if isinstance(config, FeaturesConfig) and (config.word or config.attention):
         return _look_inside(predictor, config)
-    console, cut = Console(), Counter()
+    console = Console()
+    cut: Counter[str] = Counter()
     results = _answered(predictor, config, cut)
     if config.output:
         with counting("texts") as done:
@@ -70,7 +71,7 @@ def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> None:
     found = list(results)
     if isinstance(config, ScoreConfig):
         found.sort(key=lambda item: -item[1].log_probability)
-    print_table(line for row, result in found for line in table_rows(row, result))
+    print_table(line for row, result in found for line in config.table_lines(row, result))
 
 
 def _look_inside(predictor: Predictor, config: FeaturesConfig) -> int:

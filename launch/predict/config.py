@@ -1,27 +1,29 @@
 """The fields of `cloze predict ...` and `cloze tokenize`: an operation's options, and where its texts come from."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.predict.answers import AnswerQuestion
 from cloze.launch.predict.blanks import FillMask, Score
 from cloze.launch.predict.choices import Choose
 from cloze.launch.predict.labels import Classify
+from cloze.launch.predict.operation import Operation, Row
 from cloze.launch.predict.tags import TagWords
 from cloze.launch.predict.tokens import Tokenize
 from cloze.launch.predict.vectors import Compare, Embed, Features
 from cloze.pipeline.errors import UserError
 
 
-def typed_text():
+def typed_text() -> Any:
     """A field of text as it is typed: as an optional field of another kind, "#1" and "null" would be YAML's nothing."""
     return field(default=None, metadata={"typed_text": True})
 
 
 @dataclass(frozen=True)
-class Input(ModelConfig):
-    """Which model, which texts, and in which form the results are given."""
+class Input(ModelConfig, Operation):
+    """An operation with which model it asks, of which texts, and in which form the results are given."""
 
     outputs: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".parquet", ".jsonl")
 
@@ -50,6 +52,16 @@ class Input(ModelConfig):
         if self.output and not self.output.endswith(self.outputs):
             raise UserError(f"output: found {self.output}, expected a name that ends in {', '.join(self.outputs)}")
 
+    def given(self) -> Iterator[Row]:
+        """The texts of the command line. Raises UserError."""
+        pair = self.second_text()
+        for number, text in enumerate(self.text, 1):
+            yield Row(text, pair, "text" if len(self.text) == 1 else f"text {number}")
+
+    def second_text(self) -> str | None:
+        """That of each pair on the command line; None: there are no pairs. Raises UserError."""
+        return None
+
 
 @dataclass(frozen=True)
 class PairInput(Input):
@@ -57,6 +69,9 @@ class PairInput(Input):
 
     pair: str | None = typed_text()
     """Second text for each text on the command line."""
+
+    def second_text(self) -> str | None:
+        return self.pair
 
 
 @dataclass(frozen=True)
@@ -86,15 +101,28 @@ class AnswerConfig(AnswerQuestion, Input):
     context: str | None = typed_text()
     """Text in which the questions on the command line are answered."""
 
+    def second_text(self) -> str | None:
+        if self.context is None:
+            raise UserError("context: found none, expected --context with the text in which the question is answered")
+        return self.context
+
 
 @dataclass(frozen=True)
 class ChooseConfig(Choose, Input):
     """Choose what goes on with a text best: on the command line and in a line (with tabs) a text, then its choices."""
 
+    def given(self) -> Iterator[Row]:
+        yield Row(self.text[0], choices=tuple(self.text[1:]))
+
 
 @dataclass(frozen=True)
 class SimilarityConfig(Compare, Input):
     """Compare texts: on the command line the first one with each of the others, in a file the two of each line."""
+
+    def given(self) -> Iterator[Row]:
+        if len(self.text) == 1:
+            raise UserError("text: found one text, expected at least two to compare")
+        yield from (Row(self.text[0], other) for other in self.text[1:])
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """What a classifier says of a text or pair."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cloze.launch.config.checks import at_least
 from cloze.launch.predict.operation import Batch, Operation, Row
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.pipeline.errors import UserError
 
@@ -57,10 +58,12 @@ class Classify(Operation):
             return list(model.vectors(**batch.inputs))
         return _chances(model, model(**batch.inputs).logits)
 
-    def columns(self, loaded: LoadedModel, result: Labels) -> dict[str, Any]:
+    def columns(self, loaded: LoadedModel | None, result: Labels) -> dict[str, Any]:
         """`prediction` and the probability of each label (of the first only, if not all are asked for); of a regression
         its values; of independent labels those of more than one half, with commas between them."""
-        head, found = loaded.model.head, {}
+        assert loaded is not None, "a model has said it"
+        head = loaded.model.head
+        found: dict[str, Any] = {}
         for column in dict.fromkeys(label.column for label in result.labels):
             labels = {label.label: label.score for label in result.labels if label.column == column}
             of = "" if column is None else f"_{column}"
@@ -77,6 +80,11 @@ class Classify(Operation):
             else:
                 found[f"probability{of}"] = next(iter(labels.values()))
         return found | {"cut_tokens": result.cut_tokens}
+
+    def table_lines(self, row: Row, result: Labels) -> Iterator[dict[str, str]]:
+        for label in result.labels:
+            column = {"column": label.column} if label.column else {}
+            yield {"text": row.both} | column | {"label": label.label, "score": figure(label.score)}
 
     def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Labels:
         head, result = loaded.model.head, []

@@ -1,13 +1,14 @@
 """An operation: how texts become sequences, what is read off the model for each, and what is made of that."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.pipeline.errors import UserError
 
@@ -23,6 +24,17 @@ class Row:
     values: dict[str, Any] | None = None
     """All columns of the row of a table that it is from."""
 
+    @property
+    def both(self) -> str:
+        """The text, or the two of a pair in one line."""
+        return self.text if self.pair is None else f"{self.text} | {self.pair}"
+
+    @property
+    def second(self) -> str:
+        """The second text of a pair, where an operation always takes one."""
+        assert self.pair is not None, "check_row asks for it"
+        return self.pair
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -32,8 +44,7 @@ class Batch:
     bounds: list[int]
     """(B + 1,): where each sequence begins, on the host."""
     inputs: dict[str, Any]
-    """What a model's forward takes: input_ids (T,) with [MASK] at the blanks, token_type_ids (T,), sequence_offsets,
-    max_sequence_length."""
+    """What a model's forward takes (cloze.pipeline.loading.collate.concatenated), with [MASK] at the blanks."""
 
     def blanks(self) -> list[int]:
         """Positions of all blanks among the T tokens."""
@@ -46,9 +57,17 @@ class Batch:
         return [host[low:high] for low, high in zip(self.bounds, self.bounds[1:], strict=False)]
 
 
+_SHOWN_NUMBERS = 4  # of a vector in a table
+
+
+def shown_vector(vector: np.ndarray) -> str:
+    """The first numbers of a vector, and how many it has."""
+    return " ".join(figure(number) for number in vector[:_SHOWN_NUMBERS]) + f" ... ({len(vector)})"
+
+
 def plain(value: Any) -> Any:
     """Dataclasses, arrays and tuples as dicts and lists; a field that is None is left out."""
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {name: plain(each) for name, each in pairs if each is not None}
     if isinstance(value, np.ndarray):
@@ -64,6 +83,9 @@ class Operation:
     name of a result that is no object, in JSON.
     """
 
+    if TYPE_CHECKING:  # each subclass is one; jsonargparse would take the annotation for a field
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
     name: ClassVar[str]
     head: ClassVar[str | None] = None
     fields: ClassVar[tuple[str, str]] = ("text", "pair")
@@ -78,6 +100,10 @@ class Operation:
 
     def check(self, loaded: LoadedModel) -> None:
         """Raise UserError for options that this model cannot serve."""
+
+    def settled(self, loaded: LoadedModel) -> "Operation":
+        """The same with the options that are left to the model."""
+        return self
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         """Sequences of a text, one after another where they may be many. Raises UserError."""
@@ -95,6 +121,10 @@ class Operation:
         """A result as columns of a table, the same names for every text. loaded: None for what runs no model."""
         content = plain(result)
         return content if isinstance(content, dict) else {self.key: content}
+
+    def table_lines(self, row: Row, result: Any) -> Iterator[dict[str, str]]:
+        """A result as lines of a table that people read, column by column."""
+        raise NotImplementedError
 
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
         """Numbers that the result of a text is made of, where they may be many for its tokens: a server bounds them."""

@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from cloze.launch.predict.answers import Span
-from cloze.launch.predict.blanks import SentenceScore
-from cloze.launch.predict.choices import Ranking
-from cloze.launch.predict.labels import Labels
 from cloze.launch.predict.operation import Operation, Row, plain
-from cloze.launch.predict.vectors import Attentions, Embedding, Similarity, TokenVectors
-from cloze.launch.system.console import Output, figure
+from cloze.launch.predict.vectors import Attentions
+from cloze.launch.system.console import Output
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publishing
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-_SHOWN_NUMBERS = 4  # of a vector in a table
 _LARGEST_PICTURE_INCHES = 100  # a side; 10,000 pixels, beyond which viewers give up
 
 
@@ -66,47 +60,6 @@ def encoded(value: Any) -> str:
     except ValueError as error:
         raise UserError(f"the model's result: found a number that is not finite ({error}), expected numbers; its "
                         "weights or its precision do not bear this text") from error
-
-
-def table_rows(row: Row, result: Any) -> Iterator[dict[str, str]]:
-    """Lines of a table, column by column, for one text."""
-    text = row.text if row.pair is None else f"{row.text} | {row.pair}"
-    if isinstance(result, Labels):
-        for label in result.labels:
-            column = {"column": label.column} if label.column else {}
-            yield {"text": text} | column | {"label": label.label, "score": figure(label.score)}
-    elif isinstance(result, Ranking):
-        for choice in result.ranking:
-            yield {"text": row.text, "choice": choice.text, "probability": figure(choice.probability)}
-    elif isinstance(result, Similarity):
-        yield {"text": row.text, "other": row.pair or "", "cosine": figure(result.cosine)}
-    elif isinstance(result, Embedding):
-        yield {"text": text, "vector": _numbers(result.vector)}
-    elif isinstance(result, TokenVectors):
-        for token, (start, end), vector in zip(result.tokens, result.offsets, result.vectors, strict=True):
-            yield {"token": token, "characters": f"{start}-{end}", "vector": _numbers(vector)}
-    elif isinstance(result, SentenceScore):
-        yield {"text": text, "log-probability": figure(result.log_probability),
-               "mean": figure(result.mean_log_probability), "tokens": str(len(result.tokens))}
-    else:
-        yield from _lists(row, result)
-
-
-def _lists(row: Row, result: Sequence[Any]) -> Iterator[dict[str, str]]:
-    for number, each in enumerate(result, 1):
-        if isinstance(each, list):  # the guesses for a blank
-            guesses = "  ".join(f"{guess.token} {figure(guess.probability)}" for guess in each)
-            yield {"text": row.text, "blank": str(number), "guesses": guesses}
-        elif isinstance(each, Span):
-            yield {"question": row.text, "answer": each.text or "(none)", "characters": f"{each.start}-{each.end}",
-                   "probability": figure(each.probability)}
-        else:
-            yield {"text": row.text, "label": each.label, "words": each.text, "characters": f"{each.start}-{each.end}",
-                   "score": figure(each.score)}
-
-
-def _numbers(vector: np.ndarray) -> str:
-    return " ".join(figure(number) for number in vector[:_SHOWN_NUMBERS]) + f" ... ({len(vector)})"
 
 
 def draw_attention(attention: Attentions, path: Path) -> None:

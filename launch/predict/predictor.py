@@ -34,8 +34,10 @@ from cloze.launch.predict.vectors import (
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.pretrained.loading import load_model
+from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.collate import concatenated
 
 # Texts that are read ahead and sorted by length: enough that hardly any batch mixes lengths, few enough to answer soon.
 CHUNK_ROWS = 1024
@@ -102,7 +104,8 @@ class Predictor:
         found = [result.labels for result in results]
         return found[0] if isinstance(text, str) else found
 
-    def tag(self, text: str | Sequence[str], aggregation: str = "first") -> list[Tag] | list[list[Tag]]:
+    def tag(self, text: str | Sequence[str],
+            aggregation: Literal["none", "simple", "first", "average", "max"] = "first") -> list[Tag] | list[list[Tag]]:
         """Tagged words of a text of any length, of a list of texts a list each; `aggregation` as in `TagWords`."""
         results = self._each(TagWords(aggregation=aggregation), text)
         return results[0] if isinstance(text, str) else results
@@ -123,21 +126,25 @@ class Predictor:
         self._warn(result.cut_tokens)
         return result.ranking
 
-    def similarity(self, text: str, other: str, pooling: str = "mean", layer: int = -1) -> float:
-        """Cosine of the vectors of two texts, -1 to 1; pooling and layer as in `embed`."""
-        result = self._one(Compare(pooling=pooling, layer=layer), text, other)
+    def similarity(self, text: str, other: str, pooling: Literal["cls", "mean", "max"] | None = None, layer: int = -1,
+                   dimensions: int | None = None) -> float:
+        """Cosine of the vectors of two texts, -1 to 1; pooling, layer and dimensions as in `embed`."""
+        result = self._one(Compare(pooling=pooling, layer=layer, dimensions=dimensions), text, other)
         self._warn(result.cut_tokens)
         return result.cosine
 
-    def embed(self, texts: Sequence[str], pooling: str = "mean", layer: int = -1) -> np.ndarray:
-        """(N, hidden) fp32: a vector a text. pooling: cls, mean, max. layer: 0 embeddings, 1 ..., -1 last. Longer texts
+    def embed(self, texts: Sequence[str], pooling: Literal["cls", "mean", "max"] | None = None, layer: int = -1,
+              dimensions: int | None = None) -> np.ndarray:
+        """(N, hidden) fp32: a vector a text. pooling: cls, mean, max, None: as the model has learned it, else mean.
+        layer: 0 embeddings, 1 ..., -1 last. dimensions: (N, dimensions), the first numbers, of length 1. Longer texts
         than the model reads are cut, with a warning.
         """
         if isinstance(texts, str):
             raise UserError("texts: found one text, expected a list of them")
-        results = list(self.map(Embed(pooling=pooling, layer=layer), texts))
+        results = list(self.map(Embed(pooling=pooling, layer=layer, dimensions=dimensions), texts))
         self._warn(sum(result.cut_tokens for result in results))
-        return np.stack([result.vector for result in results]) if results else np.empty((0, self.config.hidden_size))
+        return np.stack([result.vector for result in results]) if results else (
+            np.empty((0, dimensions or self.config.hidden_size)))
 
     def features(self, text: str, pair: str | None = None, layer: int = -1) -> TokenVectors:
         """The vector of every token, special ones included."""
@@ -192,6 +199,7 @@ class Predictor:
     @torch.inference_mode()
     def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Any]:
         """Results of prepared texts, which may come from anywhere: no sequence sees another."""
+        operation = operation.settled(self.loaded)
         flat = [encoding for _, encodings in prepared for encoding in encodings]
         values: list[Any] = [None] * len(flat)
         for places in batches([len(encoding) for encoding in flat]):
@@ -206,22 +214,14 @@ class Predictor:
         return results
 
     def _batch(self, encodings: list[Encoding]) -> Batch:
-        bounds = [0, *itertools.accumulate(map(len, encodings))]
-        inputs = {
-            "input_ids": self._tensor([token for each in encodings for token in each.ids]),
-            "sequence_offsets": self._tensor(bounds, torch.int32),
-            "max_sequence_length": max(map(len, encodings)),
-        }
-        if self.config.type_vocab_size > 1:
-            types = self.config.segments
-            inputs["token_type_ids"] = self._tensor([types[segment] for each in encodings for segment in each.segments])
-        batch = Batch(encodings, bounds, inputs)
+        bounds = np.array([0, *itertools.accumulate(map(len, encodings))])
+        ids = np.array([token for each in encodings for token in each.ids], np.int64)
+        seconds = np.array([each.segment_b_start for each in encodings])
+        (inputs,) = concatenated(ids, bounds, seconds, np.array([len(encodings)]), self.config.segments)
+        batch = Batch(encodings, bounds.tolist(), inputs)
         if blanks := batch.blanks():
             inputs["input_ids"][blanks] = self.tokenizer.special_tokens.mask
-        return batch
-
-    def _tensor(self, values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.loaded.device)
+        return replace(batch, inputs=to_device(inputs, torch.device(self.loaded.device)))
 
     def _each(self, operation: Operation, text: str | Sequence, pair: str | Sequence[str] | None = None) -> list[Any]:
         """Results of a text or of a list of them, with one second text for all, with one each, or without."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from cloze.launch.predict.config import AnswerConfig, ChooseConfig, Input, PairInput, SimilarityConfig
+from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Operation, Row
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
@@ -33,9 +33,9 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
         UserError: there are none, a line is no UTF-8 or no JSON object, or lacks a field; a table lacks a column.
     """
     if config.text:
-        yield from _given(config)
+        yield from config.given()
         return
-    kind = type(config) if isinstance(config, Operation) else Operation
+    kind = type(config)
     fields = kind.fields
     if config.file in (None, "-"):
         if config.file is None and sys.stdin.isatty():
@@ -70,9 +70,11 @@ def _from_table(path: Path, asked: tuple[str, ...], learned: Columns | None, kin
             shared = " ".join(_text(row, name) for name in columns.texts)
             yield Row(shared, None, row.place, _choices(row, columns), row.values)
             continue
-        second = columns.texts[1] if len(columns.texts) > 1 else None
-        left_out = second is None or optional and row.values.get(second) is None
-        yield Row(_text(row, columns.texts[0]), None if left_out else _text(row, second), row.place, values=row.values)
+        first_text, *others = columns.texts
+        pair = None
+        if others and not (optional and row.values.get(others[0]) is None):
+            pair = _text(row, others[0])
+        yield Row(_text(row, first_text), pair, row.place, values=row.values)
 
 
 def _find_columns(path: Path, found: tuple[str, ...], asked: tuple[str, ...], learned: Columns | None,
@@ -114,26 +116,6 @@ def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
     return tuple(" ".join(_text(row, name) for name in (*columns.prefix, choice)) for choice in columns.choices)
 
 
-def _given(config: Input) -> Iterator[Row]:
-    if isinstance(config, SimilarityConfig):
-        if len(config.text) == 1:
-            raise UserError("text: found one text, expected at least two to compare")
-        yield from (Row(config.text[0], other) for other in config.text[1:])
-        return
-    if isinstance(config, ChooseConfig):
-        yield Row(config.text[0], choices=tuple(config.text[1:]))
-        return
-    pair = None
-    if isinstance(config, AnswerConfig):
-        pair = config.context
-        if pair is None:
-            raise UserError("context: found none, expected --context with the text in which the question is answered")
-    elif isinstance(config, PairInput):
-        pair = config.pair
-    for number, text in enumerate(config.text, 1):
-        yield Row(text, pair, "text" if len(config.text) == 1 else f"text {number}")
-
-
 def _parse(file: Iterable[bytes], name: str, as_json: bool, kind: type[Operation]) -> Iterator[Row]:
     number = 0
     for number, content in enumerate(file, 1):
@@ -155,7 +137,7 @@ def _from_line(line: str, place: str, kind: type[Operation]) -> Row:
         return Row(parts[0], None, place, tuple(parts[1:]))
     if len(parts) > 2:
         raise UserError(f"{place}: found {len(parts)} columns, expected a text, or two with a tab between them")
-    return Row(*parts, place=place)
+    return Row(parts[0], parts[1] if len(parts) > 1 else None, place)
 
 
 def _from_json(line: str, place: str, kind: type[Operation]) -> Row:

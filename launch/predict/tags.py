@@ -8,8 +8,11 @@ import numpy as np
 
 from cloze.launch.predict.operation import Batch, Operation, Row
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import figure
 from cloze.launch.texts.decoding import counts_once
 from cloze.launch.texts.encoding import Encoder, Encoding
+
+_Named = tuple[str, float, int, int]  # label, score, first character and one past the last
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class TagWords(Operation):
     def read(self, model: Any, batch: Batch) -> list[Any]:
         return batch.split(model(**batch.inputs).logits.float().softmax(-1))
 
+    def table_lines(self, row: Row, result: list[Tag]) -> Iterator[dict[str, str]]:
+        for tag in result:
+            yield {"text": row.text, "label": tag.label, "words": tag.text, "characters": f"{tag.start}-{tag.end}",
+                   "score": figure(tag.score)}
+
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> list[Tag]:
@@ -54,7 +62,8 @@ class TagWords(Operation):
             pieces = [word for word in words if word.end > word.start]  # white space between words is none
         named = [(labels[piece.shares.argmax()], float(piece.shares.max()), piece.start, piece.end) for piece in pieces]
         tags = named if self.aggregation == "none" else [_entity(group) for group in _entities(named)]
-        return [Tag(*tag, row.text[tag[2] : tag[3]]) for tag in tags if tag[0] != self.ignored_label]
+        return [Tag(label, score, start, end, row.text[start:end]) for label, score, start, end in tags
+                if label != self.ignored_label]
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,8 @@ class _Piece:
     continues: bool
 
 
-def _pieces(encodings: Sequence[Encoding], values: Sequence[np.ndarray], continues: Sequence[Sequence[bool]]
-            ) -> list[_Piece]:
+def _pieces(encodings: Sequence[Encoding], values: Sequence[np.ndarray],
+            continues: Sequence[Sequence[bool] | np.ndarray]) -> list[_Piece]:
     """Every token of the text once, judged in the window where most stands around it."""
     inside = [(each.first_token, each.first_token + len(each) - 2) for each in encodings]  # between [CLS] and [SEP]
     pieces = [_Piece(*encoding.offsets[place], shares[place], bool(continuing[place]))
@@ -98,9 +107,9 @@ def _word(group: list[_Piece], aggregation: str) -> _Piece:
     return _Piece(group[0].start, group[-1].end, shares, False)
 
 
-def _entities(named: list[tuple]) -> Iterator[list[tuple]]:
+def _entities(named: list[_Named]) -> Iterator[list[_Named]]:
     """Runs of neighbours of one kind; a B- begins a new one."""
-    group: list[tuple] = []
+    group: list[_Named] = []
     for tag in named:
         if group and (tag[0].startswith("B-") or _kind(tag[0]) != _kind(group[-1][0])):
             yield group
@@ -110,7 +119,7 @@ def _entities(named: list[tuple]) -> Iterator[list[tuple]]:
         yield group
 
 
-def _entity(group: list[tuple]) -> tuple[str, float, int, int]:
+def _entity(group: list[_Named]) -> _Named:
     """One for a group, named as transformers' pipeline does: by what stands behind the first dash."""
     return group[0][0].split("-", 1)[-1], float(np.mean([tag[1] for tag in group])), group[0][2], group[-1][3]
 

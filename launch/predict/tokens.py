@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from cloze.launch.predict.operation import Batch, Operation, Row
 from cloze.launch.pretrained.loaded import LoadedModel
@@ -42,7 +42,7 @@ class Tokenize(Operation):
         return tokens_of(loaded.tokenizer, encodings[0], loaded.config.segments)
 
 
-def encode_whole(tokenizer: Tokenizer, row: Row, words: str | None) -> Encoding:
+def encode_whole(tokenizer: Tokenizer, row: Row, words: Literal["characters"] | None) -> Encoding:
     """The sequence of a text or pair, of any length. words: of Truncation, as the model has it. Raises UserError."""
     encoder = Encoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
     return encoder.encode(row.text, row.pair, place=row.place)

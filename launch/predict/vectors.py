@@ -1,14 +1,16 @@
 """What any encoder gives: vectors of texts and of tokens, and who attends to whom."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.operation import Batch, Operation, Row, shown_vector
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.vectors import normalized
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -37,12 +39,29 @@ class OfLayer(Operation):
 class Pooled(OfLayer):
     """An operation on one vector a text."""
 
-    pooling: Literal["cls", "mean", "max"] = "mean"
-    """The vector of [CLS], or mean or maximum over all tokens, special ones included."""
+    pooling: Literal["cls", "mean", "max"] | None = None
+    """The vector of [CLS], or mean or maximum over all tokens, special ones included; null: as the model has learned
+    it, mean if it has not."""
+    dimensions: int | None = None
+    """Numbers of the vector that are kept, the first ones, which are then divided by their length; null: all."""
+
+    def check(self, loaded: LoadedModel) -> None:
+        super().check(loaded)
+        if self.dimensions is not None and not 1 <= self.dimensions <= loaded.config.hidden_size:
+            raise UserError(f"dimensions: found {self.dimensions}, expected 1 to {loaded.config.hidden_size}, the size "
+                            "of the model's vectors")
+
+    def settled(self, loaded: LoadedModel) -> Operation:
+        return replace(self, pooling=self.pooling or loaded.vectors.pooling)
+
+    def cut(self, vector: np.ndarray) -> np.ndarray:
+        """(hidden,) -> (dimensions,) of length 1; the whole vector as it is."""
+        return vector if self.dimensions is None else normalized(vector[: self.dimensions])
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         from cloze.model.heads import pool
 
+        assert self.pooling is not None, "`settled` comes first"
         vectors = pool(self.hidden(model, batch), self.pooling, batch.inputs["sequence_offsets"])
         return list(vectors.float().cpu().numpy())
 
@@ -52,14 +71,15 @@ class Embedding:
     """One vector of a text."""
 
     vector: np.ndarray
-    """(hidden,) fp32."""
+    """(hidden,) fp32, or (dimensions,)."""
     cut_tokens: int
     """Tokens of a long text that the model has not seen."""
 
 
 @dataclass(frozen=True)
 class Embed(Pooled):
-    """One vector for each text or pair."""
+    """One vector for each text or pair: of a model that was fine-tuned for them (embed) as it has learned it, of length
+    1."""
 
     name = "embed"
 
@@ -67,12 +87,19 @@ class Embed(Pooled):
         return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
 
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
-        return loaded.config.hidden_size
+        return self.dimensions or loaded.config.hidden_size
+
+    def table_lines(self, row: Row, result: Embedding) -> Iterator[dict[str, str]]:
+        yield {"text": row.both, "vector": shown_vector(result.vector)}
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> Embedding:
-        return Embedding(values[0], encodings[0].cut_tokens)
+        vector, learned = values[0], loaded.vectors
+        as_learned = self.pooling == learned.pooling and self.layer in (-1, loaded.config.num_hidden_layers)
+        if learned.normalize and as_learned:
+            vector = normalized(vector)
+        return Embedding(self.cut(vector), encodings[0].cut_tokens)
 
 
 @dataclass(frozen=True)
@@ -91,12 +118,15 @@ class Compare(Pooled):
     name, takes_pair = "similarity", "always"
 
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
-        return [encoder.encode(text, cut=True, place=row.place) for text in (row.text, row.pair)]
+        return [encoder.encode(text, cut=True, place=row.place) for text in (row.text, row.second)]
+
+    def table_lines(self, row: Row, result: Similarity) -> Iterator[dict[str, str]]:
+        yield {"text": row.text, "other": row.pair or "", "cosine": figure(result.cosine)}
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> Similarity:
-        return Similarity(cosine(*values), sum(each.cut_tokens for each in encodings))
+        return Similarity(cosine(*map(self.cut, values)), sum(each.cut_tokens for each in encodings))
 
 
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
@@ -126,6 +156,10 @@ class Features(OfLayer):
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         return batch.split(self.hidden(model, batch))
+
+    def table_lines(self, row: Row, result: TokenVectors) -> Iterator[dict[str, str]]:
+        for token, (start, end), vector in zip(result.tokens, result.offsets, result.vectors, strict=True):
+            yield {"token": token, "characters": f"{start}-{end}", "vector": shown_vector(vector)}
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
@@ -240,7 +274,7 @@ class FindWord(OfLayer):
         """Of each occurrence its text, characters and places."""
         unknown, words, found = tokenizer.special_tokens.unknown, _normalized_words(tokenizer, self.word), []
         for low, high in self._places(tokenizer, encoding):
-            text = row.text if encoding.parts[low] == 1 else row.pair
+            text = row.text if encoding.parts[low] == 1 else row.second
             span = encoding.offsets[low][0], encoding.offsets[high - 1][1]
             if unknown in encoding.ids[low:high] and _normalized_words(tokenizer, text[slice(*span)]) != words:
                 continue  # [UNK] stands for other words, too

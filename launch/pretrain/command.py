@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from cloze.launch.config import DeepSpeedConfig, PretrainConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
-from cloze.launch.engine.state import full_parameter
+from cloze.launch.engine.state import Engine, full_parameter
 from cloze.launch.pretrain.choices import differences, facts_of, resolve_compile
 from cloze.launch.pretrain.data import (
     TrainingData,
@@ -39,17 +40,20 @@ from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
 from cloze.launch.pretrain.sources import Sources
 from cloze.launch.run import runs
-from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.stored import StoredRun, stored
+from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.stored import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import take_flash_attention_3
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.own_classes import make, own_class
 from cloze.launch.training import running
+from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import ValidationSet, evaluate_sets
 from cloze.launch.training.running import Process
-from cloze.model.bert import BertForPreTraining
+from cloze.launch.training.trainer import Trainer
+from cloze.model.bert import BertPreTrained
+from cloze.model.encoder import Encoder
 from cloze.model.flops import encoder_weights, num_parameters, training_flops
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
@@ -66,34 +70,41 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     `prepare_process` has returned.
     """
     deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
-    with stored(config, environment, Console(environment.is_main)) as (config, run), read_once(config, environment):
-        status = _pretrain(config, environment, run)
-        if run and status == running.EXIT_COMPLETE:
-            run.clear()
-        return status
-
-
-def _pretrain(config: PretrainConfig, environment: Environment, run: StoredRun | None) -> int:
-    """`pretrain` into a folder of this machine, which may stand for a run in a store."""
-    given = config.train.learning_rate
-    config, data, objective, callbacks, facts = resolve_run(config, environment.world_size)
     console = Console(environment.is_main)
-    if given == AUTO:
-        size = encoder_weights(config.model)
-        console.say(f"peak rate: {config.train.learning_rate:g}, {running.origin_of_rate(given, size)}")
-    for manifest in data.manifests:
+    # `run`: in a store, for which a folder of this machine stands.
+    with stored(config, environment, console) as (config, run), read_once(config, environment):
+        resolved = resolve_run(config, environment.world_size)
+        _tell_what_was_decided(config, resolved, console)
+        with running.joined(resolved.config, resolved.facts, environment, console, run) as (process, stop):
+            config, data, objective, callbacks, facts = resolve_on_device(resolved, process)
+            trainer = prepare_trainer(config, data, process, objective, callbacks, facts)  # at the newest checkpoint
+            with (closing(open_stream(config, data, trainer)) as stream,
+                  running.recorded(config, trainer, stop, run) as record):
+                show = showing(config, data, trainer, record.metrics) if trainer.evaluate else None
+                record.complete = trainer.run(stream, record.metrics, stop, show)
+        if run and record.complete:
+            run.clear()
+        return running.exit_status(record.complete)
+
+
+def _tell_what_was_decided(given: PretrainConfig, resolved: ResolvedRun, console: Console) -> None:
+    if given.train.learning_rate == AUTO:
+        size = encoder_weights(resolved.config.model)
+        console.say(f"peak rate: {resolved.config.train.learning_rate:g}, {running.origin_of_rate(AUTO, size)}")
+    for manifest in resolved.data.manifests:
         if manifest.remark:
             console.warn(manifest.remark)
 
-    def work(process: Process, stop: StopRequest) -> bool:
-        if why := take_flash_attention_3(process.device, config.model.attention_probs_dropout_prob):
-            console.warn(f"flash attention 3 is installed and cannot be used ({why}); version 2 computes")
-        resolved = resolve_compile(config, process.device, process.console)
-        resolved = resolve(resolved, data, objective, partial(build_model, resolved, objective), environment,
-                           process.device, process.console)
-        return train(resolved, data, prepare_trainer(resolved, data, process, objective, callbacks, facts), stop, run)
 
-    return running.carry_out(config, facts, environment, console, work, run)
+def resolve_on_device(resolved: ResolvedRun, process: Process) -> ResolvedRun:
+    """The run with what the device decides: kernels, whether layers are compiled, the micro-batch. Collective."""
+    config, data, objective, device = resolved.config, resolved.data, resolved.objective, process.device
+    if why := take_flash_attention_3(device, config.model.attention_probs_dropout_prob):
+        process.console.warn(f"flash attention 3 is installed and cannot be used ({why}); version 2 computes")
+    config = resolve_compile(config, device, process.console)
+    config = resolve(config, data, objective, partial(build_model, config, objective), process.environment, device,
+                     process.console)
+    return resolved._replace(config=config)
 
 
 class ResolvedRun(NamedTuple):
@@ -103,7 +114,7 @@ class ResolvedRun(NamedTuple):
     data: TrainingData
     objective: Objective
     callbacks: list[Callback]
-    facts: dict[str, str | int]
+    facts: runs.Facts
     """What it reads, for comparison with an earlier part of the run."""
 
 
@@ -118,7 +129,7 @@ def resolve_run(config: PretrainConfig, world_size: int) -> ResolvedRun:
     config = replace(config, model=model, train=config.train.on(world_size).for_size(encoder_weights(model)))
     config = replace(config, data_streams=choose_data_streams(config, world_size))
     objective = make_objective(config)
-    return ResolvedRun(config, data, objective, make_callbacks(config), data.facts | objective_facts(objective))
+    return ResolvedRun(config, data, objective, make_callbacks(config), {**data.facts, **objective_facts(objective)})
 
 
 def make_callbacks(config: PretrainConfig) -> list[Callback]:
@@ -134,8 +145,11 @@ def choose_data_streams(config: PretrainConfig, world_size: int) -> int:
     """
     sizes = list(config.train.batch_sizes.values())
     saved = runs.saved_data_streams(Path(config.output), config.checkpoint.accept_changes)
-    fits = saved is not None and not any(size % saved for size in sizes)  # else it is the batch that has changed
-    return config.data_streams or (saved if fits else choose_streams(sizes, world_size, len(config.sources)))
+    if config.data_streams:
+        return config.data_streams
+    if saved is not None and not any(size % saved for size in sizes):  # else it is the batch that has changed
+        return saved
+    return choose_streams(sizes, world_size, len(config.sources))
 
 
 def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) -> None:
@@ -146,7 +160,7 @@ def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) ->
     print(json.dumps(deepspeed_config(config, config.processes), indent=1))
 
 
-def build_model(config: PretrainConfig, objective: Objective | None = None) -> BertForPreTraining:
+def build_model(config: PretrainConfig, objective: Objective | None = None) -> BertPreTrained:
     """The model of the run with its initial weights.
 
     Args:
@@ -157,37 +171,40 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
     """
     objective = objective or make_objective(config)
     model = objective.build_model()
-    if not isinstance(model, BertForPreTraining):
+    if not isinstance(model, BertPreTrained):
         raise UserError(f"objective: found a {type(model).__name__} made by {type(objective).__name__}.build_model, "
-                        "expected a cloze.model.bert.BertForPreTraining or a subclass of it")
+                        "expected a subclass of cloze.model.bert.BertPreTrained")
     init_weights(model, config.seed)
     if config.train.compile:
-        model.bert.encoder.compile_layers()
+        for module in model.modules():
+            if isinstance(module, Encoder):
+                module.compile_layers()
     return model
 
 
-def take_word_vectors(config: PretrainConfig, tokenizer: Tokenizer, model, console: Console) -> None:
-    """Copy the vectors of `init_word_vectors` into a freshly drawn model; a token without one stays as drawn.
+def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, console: Console) -> None:
+    """Copy the vectors of a file (`init_word_vectors`) into a freshly drawn model; a token without one stays as drawn.
 
     Raises:
         UserError, ModelError: there is no such file, or its vectors are not those of tokens, in the model's width.
     """
-    path, tokens = Path(config.init_word_vectors), tokenizer.tokens
-    numbers = {token: number for number, token in enumerate(tokens) if token and number != config.model.pad_token_id}
+    tokens = tokenizer.tokens
+    numbers = {token: number for number, token in enumerate(tokens) if token and number != model.config.pad_token_id}
     with readable_errors(path):
         found = init_word_embeddings(model, path, numbers)
     console.say(f"init_word_vectors: {found:,} of {len(numbers):,} tokens start from {path}")
 
 
 def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process, objective: Objective,
-                    callbacks: Sequence[Callback], facts: dict[str, str | int]):
+                    callbacks: Sequence[Callback], facts: runs.Facts) -> Trainer:
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     environment, console = process.environment, process.console
     checkpoints, step, elastic = running.open_checkpoints(config, facts, process)
     model = build_model(config, objective)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     if step is None and config.init_word_vectors:
-        take_word_vectors(config, Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER), model, console)
+        take_word_vectors(Path(config.init_word_vectors),
+                          Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER), model, console)
     start = Start(config, data.manifest, model, checkpoints, console) if step is None and config.init_from else None
     parameters = num_parameters(model)  # before ZeRO-3 empties them
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
@@ -199,7 +216,8 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
         facts={**facts, "data_streams": config.data_streams}, objective=objective,
         evaluate=partial(evaluate_sets, engine, objective, sets, process.device) if sets else None,
         flops=objective.flops, callbacks=callbacks,
-        sources=Sources(data, config.data_streams) if data.names else None,
+        average=None if config.ema.decay is None else WeightAverage(engine, config.ema.decay, config.ema.warmup),
+        sources=Sources(data, config.streams, objective.pretraining_output) if data.names else None,
     )
     if start:
         start.finish(trainer, console)
@@ -210,12 +228,13 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     if environment.is_main:
         runs.keep_device_facts(output, decided)
         # Fetched or not, its folder is on this machine.
-        save_tokenizer = partial(shutil.copytree, Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER).folder)
-        runs.describe(output, process.shown(config), facts, save_tokenizer, made)
+        tokenizer = Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER).folder
+        assert isinstance(tokenizer, Path), tokenizer
+        runs.describe(output, process.shown(config), facts, partial(shutil.copytree, tokenizer), made)
     return trainer
 
 
-def _print_facts(config: PretrainConfig, data: TrainingData, process: Process, engine, parameters: int) -> None:
+def _print_facts(config: PretrainConfig, data: TrainingData, process: Process, engine: Engine, parameters: int) -> None:
     tokens, samples = data.num_tokens, data.num_samples
     histogram = data.length_histogram
     lengths = np.arange(len(histogram))
@@ -264,30 +283,26 @@ def validation_sets(config: PretrainConfig, data: TrainingData, process: Process
     return [
         ValidationSet(name, own or not pooled, partial(
             evaluation_batches, open_split(config, manifest.folder, "validation", environment, process.device),
-            micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
+            micro_batch_size=config.train.micro_batch, rank=environment.rank, world_size=environment.world_size,
             max_samples=config.evaluation.samples, segments=config.model.segments, rate=rate,
         ))
         for name, manifest, own in folders
     ]
 
 
-def train(config: PretrainConfig, data: TrainingData, trainer, stop: StopRequest, run: StoredRun | None = None) -> bool:
-    """Feed the trainer from where it stands until it is complete (True) or was asked to stop (False)."""
+def open_stream(config: PretrainConfig, data: TrainingData, trainer: Trainer) -> BatchStream:
+    """This rank's batches, from where the trainer stands."""
     environment = trainer.environment
-    stream = BatchStream(
+    return BatchStream(
         open_training(config, data, environment, trainer.device), global_batch_size=config.train.global_batch_size,
-        micro_batch_size=config.train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
-        streams=config.data_streams, seed=config.seed, samples_consumed=trainer.state.samples_consumed,
+        micro_batch_size=config.train.micro_batch, rank=environment.rank, world_size=environment.world_size,
+        streams=config.streams, seed=config.seed, samples_consumed=trainer.state.samples_consumed,
         warmup=batch_warmup(config, data), segments=config.model.segments, masking=run_masking(config, data),
     )
-    try:
-        shown = partial(showing, config, data, trainer) if trainer.evaluate else None
-        return running.run(config, trainer, stream, stop, shown, stored=run)
-    finally:
-        stream.close()
 
 
-def showing(config: PretrainConfig, data: TrainingData, trainer, metrics):
+def showing(config: PretrainConfig, data: TrainingData, trainer: Trainer, metrics: MetricsWriter | None
+            ) -> Callable[[int], None]:
     """What each evaluation shows beside its numbers: blanks and guesses (of a mixture's first source that has held-out
     samples), word embeddings."""
     readers = [ShardReader(manifest.folder, "validation", check_sizes=False, cache=open_cache(config, manifest.folder))

@@ -123,7 +123,7 @@ def _mean_lengths(manifests: tuple[Manifest, ...]) -> np.ndarray:
     return np.array([tokens / samples for tokens, samples in map(_counts, manifests)])
 
 
-def _position(tokens: int, phases: tuple[Phase, ...], lengths: np.ndarray) -> int:
+def _position(tokens: float, phases: tuple[Phase, ...], lengths: np.ndarray) -> int:
     """The position at which phases have given so many tokens; the last phase goes on for ever."""
     for phase, following in zip(phases, (*phases[1:], None), strict=True):
         mean = float(np.average(lengths, weights=phase.shares))
@@ -145,7 +145,7 @@ def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None
     folders = [to_place(path) for path in
                (*(source.path for source in config.sources), *config.evaluation.sets.values())]
     stored = {folder: open_cache(config, folder) for folder in folders if isinstance(folder, StorePath)}
-    objects = {folder / name: cache for folder, cache in stored.items()
+    objects = {folder / name: cache for folder, cache in stored.items() if cache is not None
                for name in (FILE_NAME, *(f"{runs.TOKENIZER}/{each}" for each in FETCHED))}
     if objects:
         text = distributed.told(
@@ -164,7 +164,8 @@ def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
     Raises:
         UserError: a folder and the model do not match, or two folders.
     """
-    model, manifests = config.model, []
+    model = config.model
+    manifests: list[Manifest] = []
     for source in config.sources:
         manifest = Manifest.load(source.path)
         if manifests:
@@ -208,10 +209,10 @@ def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Mani
     by_tokens = config.proportions == "tokens"
     if config.phases:
         weights = [[phase.weights.get(name, 0.0) for name in names] for phase in config.phases]
-        ends = [phase.until_tokens for phase in config.phases[:-1]]
+        ends = [phase.until_tokens or 0 for phase in config.phases[:-1]]  # each has one: MixtureConfig.check
     else:
-        weights, ends = [[source.weight for source in config.sources]], []
-        if config.sources[0].weight is None:
+        weights, ends = [[source.weight for source in config.sources if source.weight is not None]], []
+        if not weights[0]:
             sizes = [_counts(manifest)[0 if by_tokens else 1] / manifest.pair_sets for manifest in manifests]
             weights = [[(size / max(sizes)) ** (1 / (config.temperature or 1.0)) for size in sizes]]
     phases: tuple[Phase, ...] = ()
@@ -276,8 +277,8 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
     end = config.train.max_steps * config.train.global_batch_size
     rate: RateSchedule | RatePhases | None = None
     if chosen.phases:
-        ends = [data.position(phase.until_tokens) if phase.until_share is None else round(phase.until_share * end)
-                for phase in chosen.phases[:-1]]
+        ends = [data.position(phase.until_tokens or 0) if phase.until_share is None else round(phase.until_share * end)
+                for phase in chosen.phases[:-1]]  # each has one of the two: MaskingConfig
         rate = RatePhases(tuple(phase.rate for phase in chosen.phases), tuple(ends))
     elif chosen.rate is not None:
         rate = RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
@@ -288,7 +289,7 @@ def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | No
     """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
     every batch without asking."""
     train = config.train
-    if train.initial_global_batch_size is None:
+    if train.initial_global_batch_size is None or train.increment is None:
         return None
     return BatchWarmup(train.initial_global_batch_size, train.increment, data.position(train.batch_warmup_tokens))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from cloze.launch.engine.state import Engine
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.devices import to_device
 from cloze.pipeline.loading.batches import evaluation_batches
@@ -23,7 +24,7 @@ class Guesses:
         metrics: rank 0's writer; None elsewhere.
     """
 
-    def __init__(self, engine, device: torch.device, reader: ShardReader, tokenizer: Tokenizer, count: int,
+    def __init__(self, engine: Engine, device: torch.device, reader: ShardReader, tokenizer: Tokenizer, count: int,
                  segments: tuple[int, int], metrics: MetricsWriter | None) -> None:
         self._engine, self._device, self._tokenizer, self._metrics = engine, device, tokenizer, metrics
         # The same batch on every rank: a forward is collective where parameters are partitioned.

@@ -6,21 +6,27 @@ starts anew is said in a table. A resume of it goes on from its own checkpoints 
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from cloze.launch.checkpoint import CheckpointManager, read_weights
+from cloze.launch.checkpoint import CheckpointManager, checkpoint_steps, fetch_run, read_weights
 from cloze.launch.config import PretrainConfig
+from cloze.launch.config.marks import FIXED, marked
 from cloze.launch.run import runs
+from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
+from cloze.launch.training.trainer import Trainer
 from cloze.model.config import BertConfig
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.stores.places import is_url
+from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Fields of a model that may differ between phases: no weight hangs on them. A rotary base does change the outputs: it
@@ -30,9 +36,11 @@ FREE_MODEL_FIELDS = {
     "initialization", "initializer_range", "initializer_cutoff", "embedding_initializer_range",
     "position_initializer_range", "max_position_embeddings", "rotary_theta", "local_rotary_theta",
 }
+_FETCHED = "step-init_from.tmp"  # beside the checkpoints of the new run, whose first save removes it
 POSITIONS = "bert.embeddings.position.weight"
 # What the optimizer's groups and states are shaped by.
-OPTIMIZER_FIELDS = (*runs.GROUPING, "zero.stage", "train.precision")
+OPTIMIZER_FIELDS = (*(name for name in marked(PretrainConfig, FIXED) if name.startswith("optimizer.")), "zero.stage",
+                    "train.precision")
 
 
 @dataclass(frozen=True)
@@ -44,36 +52,64 @@ class Source:
     weights: dict[str, torch.Tensor]
     step: int | None
     """Step of the run's checkpoint; None: a Hugging Face folder."""
+    name: str
+    """As it was given."""
 
     def __str__(self) -> str:
-        return str(self.path) if self.step is None else f"step {self.step} of {self.path}"
+        return self.name if self.step is None else f"step {self.step} of {self.name}"
 
 
-def read_source(config: PretrainConfig, manifest: Manifest, checkpoints: CheckpointManager) -> Source:
+def bring_source(place: StorePath, checkpoints: CheckpointManager, warn: Callable[[str], None]) -> Path:
+    """The folder with a run of a store and its newest good checkpoint, fetched once on each machine. Collective.
+
+    Args:
+        checkpoints: of the new run, beside which it lies until it is loaded.
+
+    Raises:
+        UserError: there is no such run, or the store or the disk can't be used.
+    """
+    folder, device, step = checkpoints.folder / _FETCHED, checkpoints.device, -1
+
+    def fetch(newest: int | None) -> None:
+        with readable_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            fetch_run(place, newest, warn=warn, folder=folder)
+
+    with distributed.together("fetch init_from", folder, device):
+        if checkpoints.environment.is_main:
+            fetch(None)
+            step = max(checkpoint_steps(folder), default=-1)
+    step = distributed.from_main(step, device)  # by now there may be a newer one
+    with distributed.together("fetch init_from", folder, device):
+        if checkpoints.leads and not checkpoints.environment.is_main:
+            fetch(None if step < 0 else step)
+    return folder
+
+
+def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoints: CheckpointManager) -> Source:
     """The source's shape and fp32 weights, under our names. Collective.
 
     Args:
+        path: where it lies on this machine.
         checkpoints: those of the source, if it is a run.
 
     Raises:
         UserError: it is neither a run nor a model's folder, or its vocabulary or shape is not that of the new run.
     """
-    if is_url(config.init_from):
-        raise UserError(f"init_from: found {config.init_from}, expected a folder; `cloze export {config.init_from}` "
-                        "makes one to start from")
-    path = Path(config.init_from)
+    name = config.init_from or str(path)
     if (path / runs.CONFIG).is_file():
         # Agreed: it may still be training, and every process must take the same step.
         step, weights = read_weights(path, checkpoints.agree_on_latest(), checkpoints.warn)
-        source = Source(path, runs.model_config(path), weights, step)
+        source = Source(path, runs.model_config(path), weights, step, name)
         tokenizer = path / runs.TOKENIZER
     elif (path / "config.json").is_file():
         shape, weights = load_pretrained(path)
-        source = Source(path, shape, weights, None)
+        source = Source(path, shape, weights, None, name)
         tokenizer = path
     else:
-        raise UserError(f"init_from: found neither {runs.CONFIG} nor config.json in {path}, expected the folder of a "
-                        "run of `cloze pretrain` or of a Hugging Face BERT")
+        raise UserError(f"init_from: found neither {runs.CONFIG} nor config.json in {name}, expected the "
+                        "folder of a run of `cloze pretrain` or of a Hugging Face BERT")
     found = Tokenizer.from_folder(tokenizer).fingerprint
     if found != manifest.tokenizer_fingerprint:
         raise UserError(f"init_from: found a tokenizer with fingerprint {found[:12]} in {tokenizer}, expected "
@@ -104,18 +140,18 @@ def _check_shape(config: PretrainConfig, source: Source) -> None:
         wanted, found = getattr(config.model, field.name), getattr(source.config, field.name)
         if wanted != found and field.name not in FREE_MODEL_FIELDS:
             raise UserError(f"model.{field.name}: found {wanted!r}, expected {found!r}, that of init_from = "
-                            f"{source.path}; set it to that")
+                            f"{source.name}; set it to that")
     wanted, found = config.model.max_position_embeddings, source.config.max_position_embeddings
     if config.model.position_embedding != "learned" or wanted == found:
         return
     if wanted < found:
         raise UserError(f"model.max_position_embeddings: found {wanted}, expected at least the {found} that "
-                        f"init_from = {source.path} has learned; set it to {found}")
+                        f"init_from = {source.name} has learned; set it to {found}")
     if config.init_positions != "extend" or config.init_optimizer:
         mend = ("--init_optimizer false and --init_positions extend" if config.init_optimizer else
                 "--init_positions extend")
         raise UserError(f"model.max_position_embeddings: found {wanted}, expected {found}, those that init_from = "
-                        f"{source.path} has learned; with {mend} the further ones are drawn")
+                        f"{source.name} has learned; with {mend} the further ones are drawn")
 
 
 def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
@@ -152,18 +188,19 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
     return rows
 
 
-def check_optimizer(config: PretrainConfig, source: Source) -> None:
-    """Raise UserError unless the new run's optimizer can go on with the source's states."""
+def check_optimizer(config: PretrainConfig, source: Source) -> int:
+    """The step of the source's states. Raises UserError unless the new run's optimizer can go on with them."""
     if source.step is None:
-        raise UserError(f"init_optimizer: found true with init_from = {source.path}, a Hugging Face folder without "
+        raise UserError(f"init_optimizer: found true with init_from = {source.name}, a Hugging Face folder without "
                         "optimizer states, expected a run of `cloze pretrain`; use --init_optimizer false")
     before, now = runs.fields_of(source.path), runs.flatten({"optimizer": vars(config.optimizer),
                                                              "zero": vars(config.zero), "train": vars(config.train)})
     for name in OPTIMIZER_FIELDS:
         if before.get(name) != now[name]:
             raise UserError(f"{name}: found {now[name]!r}, expected {before.get(name)!r}, that of init_from = "
-                            f"{source.path}, whose moments init_optimizer asks for; set it to that, or use "
+                            f"{source.name}, whose moments init_optimizer asks for; set it to that, or use "
                             "--init_optimizer false")
+    return source.step
 
 
 def _check_parameters(model: nn.Module, source: Source) -> None:
@@ -188,25 +225,27 @@ class Start:
 
     def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
                  console: Console) -> None:
-        theirs = CheckpointManager(Path(config.init_from) / runs.CHECKPOINTS, checkpoints.environment,
-                                   checkpoints.device, warn=console.warn, workplace=checkpoints.folder)
-        self.source = read_source(config, manifest, theirs)
+        place = to_place(config.init_from or "")  # it is made of a run that has one
+        path = place if isinstance(place, Path) else bring_source(place, checkpoints, console.warn)
+        theirs = CheckpointManager(path / runs.CHECKPOINTS, checkpoints.environment, checkpoints.device,
+                                   warn=console.warn, run=checkpoints)
+        self.source = read_source(config, path, manifest, theirs)
         self.rows = take_weights(model, self.source)
         self.moments: CheckpointManager | None = None  # the checkpoints that hold them
         self.elastic = False
         if config.init_optimizer:
-            check_optimizer(config, self.source)
+            step = check_optimizer(config, self.source)
             _check_parameters(model, self.source)
             self.moments = theirs
-            self.elastic = self.moments.is_elastic(self.source.step)
+            self.elastic = self.moments.is_elastic(step)
             if self.elastic:
                 console.say(f"{self.source} was saved by another number of processes: converting it")
-                self.moments.convert(self.source.step)
+                self.moments.convert(step)
 
-    def finish(self, trainer, console: Console) -> None:
+    def finish(self, trainer: Trainer, console: Console) -> None:
         """Give the trainer the moments, and say what was taken and what was not."""
         moved = "none: they start at 0"
-        if self.moments:
+        if self.moments and self.source.step is not None:
             trainer.inherit(self.moments, self.source.step)
             moved = f"taken, of {trainer.state.inherited_steps} steps"
         console.facts("init_from: what this run starts with", [

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,9 +23,11 @@ from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
+from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.collate import concatenated
 
 # Kept free for what the probe does not see: NCCL's buffers of collectives that come later (evaluation, checkpoints),
 # workspaces of kernels that other shapes choose, other processes on the GPU. Hardly for holes in the allocator's
@@ -101,7 +105,18 @@ def _agree(fits: bool, device: torch.device) -> bool:
     return distributed.reduce_sum(torch.tensor([0.0 if fits else 1.0], device=device)).item() == 0
 
 
-def largest_that_fits(candidates: list[int], run: Callable, memory, agree: Callable[[bool], bool]) -> int:
+class Memory(Protocol):
+    """Memory of this process, in bytes."""
+
+    def peak(self) -> int:
+        """The most that it has taken so far."""
+
+    def limit(self) -> int:
+        """What it may take."""
+
+
+def largest_that_fits(candidates: list[int], run: Callable[[int, Callable[[bool], bool]], bool], memory: Memory,
+                      agree: Callable[[bool], bool]) -> int:
     """The largest candidate that every rank can run; collective.
 
     A size is tried only if all ranks expect it to fit, going by the peaks of the sizes before it: a rank that ran out
@@ -156,7 +171,7 @@ class Probe:
         # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
         steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0)
         alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
-        self.micro_steps = share // alone.train.micro_batch_size
+        self.micro_steps = share // alone.train.micro_batch
         made = deepspeed_config(alone, environment.world_size)
         self.engine = build_engine(model, config, made, device)
         self.engine.train()
@@ -196,7 +211,7 @@ class Probe:
     def _loss(self, batch: dict) -> torch.Tensor:
         return self._loss_of(self.engine(**batch, dropout_seed=PROBE_SEED), batch)
 
-    def _loss_of(self, output, batch: dict) -> torch.Tensor:
+    def _loss_of(self, output: Any, batch: dict) -> torch.Tensor:
         totals = torch.tensor(self.objective.counts([batch]), dtype=torch.float64, device=self.device)
         return self.objective(output, batch, totals)[0]
 
@@ -229,14 +244,12 @@ class Probe:
         ids = torch.randint(self.data.manifest.vocab_size, (tokens,), generator=generator)
         places = torch.arange(tokens) - starts.repeat_interleave(lengths)
         positions = (places < (share * lengths).ceil().repeat_interleave(lengths)).nonzero()[:, 0]
-        batch = {
-            "input_ids": ids, "token_type_ids": torch.zeros_like(ids), "position_ids": places,
-            "sequence_offsets": torch.cat((starts, torch.tensor([tokens]))).int(),
+        offsets = torch.cat((starts, torch.tensor([tokens]))).numpy()
+        (batch,) = concatenated(ids.numpy(), offsets, lengths.numpy(), np.array([len(lengths)]))
+        return to_device(batch | {
             "masked_positions": positions, "labels": ids[positions],
             "next_sentence_label": torch.zeros(len(lengths), dtype=torch.int64),
-        }
-        longest = int(lengths.max())
-        return {name: tensor.to(self.device) for name, tensor in batch.items()} | {"max_sequence_length": longest}
+        }, self.device)
 
     def release(self) -> None:
         """Give the memory back before the run takes it."""
@@ -272,12 +285,14 @@ class HostMemory:
     """
 
     def __init__(self, processes: int, limit: int | None = None) -> None:
-        held, free = resident_bytes(), available_bytes()
-        if limit is None and (held is None or free is None):
-            raise UserError("train.micro_batch_size: found auto on a system that does not tell its free memory, "
-                            "expected Linux or a GPU; give a number, or train.memory_limit_gib")
-        # Fixed at the start, when the others hold as little as this one.
-        self._limit = held + free // processes if limit is None else limit
+        if limit is None:
+            held, free = resident_bytes(), available_bytes()
+            if held is None or free is None:
+                raise UserError("train.micro_batch_size: found auto on a system that does not tell its free memory, "
+                                "expected Linux or a GPU; give a number, or train.memory_limit_gib")
+            # Fixed at the start, when the others hold as little as this one.
+            limit = held + free // processes
+        self._limit = limit
 
     def peak(self) -> int:
         return peak_bytes()

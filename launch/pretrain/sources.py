@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from cloze.launch.pretrain.data import TrainingData
+from cloze.model.bert import PreTrainingOutput
 from cloze.pipeline.loading.mixture import MixtureOrder
 from cloze.pipeline.records import NO_LABEL
 
@@ -20,10 +24,12 @@ class Sources:
 
     Args:
         streams: of the run's order of samples.
+        part_of: gives the PreTrainingOutput in what the model returns (Objective.pretraining_output).
     """
 
-    def __init__(self, data: TrainingData, streams: int) -> None:
-        self.names = data.names
+    def __init__(self, data: TrainingData, streams: int,
+                 part_of: Callable[[Any], PreTrainingOutput] = lambda output: output) -> None:
+        self.names, self._part_of = data.names, part_of
         self._order = MixtureOrder(data.phases, streams)
         self._epoch_sizes = [manifest.splits["train"].counts["samples"] / manifest.pair_sets
                              for manifest in data.manifests]
@@ -33,22 +39,26 @@ class Sources:
         """How many numbers `sums` returns."""
         return len(self.names) * len(_SUMS)
 
-    def sums(self, output, micro_batch: dict, sources: Tensor) -> Tensor:
+    def sums(self, output: Any, micro_batch: dict, sources: Tensor) -> Tensor:
         """Of a micro-batch: float64 (num_sums,), source after source.
 
         Args:
-            output: a PreTrainingOutput.
-            micro_batch: what the model was given.
+            output: what the model has returned.
+            micro_batch: what it was given.
             sources: the place of each sample's source, int64 (B,).
         """
+        part = self._part_of(output)
+        assert part.mlm_losses is not None and part.mlm_correct is not None, "training has labels"
         sample = torch.searchsorted(micro_batch["sequence_offsets"].long(), micro_batch["masked_positions"],
                                     right=True) - 1
-        of_masked = torch.stack([output.mlm_losses.detach(), micro_batch["labels"] != NO_LABEL, output.mlm_correct], 1)
-        of_samples = torch.stack([output.next_sentence_losses.detach(), micro_batch["next_sentence_label"] != NO_LABEL,
-                                  output.next_sentence_correct], 1)
+        of_masked = torch.stack([part.mlm_losses.detach(), micro_batch["labels"] != NO_LABEL, part.mlm_correct], 1)
         table = torch.zeros(len(self.names), len(_SUMS), dtype=torch.float64, device=sources.device)
         table[:, :3].index_add_(0, sources[sample], of_masked.double())
-        table[:, 3:].index_add_(0, sources, of_samples.double())
+        if part.next_sentence_losses is not None:
+            assert part.next_sentence_correct is not None, "they come with the losses"
+            of_samples = torch.stack([part.next_sentence_losses.detach(),
+                                      micro_batch["next_sentence_label"] != NO_LABEL, part.next_sentence_correct], 1)
+            table[:, 3:].index_add_(0, sources, of_samples.double())
         return table.flatten()
 
     def scalars(self, sums: list[float]) -> dict[str, float]:

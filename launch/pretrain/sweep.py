@@ -8,6 +8,7 @@ import statistics
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -98,7 +99,8 @@ def plan(config: SweepConfig) -> list[PretrainingRun]:
     """All runs, each with its configuration written beside its folder, once every one of them was looked at."""
     folder = Path(config.output)
     base = {name: value for name, value in asdict(config).items() if name not in ("grid", "run")}
-    planned, written = [], {}
+    planned: list[PretrainingRun] = []
+    written: dict[Path, str] = {}
     for settings in combinations(config.grid, _NO_SETTINGS):
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         output = folder / part_of_name(settings)
@@ -133,7 +135,7 @@ def summarize(config: SweepConfig, planned: list[PretrainingRun]) -> dict:
     `failed`, runs without a result, and why; `best`: the settings with the best median.
     """
     finished = {run.name: results for run in planned if (results := run.results()) is not None}
-    described = []
+    described: list[dict[str, Any]] = []
     for settings in [dict(each) for each in dict.fromkeys(tuple(_settings(run).items()) for run in planned)]:
         chosen = [run for run in planned if _settings(run) == settings]
         values = {run.name: finished[run.name]["validation"][finished[run.name]["metric"]] for run in chosen
@@ -161,7 +163,7 @@ def _why(run: PretrainingRun) -> str:
 
 def show(summary: dict, console: Console) -> None:
     """The table of the settings, best first, and what failed."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for each in summary["settings"]:
         found = each["measured"]
         rows.append((named(each["settings"]), *((shown(found["median"]),

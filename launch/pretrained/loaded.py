@@ -10,6 +10,7 @@ from typing import Any
 from cloze.launch.system.environment import device_type
 from cloze.launch.texts.encoding import Answering, Encoder, Truncation
 from cloze.launch.texts.tables import Columns
+from cloze.launch.texts.vectors import Vectors
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 class LoadedModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
-    model: torch.nn.Module. config: the model's. encoder: texts to sequences.
+    model: torch.nn.Module. config: the model's. encoder: texts to sequences. vectors: how a text's is made.
 
     Args:
         model: any model of `cloze.model`.
@@ -27,16 +28,19 @@ class LoadedModel:
             many tokens as it has positions.
         answering: how it has learned to answer; None: as usual.
         columns: those of a table that it has learned from; None: it is not known.
+        vectors: how it has learned to make vectors of texts; None: it has not.
 
     Raises:
         UserError: the tokenizer has more tokens than the model.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer, source: str = "model", truncation: Truncation | None = None,
-                 answering: Answering | None = None, columns: Columns | None = None) -> None:
+                 answering: Answering | None = None, columns: Columns | None = None,
+                 vectors: Vectors | None = None) -> None:
         self.device = device_type()
         self.model = model.to(self.device).eval()
         self.tokenizer, self.source, self.columns = tokenizer, source, columns
+        self.vectors = vectors or Vectors()
         self.config: BertConfig = model.config
         if tokenizer.vocab_size > self.config.vocab_size:
             raise UserError(f"{source}: found a tokenizer of {tokenizer.vocab_size} tokens, expected at most "

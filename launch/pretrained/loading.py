@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 
 from cloze.launch.pretrained.finding import checkpoint_room, fetched_run
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
+from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
+from cloze.launch.texts.vectors import VECTORS, Vectors
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import check_kinds
-from cloze.model.huggingface import check_finite, load_note
-from cloze.model.tasks import saved_class
+from cloze.model.huggingface import architecture_of, check_finite, load_note
+from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-_PARTS = ("bert.", "masked_lm.", "next_sentence.")  # of BertForPreTraining
+# Of BertForPreTraining, and of ELECTRA's discriminator.
+_PARTS = ("bert.", "masked_lm.", "next_sentence.", "detection.")
 
 
 def load_model(folder: str | Path, step: int | Literal["best"] | None = None) -> LoadedModel:
@@ -35,18 +40,19 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     runs.check_holds_model(folder)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
-        model = BertForPreTraining(runs.model_config(folder))
         found, weights = read_run_weights(folder, step)
+        detects = architecture_of(weights) == BertForReplacedTokenDetection.__name__
+        model = (BertForReplacedTokenDetection if detects else BertForPreTraining)(runs.model_config(folder))
         check_finite(weights, f"step {found} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
-        return _computing(LoadedModel(model, tokenizer, str(folder), length and Truncation(length)))
+        return _computing(LoadedModel(model, tokenizer, str(folder), Truncation(length) if length else None))
     if step is not None:
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     folder = runs.model_folder(folder)
     return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
                                   load_truncation(folder), _noted(folder, ANSWERING, Answering),
-                                  columns_of(load_note(folder, COLUMNS))))
+                                  columns_of(load_note(folder, COLUMNS)), load_vectors(folder)))
 
 
 def load_truncation(folder: Path) -> Truncation | None:
@@ -54,7 +60,15 @@ def load_truncation(folder: Path) -> Truncation | None:
     return _noted(folder, TRUNCATION, Truncation)
 
 
-def _noted(folder: Path, name: str, kind: type):
+def load_vectors(folder: Path) -> Vectors | None:
+    """How a model in a folder has learned to make vectors of texts; None if it hasn't. Raises UserError, ModelError."""
+    return _noted(folder, VECTORS, Vectors)
+
+
+_Note = TypeVar("_Note")
+
+
+def _noted(folder: Path, name: str, kind: type[_Note]) -> _Note | None:
     """A note of config.json as the dataclass that it was. Raises UserError, ModelError for one that isn't."""
     fields = load_note(folder, name)
     if fields is None:
@@ -75,15 +89,11 @@ def _computing(loaded: LoadedModel) -> LoadedModel:
         UserError: the vectors are not finite.
     """
     special = loaded.tokenizer.special_tokens
-    inputs = {"input_ids": [special.classification, special.separator], "sequence_offsets": [0, 2]}
-    if loaded.config.type_vocab_size > 1:
-        inputs["token_type_ids"] = [loaded.config.segments[0]] * 2
-    kinds = {"sequence_offsets": torch.int32}
-    tensors = {name: torch.tensor(values, dtype=kinds.get(name, torch.int64), device=loaded.device)
-               for name, values in inputs.items()}
+    ids = np.array([special.classification, special.separator])
+    (inputs,) = concatenated(ids, np.array([0, 2]), np.array([2]), np.array([1]), loaded.config.segments)
     with torch.inference_mode():
         encoder = getattr(loaded.model, "bert", loaded.model)
-        vectors = encoder(**tensors, max_sequence_length=2).last_hidden_state
+        vectors = encoder(**to_device(inputs, torch.device(loaded.device))).last_hidden_state
     if not vectors.isfinite().all():
         raise UserError(f"{loaded.source}: found a model whose vectors are not finite (NaN), expected numbers; its "
                         "weights are damaged: take an earlier checkpoint, or fetch the model again")
@@ -98,10 +108,13 @@ def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn:
 
 
 def read_run_average(run: Path, count: int, step: int | Literal["best"] | None = None,
-                     warn: Callable[[str], None] = print) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Steps and mean weights of several checkpoints, as `checkpoint.read_average`, in any program."""
-    steps, weights = checkpoint_room().read_average(run, count, step, warn)
-    return steps, _of_model(weights)
+                     warn: Callable[[str], None] = print, *, part: str = "", ema: bool = False
+                     ) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Steps and mean weights of several checkpoints, as `checkpoint.read_average`, in any program. part: what the names
+    of another model begin with that was trained within it."""
+    steps, weights = checkpoint_room().read_average(run, count, step, warn, ema=ema)
+    return steps, _of_model({name.removeprefix(part): value for name, value in weights.items()
+                             if name.startswith(part)})
 
 
 def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

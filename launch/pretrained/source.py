@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -13,7 +14,7 @@ from cloze.launch.config import FinetuneConfig
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.given import check_model, named_shape
 from cloze.launch.pretrained.hub import fetch_model
-from cloze.launch.pretrained.loading import load_truncation, read_run_weights
+from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_run_weights
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, HeadConfig
@@ -30,8 +31,9 @@ REMOTE_CODE = "modeling_cloze.py"  # of an export
 @dataclass(frozen=True)
 class Source:
     """A shape, its weights under our names (empty: random ones), the labels of its head if it has one, the name of the
-    class that it is of, where a model folder says it, the step of its checkpoint, if it is a run of pretraining, and
-    the tokens of the longest texts that it has learned from, if it says so.
+    class that it is of, where a model folder says it, the step of its checkpoint, if it is a run of pretraining, the
+    tokens of the longest texts that it has learned from, if it says so, and the pooling of the vectors that it has
+    learned to give, if it has.
     """
 
     config: BertConfig
@@ -41,6 +43,7 @@ class Source:
     architecture: str | None = None
     step: int | None = None
     trained_length: int | None = None
+    pooling: Literal["cls", "mean", "max"] | None = None
 
 
 def find_source(config: FinetuneConfig) -> Source:
@@ -50,7 +53,7 @@ def find_source(config: FinetuneConfig) -> Source:
         UserError: there is no such model, or the tokenizer is not the one that it was trained with.
     """
     check_model(config)
-    described, architecture, step, length = named_shape(config.model), None, None, None
+    described, architecture, step, length, vectors = named_shape(config.model), None, None, None, None
     stored = fetched_run(config.model, config.model_step) if is_url(config.model) else Path(config.model)
     path = described or stored
     if config.model_step is not None and not runs.is_pretraining(path):
@@ -72,6 +75,7 @@ def find_source(config: FinetuneConfig) -> Source:
             architecture = load_architecture(path)
         if truncation := load_truncation(path):
             length = truncation.max_length
+        vectors = load_vectors(path)
     tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)
     has_own = any((own_tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
     if expected is None and config.tokenizer and has_own:
@@ -80,13 +84,15 @@ def find_source(config: FinetuneConfig) -> Source:
         raise UserError(f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
                         f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out")
     _check_vocabulary(tokenizer, shape, path)
-    return Source(shape, weights, head, tokenizer, architecture, step, length)
+    return Source(shape, weights, head, tokenizer, architecture, step, length,
+                  vectors.pooling if vectors else None)
 
 
 def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     if config.reinitialize_layers:
         raise UserError(f"reinitialize_layers: found {config.reinitialize_layers} with {path}, a shape, whose layers "
                         "are all random, expected 0; leave --reinitialize_layers out")
+    assert config.tokenizer is not None, "check_model asks for it"
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     known = {field.name for field in dataclasses.fields(BertConfig)}
     try:

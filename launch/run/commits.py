@@ -33,6 +33,16 @@ class Commit:
     num_bytes: int
     """Of all its files."""
 
+    @property
+    def attempt(self) -> str:
+        """The start that uploaded it."""
+        return self.folder.rpartition("-")[0]
+
+
+def is_first(attempt: str) -> bool:
+    """Whether the name is that of a run's first start."""
+    return int(attempt.partition("-")[0]) == 1
+
 
 @dataclass(frozen=True)
 class _Content:
@@ -102,7 +112,7 @@ class CommitLog:
         if not self.conditional:
             return
         data, _ = self._encoded(self._content)
-        if self._path.client.write_if(self._path.key, data, stale) is not None:
+        if self._path.writer.write_if(self._path.key, data, stale) is not None:
             self.conditional = False
 
     def commit(self, step: int, commit: Commit) -> None:
@@ -158,7 +168,7 @@ class CommitLog:
     def _conditional_write(self, data: bytes) -> dict | None:
         if self.conditional:
             try:
-                return self._path.client.write_if(self._path.key, data, self._version)
+                return self._path.writer.write_if(self._path.key, data, self._version)
             except NotImplementedError:
                 self.conditional = False
         # All that is left is to look: of two jobs that write at the same moment one is lost.

@@ -62,7 +62,7 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._now = (self._now[0], "failed" if kind else "ended")
         self._stop.set()
         self._thread.join()
@@ -100,7 +100,7 @@ class Heartbeat:
 
     def _is_waiting(self) -> bool:
         """Whether the main thread stands in a collective; a GPU's collective that it has only queued does not show."""
-        frame = sys._current_frames().get(self._main.ident)
+        frame = sys._current_frames().get(self._main.ident or 0)
         while frame is not None:
             if any(part in frame.f_code.co_filename for part in _COLLECTIVES):
                 return True
@@ -158,9 +158,10 @@ class Heartbeat:
             if silent > late:
                 culprits.append(rank)
         if not culprits:
-            places = {rank: (beat["step"], _ORDER.index(beat["phase"])) for rank, beat in beats.items()}
+            there = {rank: beat for rank, beat in beats.items() if beat is not None}  # all: who is not is a culprit
+            places = {rank: (beat["step"], _ORDER.index(beat["phase"])) for rank, beat in there.items()}
             behind = [rank for rank, place in places.items() if place == min(places.values())]
-            culprits = [rank for rank in behind if not beats[rank]["waiting"]] or behind
+            culprits = [rank for rank in behind if not there[rank]["waiting"]] or behind
         shown = list(beats)
         if len(beats) > _LARGE_WORLD:
             shown = culprits[:_LARGE_WORLD]

@@ -113,7 +113,9 @@ class MetricsWriter:
         known = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
         # The table shows a run by a curve of it: the one that every run has. Not the last part: that it has ended well.
         for part in hparams(known, {"train/loss": 0.0})[:2]:
-            self._board.file_writer.add_summary(part)
+            writer = self._board.file_writer
+            assert writer is not None, "it is open"
+            writer.add_summary(part)
 
     def text(self, name: str, step: int, markdown: str) -> None:
         """A page of TensorBoard's text panel."""

@@ -77,14 +77,14 @@ class Starting:
         self._hearing = _Hearing(self._end, lambda number, frame: None)
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.leave()
 
     @classmethod
     def leave(cls) -> None:
         """From here on signals are somebody else's."""
         current, cls._current = cls._current, None
-        if current is not None:
+        if current is not None and current._hearing is not None:
             current._hearing.close()
 
     def _end(self, number: int) -> None:
@@ -120,10 +120,10 @@ class StopRequest:
         self._hearing = _Hearing(self._end_at_the_second, self._note)
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.received is not None:
             self._deaf_until = time.monotonic() + ENDING_SECONDS
-        else:
+        elif self._hearing is not None:
             self._hearing.close()
 
     @property
@@ -131,7 +131,7 @@ class StopRequest:
         """Whether a signal has come or the deadline has passed."""
         return self.received is not None or (self._deadline is not None and time.time() >= self._deadline)
 
-    def _note(self, number: int, frame) -> None:
+    def _note(self, number: int, frame: object) -> None:
         if self.received is None:
             self.received = signal.Signals(number)
 

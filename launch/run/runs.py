@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from cloze.launch.config import FinetuneConfig, PretrainConfig, RunConfig, marks
+from cloze.launch.config.marks import marked
 from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
@@ -35,22 +38,15 @@ HEARTBEATS = "heartbeats"
 STARTS = "starts"  # in software.json
 TRAINED_LENGTH = "max_length"  # in data.json
 
+Facts = Mapping[str, str | int]  # what a run reads, by name: hashes, fingerprints, lengths
+
 # What a start that was cut short may leave without CONFIG.
 _BEFORE_CONFIG = {LOCK, HEARTBEATS, DATA, DEVICE, STATUS, SOFTWARE, DEEPSPEED, TRACKING}
 
-# Fields that say where and how, not what: a run may go on with others. (With dropout on, another micro-batch drops
-# other units, as another number of processes does.)
-FREE_FIELDS = {
-    "processes", "data", "data_cache", "train_file", "validation", "test", "output", "checkpoint", "evaluation",
-    "monitor", "zero",
-    "train.micro_batch_size", "train.sequence_length", "train.log_every_steps", "train.max_skipped_steps",
-    "train.stop_before_seconds", "train.gradient_checkpointing", "train.attention_kernel", "train.compile",
-    "train.deterministic", "train.memory_limit_gib", "seeds", "grid", "callbacks", "evaluate_every_epochs",
-}
-# What the optimizer's groups and their states are made by.
-GROUPING = ("optimizer.name", "optimizer.implementation", "optimizer.decay_embeddings", "optimizer.layer_decay")
-# What weights and states are shaped by: no run can go on with another.
-FIXED = ("model.", "tokenizer_fingerprint", *GROUPING)
+# Of any kind of run. (With dropout on, another micro-batch drops other units, as another number of processes does.)
+FREE_FIELDS = {name.rstrip(".") for kind in (PretrainConfig, FinetuneConfig) for name in marked(kind, marks.FREE)}
+# No run can go on with another of these, beside what is marked: no weight fits another tokenizer.
+FIXED = ("tokenizer_fingerprint", *marked(PretrainConfig, marks.FIXED))
 
 
 def flatten(values: dict, prefix: str = "") -> dict[str, object]:
@@ -72,9 +68,9 @@ def _shaping(values: dict) -> dict[str, object]:
     }
 
 
-def _defaults(config) -> dict[str, object]:
+def _defaults(config: Any) -> dict[str, object]:
     """Those fields of a configuration that have a default, with it; of its sections too."""
-    found = {}
+    found: dict[str, object] = {}
     for field in fields(config):
         if is_dataclass(value := getattr(config, field.name)):
             found[field.name] = _defaults(value)
@@ -85,7 +81,7 @@ def _defaults(config) -> dict[str, object]:
     return found
 
 
-def config_hash(config) -> str:
+def config_hash(config: RunConfig) -> str:
     """SHA-256 of the fields that shape the result: of all parts of a run the same, wherever it lies."""
     return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
 
@@ -204,7 +200,7 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
     return streams
 
 
-def check_folder(config, facts: dict[str, str], shown: str | None = None) -> None:
+def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> None:
     """Refuse a folder that holds something else than an earlier part of this very run.
 
     Args:
@@ -226,7 +222,7 @@ def check_folder(config, facts: dict[str, str], shown: str | None = None) -> Non
     _refuse_another(f"output: found {shown} with another run", before, config, facts, "choose another --output")
 
 
-def check_checkpoint(folder: Path, state: dict, config, facts: dict[str, str]) -> None:
+def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts) -> None:
     """Refuse a checkpoint that another run has written, of whatever shape: the run's folder knows nothing of it.
 
     Args:
@@ -245,12 +241,13 @@ def check_checkpoint(folder: Path, state: dict, config, facts: dict[str, str]) -
                     "remove it to go on from an older one")
 
 
-def shaping_of(config, facts: dict[str, str]) -> dict[str, object]:
+def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
     """What shapes the result of a run, by dotted name: fields, and hashes of what it reads."""
-    return _shaping(asdict(config)) | facts
+    return {**_shaping(asdict(config)), **facts}
 
 
-def _refuse_another(found: str, before: dict[str, object], config, facts: dict[str, str], mend: str) -> None:
+def _refuse_another(found: str, before: dict[str, object], config: RunConfig, facts: Facts,
+                    mend: str) -> None:
     """Raise UserError, which begins with `found`, for the first field that may not differ from before and does."""
     # What an earlier version did not know is as it would be if nobody had set it.
     unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
@@ -273,8 +270,8 @@ def _entries(folder: Path) -> set[str]:
     return names - ({CHECKPOINTS} if empty else set())
 
 
-def describe(folder: Path, config, facts: dict[str, str], save_tokenizer: Callable[[Path], object], deepspeed: dict
-             ) -> None:
+def describe(folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object],
+             deepspeed: dict) -> None:
     """Write what is needed to understand, repeat and export the run: its configurations and its tokenizer."""
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # What makes the folder a run's, after what it is compared by; the next start adds what one cut short has not.
@@ -314,7 +311,7 @@ def in_use(folder: Path) -> bool:
         return not held
 
 
-def set_status(folder: Path, state: str, step: int) -> None:
+def set_status(folder: Path, state: str, step: int | None) -> None:
     """state: running, requeue (stopped early with a checkpoint: submit again), complete, failed. Templates read it."""
     publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n", durable=state != "running")
 
@@ -379,4 +376,5 @@ def metrics_of(line: bytes) -> dict | None:
 
 def kept_lines(lines: list[dict], step: int, evaluated_step: int) -> list[dict]:
     """Those that stay when a run goes on from a step, whose last evaluation was at another one."""
-    return [line for line in lines if line["step"] <= (evaluated_step if "validation/loss" in line else step)]
+    return [line for line in lines if line["step"] <= (
+        evaluated_step if any(name.startswith("validation/") for name in line) else step)]

@@ -26,7 +26,6 @@ _NUMBER = re.compile(r"(.+)\.(\d{6})")
 _EVENTS = "*tfevents*"
 # An event of TensorBoard: its length (8 bytes, little-endian), a checksum of that (4), the event, its checksum (4).
 _EVENT_HEAD, _EVENT_REST = struct.Struct("<Q"), 8
-_LEAVE_SECONDS = 60.0  # the end of a run waits no longer for a store
 _READERS = 32  # at a time: the pieces are small
 
 
@@ -85,10 +84,10 @@ class Shipper:
             for name in sorted(path.name for path in self._folder.glob(_EVENTS)):
                 self._ship_growth(name, _whole_events)
 
-    def close(self) -> None:
-        """Send what is left, for some time."""
+    def close(self, seconds: float) -> None:
+        """Send what is left, for so long."""
         self._ended.set()
-        self._thread.join(_LEAVE_SECONDS)
+        self._thread.join(seconds)
 
     def _ship_whole(self, name: str) -> None:
         try:
@@ -171,7 +170,7 @@ class LogReader:
         keys = [key for files in attempts.values() for key in files.get(METRICS, ())]
         if self._first is None and keys:
             self._first = keys[-min(self._newest or len(keys), len(keys))]
-        new = [key for key in keys if key >= self._first and key not in self._texts]
+        new = [key for key in keys if key >= (self._first or "") and key not in self._texts]
         with ThreadPoolExecutor(_READERS) as readers:
             self._texts |= zip(new, readers.map(lambda key: self._place.at(key).read_bytes(), new), strict=True)
         lines: list[dict] = []

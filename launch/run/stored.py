@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
@@ -29,9 +30,12 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import holding, readable_errors
-from cloze.pipeline.stores.leases import leased
+from cloze.pipeline.stores.leases import Lease, Unchecked, leased
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
 
+# How long the end of a run waits for a store to take what it still has to tell; an error is said after that, while the
+# other processes wait with theirs for a few seconds only (launch/cli.py).
+_LEAVE_SECONDS, _FAILED_SECONDS = 60.0, 4.0
 LEASE = "lease"
 COMMITS = "commits.json"
 # What a start is decided by, and what a run goes on with; the rest of the description is only written.
@@ -67,7 +71,7 @@ class StoredRun:
         self._seconds = config.monitor.store_seconds
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
-        self._lease = None
+        self._lease: Lease | Unchecked | None = None
 
     @property
     def checkpoints(self) -> StorePath:
@@ -137,18 +141,24 @@ class StoredRun:
         # What makes it a run's comes last.
         names = [name for name in _DESCRIPTION if name != runs.CONFIG] + [runs.CONFIG]
         for path in paths + [path for name in names if (path := self.folder / name).exists()]:
-            (self.place / str(path.relative_to(self.folder))).write(path)
+            self.send(path)
+        assert self._shipper is not None, "`meet` comes first"
         self._shipper.begin(step, evaluated_step)
+
+    def send(self, path: Path) -> None:
+        """Write a file of the folder to its place in the store. Raises UserError if the store can't be used."""
+        (self.place / str(path.relative_to(self.folder))).write(path)
 
     def ship(self) -> None:
         """Send what this process has told, now. Raises UserError if the store can't be used."""
+        assert self._shipper is not None, "`meet` comes first"
         self._shipper.ship()
 
-    def told(self) -> None:
-        """Send the last of what this process tells, for some time; then nothing more is tried."""
+    def told(self, seconds: float) -> None:
+        """Send the last of what this process tells, for so long; then nothing more is tried."""
         self.ended.set()
         if self._shipper is not None:
-            self._shipper.close()
+            self._shipper.close(seconds)
 
     def fetch_heartbeats(self) -> None:
         """Bring those of all processes into this one's folder, as they were sent. Raises UserError."""
@@ -181,9 +191,11 @@ def fetch_description(place: StorePath, folder: Path) -> None:
     fetch_objects(place, [*_DESCRIPTION, *(each.key[start:] for each in tokenizer)], folder)
 
 
+Kind = TypeVar("Kind", bound=RunConfig)  # of run
+
+
 @contextmanager
-def stored(config: RunConfig, environment: Environment, console: Console
-           ) -> Iterator[tuple[RunConfig, StoredRun | None]]:
+def stored(config: Kind, environment: Environment, console: Console) -> Iterator[tuple[Kind, StoredRun | None]]:
     """The configuration with a folder of this machine as its output, and the run in the store that it stands for; as it
     is, and None, if the output is a folder.
 
@@ -191,15 +203,22 @@ def stored(config: RunConfig, environment: Environment, console: Console
         UserError: as StoredRun.held, or the URL is none of a store that can be written.
     """
     if not is_url(config.output):
+        if config.checkpoint.local is not None:
+            raise UserError(f"checkpoint.local: found {config.checkpoint.local} with the folder {config.output} as "
+                            "output, expected null: it is for a run in an object store; a folder has every checkpoint, "
+                            "see checkpoint.every_steps")
         yield config, None
         return
     place = to_output(config.output)
+    assert isinstance(place, StorePath), config.output
     if not place.key:
         raise UserError(f"output: found {config.output}, a whole bucket, expected a place in it such as "
                         f"{config.output.rstrip('/')}/runs/name")
     run = StoredRun(place, config, environment, console)
     with run.held(environment.is_main):
+        seconds = _FAILED_SECONDS
         try:
             yield replace(config, output=str(run.folder)), run
+            seconds = _LEAVE_SECONDS
         finally:
-            run.told()
+            run.told(seconds)

@@ -9,7 +9,7 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -85,12 +85,12 @@ def file_of(output: Path) -> Path:
     return output.with_name(output.name + ".yaml")
 
 
-def num_complete(planned: list[Run]) -> int:
+def num_complete(planned: Sequence[Run]) -> int:
     """Runs that have a result."""
     return sum(run.results() is not None for run in planned)
 
 
-def reach_end(folder: Path, planned: list[Run], devices: list[str], console: Console,
+def reach_end(folder: Path, planned: Sequence[Run], devices: list[str], console: Console,
               summarize: Callable[[], dict], draw: Callable[[dict], None]) -> dict | None:
     """Run all in a sweep's folder, one job at a time, and leave `results.json` and a picture there; None: it was asked
     to stop before.
@@ -120,7 +120,7 @@ def reach_end(folder: Path, planned: list[Run], devices: list[str], console: Con
     return summary
 
 
-def run_all(planned: list[Run], devices: list[str], console: Console) -> bool:
+def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> bool:
     """Run what is not complete, one process at a time on each device; returns whether it was asked to stop.
 
     Args:

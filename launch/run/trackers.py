@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,10 +120,10 @@ class Mlflow:
         self._client.set_terminated(self._id, "FINISHED" if complete else "KILLED")
 
 
-TRACKERS: dict[str, type] = {"wandb": Wandb, "mlflow": Mlflow}
+TRACKERS: dict[str, type[Wandb] | type[Mlflow]] = {"wandb": Wandb, "mlflow": Mlflow}
 
 
-def check_installed(names: list[str]) -> None:
+def check_installed(names: Sequence[str]) -> None:
     """Raise UserError for the first tracker whose library is missing."""
     for name in names:
         if name in TRACKERS and importlib.util.find_spec(TRACKERS[name].library) is None:

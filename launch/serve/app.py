@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from cloze import __version__
 from cloze.launch.predict.operation import Operation, Row
 from cloze.launch.predict.predictor import OPERATIONS, Predictor
+from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
 from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.keys import read_keys
@@ -30,7 +32,7 @@ class Meters:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = CollectorRegistry()
-        kept = {"registry": self.registry}
+        kept: dict[str, Any] = {"registry": self.registry}
         by = ["operation", "status"]
         self.requests = Counter("cloze_requests", "Requests by operation and HTTP status", by, **kept)
         self.texts = Counter("cloze_texts", "Texts answered, by operation", ["operation"], **kept)
@@ -45,17 +47,17 @@ class CountRequests:
     """ASGI middleware: counts every answer by its status and its operation; `other` is any path that is none, 499 the
     status of what was not answered since its client had left (as nginx has it)."""
 
-    def __init__(self, app, counter, operations: list[str]) -> None:
+    def __init__(self, app: App, counter: Any, operations: list[str]) -> None:
         self._app, self._counter, self._operations = app, counter, operations
 
-    async def __call__(self, scope, receive, send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path, answered = scope["path"].removeprefix("/"), False
         operation = path if path in self._operations else "other"
 
-        async def noting(message) -> None:
+        async def noting(message: Message) -> None:
             nonlocal answered
             if message["type"] == "http.response.start":
                 answered = True
@@ -72,7 +74,7 @@ class CountRequests:
             self._counter.labels(operation, 499).inc()
 
 
-def build_app(predictor: Predictor, config: ServeConfig):
+def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     """A FastAPI application around a model. Needs the extra `serve`.
 
     `app.state.stopping` set to true makes /ready answer 503; `app.state.traffic.dropped` counts requests that were
@@ -90,7 +92,7 @@ def build_app(predictor: Predictor, config: ServeConfig):
     meters.waiting.set_function(lambda: batcher.waiting_tokens)
 
     @asynccontextmanager
-    async def lifespan(app):
+    async def lifespan(app: Any) -> AsyncIterator[None]:
         worker = asyncio.create_task(batcher.run())
         yield
         worker.cancel()
@@ -110,12 +112,12 @@ def build_app(predictor: Predictor, config: ServeConfig):
     return app
 
 
-def _add_operation(app, operation: type[Operation], config: ServeConfig, batcher: Batcher, meters: Meters) -> None:
+def _add_operation(app: Any, operation: type[Operation], config: ServeConfig, batcher: Batcher, meters: Meters) -> None:
     from fastapi.responses import Response
 
     body, options = request_model(operation, config), [field.name for field in dataclasses.fields(operation)]
 
-    async def answer(request: body):
+    async def answer(request: Any) -> Response:
         began = time.perf_counter()
         asked = operation(**{name: getattr(request, name) for name in options})
         rows = [_row(each, operation, number) for number, each in enumerate(request.inputs)]
@@ -124,23 +126,25 @@ def _add_operation(app, operation: type[Operation], config: ServeConfig, batcher
         meters.seconds.labels(operation.name).observe(time.perf_counter() - began)
         return Response(b'{"results": %b}' % results, media_type="application/json")
 
+    answer.__annotations__["request"] = body
     app.post(f"/{operation.name}", summary=(operation.__doc__ or "").splitlines()[0],
              response_model=answer_model(operation), responses=REFUSALS)(answer)
 
 
-def _add_lacking(app, operation: type[Operation], predictor: Predictor) -> None:
+def _add_lacking(app: Any, operation: type[Operation], predictor: Predictor) -> None:
     """The route of an operation for which the model has no head."""
     from fastapi.responses import JSONResponse
 
     @app.post(f"/{operation.name}", include_in_schema=False)
-    async def refuse():
+    async def refuse() -> JSONResponse:
         try:
             predictor.require(operation())
         except UserError as error:
             return JSONResponse({"detail": str(error)}, 404)
+        raise AssertionError(f"unreachable: the model has no head for {operation.name}")
 
 
-def _add_refusals(app) -> None:
+def _add_refusals(app: Any) -> None:
     """What an operation's route answers when it cannot answer: a line in `detail`."""
     from fastapi import Request
     from fastapi.exceptions import RequestValidationError
@@ -163,25 +167,25 @@ def _add_refusals(app) -> None:
         return JSONResponse({"detail": "the queue is full; try again later"}, 503, {"Retry-After": "1"})
 
 
-def _add_pages(app, operations: list[str], batcher: Batcher, meters: Meters) -> None:
+def _add_pages(app: Any, operations: list[str], batcher: Batcher, meters: Meters) -> None:
     from fastapi.responses import FileResponse, JSONResponse, Response
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    @app.get("/health", summary="The process lives")
-    async def health():
+    @app.get("/health", summary="The process lives", response_model=None)
+    async def health() -> dict[str, str]:
         return {"status": "alive"}
 
     @app.get("/ready", summary="Requests are taken; 503 while stopping or while the queue is full")
-    async def ready():
+    async def ready() -> JSONResponse:
         state = {"ready": not (batcher.full or app.state.stopping), "operations": operations}
         return JSONResponse(state, 200 if state["ready"] else 503)
 
     @app.get("/metrics", summary="Counters for Prometheus")
-    async def metrics():
+    async def metrics() -> Response:
         return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/", include_in_schema=False)
-    async def page():
+    async def page() -> FileResponse:
         return FileResponse(PAGE)
 
 

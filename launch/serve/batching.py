@@ -11,7 +11,7 @@ a smaller one. No more results are made than become JSON meanwhile: what is due 
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +56,8 @@ class Batcher:
     called with the number of texts of each batch.
     """
 
-    def __init__(self, predictor: Predictor, limits: ServeConfig, on_batch=None) -> None:
+    def __init__(self, predictor: Predictor, limits: ServeConfig, on_batch: Callable[[float], None] | None = None
+                 ) -> None:
         self.predictor, self.waiting_tokens, self.waiting_numbers = predictor, 0, 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="texts")
         self._limits, self._on_batch = limits, on_batch
@@ -151,7 +152,9 @@ class Batcher:
         """The job that is due first and, up to the limit, others of the same operation and options; none while the
         results of all that wait have no room. A job whose client has gone is dropped.
         """
-        batch, rest, tokens, kept = [], [], 0, False
+        batch: list[_Job] = []
+        rest: list[_Job] = []
+        tokens, kept = 0, False
         for job in sorted(self._waiting(), key=lambda job: job.due):
             fits = tokens + job.tokens <= self._limits.max_batch_tokens
             has_room = not self._numbers_made or self._numbers_made + job.numbers <= self._limits.max_numbers

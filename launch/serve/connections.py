@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cloze.launch.serve.config import ServeConfig
 from cloze.pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+else:
+    H11Protocol = object  # of an extra: `protocol` puts it in
 
 # Files that a process has open beside its connections: weights, the tokenizer, libraries, the listening socket.
 _OTHER_FILES = 200
@@ -40,7 +45,7 @@ class Holder(Protocol):
     def free(self, count: int) -> None: ...
 
 
-class _Bounded:
+class _Bounded(H11Protocol):
     """What a protocol of uvicorn's over h11 does besides.
 
     bounds: of the server. waiting: connections that wait for their client, the one that has waited longest first.
@@ -51,12 +56,12 @@ class _Bounded:
     waiting: dict[_Bounded, None]
     request: Holder | None = None
 
-    def __init__(self, *arguments, **options) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.app_state = {**self.app_state, "connection": self}
         self._deadline: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport) -> None:
+    def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.bounds.max_connections:
             if not self.waiting:
                 self.transport = transport

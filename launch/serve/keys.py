@@ -5,6 +5,7 @@ import hmac
 import ipaddress
 from pathlib import Path
 
+from cloze.launch.serve.asgi import Scope
 from cloze.launch.serve.config import ServeConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
@@ -49,7 +50,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def may_ask(scope, keys: list[bytes] | None) -> bool:
+def may_ask(scope: Scope, keys: list[bytes] | None) -> bool:
     """Whether a request may be answered: its path is open to all, or it has `Authorization: Bearer KEY`."""
     if keys is None or scope["path"] in OPEN or scope["path"].startswith(STATIC):
         return True

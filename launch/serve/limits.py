@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.keys import may_ask
 
@@ -41,10 +42,10 @@ class Bounds:
     - when the client leaves, the application is cancelled.
     """
 
-    def __init__(self, app, config: ServeConfig, traffic: Traffic, keys: list[bytes] | None) -> None:
+    def __init__(self, app: App, config: ServeConfig, traffic: Traffic, keys: list[bytes] | None) -> None:
         self._app, self._config, self._traffic, self._keys = app, config, traffic, keys
 
-    async def __call__(self, scope, receive, send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -65,7 +66,8 @@ class Bounds:
 
 
 class _Request:
-    def __init__(self, app, config: ServeConfig, traffic: Traffic, scope, receive, send) -> None:
+    def __init__(self, app: App, config: ServeConfig, traffic: Traffic, scope: Scope, receive: Receive, send: Send
+                 ) -> None:
         self._app, self._config, self._traffic = app, config, traffic
         self._scope, self._receive, self._send = scope, receive, send
         # None under a test's transport.
@@ -138,20 +140,20 @@ class _Request:
                 return b"".join(pieces)
 
     @staticmethod
-    def _replayed(body: bytes, left: asyncio.Future):
-        given = iter([{"type": "http.request", "body": body, "more_body": False}])
+    def _replayed(body: bytes, left: asyncio.Future) -> Receive:
+        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive():
-            return next(given, None) or await asyncio.shield(left)
+        async def receive() -> Message:
+            return given.pop() if given else await asyncio.shield(left)
 
         return receive
 
-    async def _until_left(self):
+    async def _until_left(self) -> Message:
         while (message := await self._receive())["type"] != "http.disconnect":
             pass
         return message
 
-    async def _bounded(self, message) -> None:
+    async def _bounded(self, message: Message) -> None:
         """Send in pieces that the connection has room for. The start waits for the body, which may find no room."""
         if message["type"] == "http.response.start":
             self._start = message
@@ -170,7 +172,7 @@ class _Request:
                                 "more_body": more or not last})
         self.free(len(body))
 
-    async def _within(self, message) -> None:
+    async def _within(self, message: Message) -> None:
         try:
             await asyncio.wait_for(self._send(message), self._config.write_seconds)
         except asyncio.TimeoutError:

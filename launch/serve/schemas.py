@@ -24,17 +24,17 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
     text = Annotated[str, StringConstraints(max_length=config.max_characters)]
     name = operation.__name__
     first, second = operation.fields
-    parts = {first: (text, ...)}
+    parts: dict[str, Any] = {first: (text, ...)}
     if operation.takes_choices:
         parts[second] = (Annotated[list[text], Field(max_length=config.max_texts)], ...)
     elif operation.takes_pair != "never":
         parts[second] = (text, ...) if operation.takes_pair == "always" else (text | None, None)
-    each = create_model(f"{name}Input", __config__=strict, **parts)
+    each: Any = create_model(f"{name}Input", __config__=strict, **parts)
     if operation.takes_pair != "always" and not operation.takes_choices:
         each = Annotated[each, BeforeValidator(lambda given: {first: given} if isinstance(given, str) else given,
                                                json_schema_input_type=text | each)]
     docs = _sentences(operation)
-    options = {
+    options: dict[str, Any] = {
         field.name: (field.type, _described(field, docs)) for field in dataclasses.fields(operation)
     }
     inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
@@ -51,19 +51,22 @@ def answer_model(operation: type[Operation]) -> type[BaseModel]:
         parts[second] = (str, ...) if operation.takes_pair == "always" else (str | None, None)
     kind = operation.finish.__annotations__["return"]
     parts |= _fields(kind) if dataclasses.is_dataclass(kind) else {operation.key: (_as_json(kind), ...)}
-    return create_model(f"{name}Answer", results=(list[create_model(f"{name}Result", **parts)], ...))
+    result: Any = create_model(f"{name}Result", **parts)
+    fields: dict[str, Any] = {"results": (list[result], ...)}
+    return create_model(f"{name}Answer", **fields)
 
 
 def _as_json(kind: Any) -> Any:
     """The kind of JSON's values that `launch.predicting.output.plain` makes of values of this kind."""
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return create_model(kind.__name__, __doc__=kind.__doc__, **_fields(kind))
     if get_origin(kind) is list:
-        return list[_as_json(*get_args(kind))]
+        item: Any = _as_json(*get_args(kind))
+        return list[item]
     return list if kind is np.ndarray else kind
 
 
-def _fields(kind: type) -> dict[str, Any]:
+def _fields(kind: Any) -> dict[str, Any]:
     docs = _sentences(kind)
     return {
         field.name: (_as_json(field.type), _described(field, docs)) for field in dataclasses.fields(kind)

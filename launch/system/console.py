@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
@@ -29,7 +29,7 @@ _COLUMNS = (
     ("validation/next_sentence_accuracy", "nsp accuracy", "{:.4f}"),
     *((f"validation/{name}", name.replace("_", " "), "{:.4f}") for name in (
         "accuracy", "accuracy_mean", "f1", "f1_micro", "f1_macro", "exact_match", "matthews_correlation", "pearson",
-        "spearman", "precision", "recall",
+        "spearman", "precision", "recall", "ndcg_at_10", "recall_at_1", "recall_at_10",
     )),
 )
 
@@ -102,7 +102,7 @@ class Console:
                 table.add_row(*map(escape, row))
             self._rich.print(table)
 
-    def progress(self, step: int, max_steps: int | None, scalars: dict[str, float | None],
+    def progress(self, step: int, max_steps: int | None, scalars: Mapping[str, float | None],
                  seconds_left: float | None = None, *, estimate: bool = True) -> None:
         """One line: step, what the scalars say, time left.
 

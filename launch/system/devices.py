@@ -61,7 +61,8 @@ def choose_kernels(device: torch.device, *, tf32: bool, deterministic: bool) -> 
     torch.backends.cuda.enable_mem_efficient_sdp(not deterministic)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+    # Nothing here reads what it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of a module's own class
 
 
 def take_flash_attention_3(device: torch.device, dropout: float) -> str | None:
@@ -192,8 +193,8 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 def measured_memory(device: torch.device) -> tuple[float, float] | None:
     """Bytes/s of a long copy and elements/s of GELU that `cloze doctor` has measured and kept, or None."""
-    found = tuple(_measured().get(key, 0.0) for key in _memory_keys(device))
-    return found if all(found) else None
+    copied, activated = (_measured().get(key, 0.0) for key in _memory_keys(device))
+    return (copied, activated) if copied and activated else None
 
 
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:

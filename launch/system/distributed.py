@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ Number = TypeVar("Number", int, float)
 # How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
 COLLECTIVE_SECONDS = 1800
 TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
+_PIECE_BYTES = 64 << 20  # of a file that is copied from rank to rank
 _LEAVE_SECONDS = 30  # that rank 0 stays, when it has failed, until the others know
 # Where the processes have met before they joined a group, which then is made there; and the texts told so far.
 _meeting: dist.Store | None = None
@@ -43,15 +44,19 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
         device = torch.device("cpu")
     work_on(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    options = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size, "timeout": timeout}
+    options: dict[str, Any] = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size,
+                               "timeout": timeout}
     if device.type == "cuda":
         options["device_id"] = device  # else NCCL meets in the first collective, and guesses a barrier's device
     if environment.world_size == 1:
-        dist.init_process_group(store=dist.HashStore(), **options)
+        dist.init_process_group(**options | {"store": dist.HashStore()})
     else:
         # env:// and not an address: torchrun's agent already listens on that port, and only env:// knows it.
-        given = {"init_method": "env://"} if _meeting is None else {"store": dist.PrefixStore("group", _meeting)}
-        dist.init_process_group(**given, **options)
+        if _meeting is None:
+            options["init_method"] = "env://"
+        else:
+            options["store"] = dist.PrefixStore("group", _meeting)
+        dist.init_process_group(**options)
     return device
 
 
@@ -137,7 +142,7 @@ def barrier() -> None:
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:
-    """`values` (N,) of every rank, (world size, N), on every rank."""
+    """`values` (N, ...) of every rank, (world size, N, ...), on every rank; no gradient goes through it."""
     rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, values)
     return torch.stack(rows)
@@ -151,8 +156,40 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
     return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
+def copy_file(path: Path, size: int, source: int, target: Path | None, device: torch.device) -> None:
+    """Copy a file of one rank's machine, `size` bytes, to the ranks that have a `target`. Collective.
+
+    Raises:
+        OSError: this rank can't read or write it; the others have got on with it.
+    """
+    reads = dist.get_rank() == source
+    given = path if reads else target
+    file: IO[bytes] | None = None
+    failure: OSError | None = None  # with which the pieces still go their way, that the others are not left waiting
+    with contextlib.ExitStack() as opened:
+        for begin in range(0, size, _PIECE_BYTES):
+            piece = torch.zeros(min(_PIECE_BYTES, size - begin), dtype=torch.uint8)
+            try:
+                if given and not (begin or failure):
+                    file = opened.enter_context(open(given, "rb" if reads else "wb"))
+                if file and reads and not failure:
+                    if data := file.read(len(piece)):  # of a file that has become shorter the receivers see by its hash
+                        piece[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            except OSError as error:
+                failure = error
+            piece = piece.to(device)
+            dist.broadcast(piece, src=source)
+            try:
+                if file and not (reads or failure):
+                    file.write(piece.cpu().numpy().tobytes())
+            except OSError as error:
+                failure = error
+    if failure is not None:
+        raise failure
+
+
 @contextlib.contextmanager
-def together(what: str, where: Path | str, device: torch.device) -> Iterator[None]:
+def together(what: str, where: object, device: torch.device) -> Iterator[None]:
     """What fails on one rank fails on all: none is left waiting in a collective for one that is gone. Collective.
 
     Raises:

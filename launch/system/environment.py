@@ -100,8 +100,8 @@ def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str])
 
 def first_host(nodes: str) -> str:
     """The first host of a list in Slurm's notation: `gpu[07-09,12],cpu1` begins with gpu07."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)[0]
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else nodes)
 
 
 _ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}

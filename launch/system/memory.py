@@ -19,8 +19,9 @@ def peak_bytes(root: Path = Path("/")) -> int:
     """The most that this process has held."""
     # Not getrusage: on Linux its figure begins with that of the process that started this one (execve(2)).
     known = [_kibibytes(root / "proc/self/status", name) for name in ("VmHWM", "VmRSS")]  # the first may lag behind
-    if None not in known:
-        return max(known)
+    found = [size for size in known if size is not None]
+    if len(found) == len(known):
+        return max(found)
     # In KiB, but on macOS in bytes (getrusage(2)).
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 

@@ -75,7 +75,8 @@ def make(field: str, name: str, kind: type[Kind], config: Any, options: Mapping[
     except TypeError as error:
         raise UserError(f"{field}: found {name!r} with {field}_options {dict(options)}, expected those that its "
                         f"constructor takes: {error}") from error
-    return kind(config, **options)
+    made: Any = kind
+    return made(config, **options)
 
 
 def _place(error: Exception) -> str:

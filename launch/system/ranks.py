@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Literal
 
 from cloze.launch.system.environment import child_variables, end_with, visible_gpus
 
@@ -18,7 +19,7 @@ _ENDING_SECONDS = 30.0
 _EXIT_REQUEUE = 75  # as in launch/run/preemption.py
 
 
-def run_ranks(name: str, arguments: list[str], wished: int | str) -> int:
+def run_ranks(name: str, arguments: list[str], wished: int | Literal["auto"]) -> int:
     """Run `cloze NAME ARGUMENTS` in several processes, hand on signals, and return the exit status of all.
 
     Args:
@@ -36,7 +37,7 @@ def run_ranks(name: str, arguments: list[str], wished: int | str) -> int:
     command = [sys.executable, "-m", "cloze", *name.split(), *arguments]
     ranks: list[subprocess.Popen] = []
 
-    def hand_on(number: int, frame) -> None:
+    def hand_on(number: int, frame: object) -> None:
         _send(ranks, signal.SIGTERM if number == signal.SIGHUP else number)
 
     heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

@@ -43,6 +43,11 @@ class Encoding:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def segment_b_start(self) -> int:
+        """First position of the second segment; the length if there is none."""
+        return len(self.ids) - sum(self.segments)
+
 
 @dataclass(frozen=True)
 class Truncation:
@@ -60,11 +65,12 @@ class Truncation:
     def ends(self, lengths: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of texts, or of the two sides of pairs, (N,) tokens each: how many stay, at the beginning and at the end."""
         room = self.max_length - 1 - len(lengths)
-        kept = [np.minimum(lengths[0], room)] if len(lengths) == 1 else kept_lengths(*lengths, room)
+        kept = [np.minimum(lengths[0], room)] if len(lengths) == 1 else kept_lengths(lengths[0], lengths[1], room)
         return [self._ends(*side) for side in zip(lengths, kept, strict=True)]
 
     def _ends(self, length: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        longest_head = {"head": kept, "tail": 0, "head_tail": self.head_tokens}[self.keep]
+        heads: dict[str, np.ndarray | int] = {"head": kept, "tail": 0, "head_tail": self.head_tokens}
+        longest_head = heads[self.keep]
         head = np.where(kept < length, np.minimum(kept, longest_head), kept)
         return head, kept - head
 

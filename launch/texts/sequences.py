@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from cloze.launch.texts.encoding import Truncation, windows
 from cloze.pipeline import ragged
+from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -36,18 +36,11 @@ class Sequences:
         return ragged.ranges(self.offsets[:-1][rows], self.lengths[rows])
 
     def batch(self, rows: np.ndarray, segments: tuple[int, int]) -> dict:
-        """What a model's forward takes of some sequences: as pipeline.collate.collate, without anything to predict."""
-        lengths = self.lengths[rows]
-        offsets = ragged.to_offsets(lengths)
-        positions = ragged.within(offsets)
-        in_second = positions >= np.repeat(self.segment_b_start[rows], lengths)
-        return {
-            "input_ids": torch.from_numpy(self.input_ids[self.tokens(rows)]),
-            "token_type_ids": torch.from_numpy(np.array(segments)[in_second.astype(np.int64)]),
-            "position_ids": torch.from_numpy(positions),
-            "sequence_offsets": torch.from_numpy(offsets.astype(np.int32)),
-            "max_sequence_length": int(lengths.max()),
-        }
+        """What a model's forward takes of some sequences, without anything to predict."""
+        offsets = ragged.to_offsets(self.lengths[rows])
+        (batch,) = concatenated(self.input_ids[self.tokens(rows)], offsets, self.segment_b_start[rows],
+                                np.array([len(rows)]), segments)
+        return batch
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from cloze.launch.config import DataSource
+from cloze.launch.pretrained.loading import load_vectors
 from cloze.launch.run import runs
 from cloze.launch.system.console import figure
 from cloze.launch.system.software import software
 from cloze.launch.texts.encoding import TRUNCATION
+from cloze.launch.texts.vectors import Vectors
 from cloze.model.config import BertConfig
 from cloze.model.huggingface import OWN_MODEL_TYPE, load_note, load_pretrained
 from cloze.model.tasks import saved_class
@@ -26,7 +29,9 @@ _TASKS = {
     "BertForQuestionAnswering": ("question-answering", "AutoModelForQuestionAnswering"),
     "BertForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),
 }
-_ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM")  # what nothing else has been learned on
+_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}  # ours -> sentence-transformers'
+# What nothing else has been learned on.
+_ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForReplacedTokenDetection")
 # Where something lies is nobody's business, and says nothing to who downloads it.
 _PATHS = ("output", "data", "train_file", "validation", "test", "model", "tokenizer", "cache_dir", "init_from",
           "init_word_vectors")
@@ -34,21 +39,22 @@ _NOT_SHOWN = ("data_cache",)
 
 
 def write_pooling(folder: Path) -> None:
-    """Let sentence-transformers make the vectors of `cloze predict embed`: the mean over all tokens. Only of encoders;
-    the longest text is the longest that the model has learned from.
+    """Let sentence-transformers make the vectors of `cloze predict embed`: as the model has learned it, else the mean
+    over all tokens. Only of encoders; the longest text is the longest that the model has learned from.
     """
     if saved_class(folder).__name__ not in _ENCODERS:
         return
     config, _ = load_pretrained(folder)
     longest = (load_note(folder, TRUNCATION) or {}).get("max_length", config.max_position_embeddings)
-    kinds = ("Transformer", ""), ("Pooling", "1_Pooling")
+    vectors = load_vectors(folder) or Vectors()
+    kinds = ("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] * vectors.normalize)
     modules = [{"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
                for number, (kind, path) in enumerate(kinds)]
     (folder / "1_Pooling").mkdir()
     for name, content in (
         ("modules.json", modules), ("sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False}),
-        ("1_Pooling/config.json", {"word_embedding_dimension": config.hidden_size, "pooling_mode_mean_tokens": True,
-                                   "pooling_mode_cls_token": False, "pooling_mode_max_tokens": False}),
+        ("1_Pooling/config.json", {"word_embedding_dimension": config.hidden_size} | {
+            f"pooling_mode_{name}": vectors.pooling == kind for kind, name in _POOLINGS.items()}),
     ):
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -65,6 +71,7 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
     own, kind = load_note(folder, "model_type") == OWN_MODEL_TYPE, saved_class(folder).__name__
     task, auto = _TASKS.get(kind, ("feature-extraction", "AutoModel"))
     encoder = (folder / "modules.json").exists()
+    task = "sentence-similarity" if load_vectors(folder) else task
     tags = ["cloze"] + ["sentence-transformers"] * encoder
     head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}
     parts = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", f"# {name}", "",
@@ -86,7 +93,7 @@ def _use(name: str, own: bool, auto: str, encoder: bool) -> str:
     if encoder:
         lines += ["", "from sentence_transformers import SentenceTransformer", "",
                   f'encoder = SentenceTransformer("{name}"{trust})',
-                  'vectors = encoder.encode(["a text", "another one"])  # means over tokens']
+                  'vectors = encoder.encode(["a text", "another one"])']
     text = "\n".join(["```python", *lines, "```"])
     if own:
         text += ("\n\nThe shape is none of transformers' own: `trust_remote_code` runs the files `*.py` of this "
@@ -143,7 +150,7 @@ def _training(run: Path) -> str:
     return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
 
 
-def _without_paths(value):
+def _without_paths(value: Any) -> Any:
     """The same nest of dicts and lists, null in place of texts that may be paths."""
     if isinstance(value, dict):
         return {name: _without_paths(part) for name, part in value.items()}

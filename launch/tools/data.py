@@ -9,7 +9,7 @@ from datetime import timedelta
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -33,7 +33,7 @@ class Bars:
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._bars: Progress | None = None
-        self._task = None
+        self._task: TaskID | None = None
         self._total = self._done = self._documents = self._tokens = 0
         self._began = self._told = 0.0
         self.stages: list[tuple[str, float, int, int]] = []

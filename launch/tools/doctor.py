@@ -38,10 +38,15 @@ def doctor(config: DoctorConfig) -> int:
     console = Console(environment.is_main)
     examiner = _Examiner(config.timeout_seconds)
     timeout = datetime.timedelta(seconds=_PATIENCE * config.timeout_seconds)
-    devices = []
-    joined = examiner.run("processes", lambda: devices.append(distributed.initialize(environment, timeout)) or [],
-                          seconds=timeout.total_seconds(), advice="see that every machine was started, that their "
-                          "names resolve and that no firewall stands between them")
+    devices: list[torch.device] = []
+
+    def join() -> list[Finding]:
+        devices.append(distributed.initialize(environment, timeout))
+        return []
+
+    joined = examiner.run("processes", join, seconds=timeout.total_seconds(),
+                          advice="see that every machine was started, that their names resolve and that no firewall "
+                          "stands between them")
     device = devices[0] if joined else None
     examiner.run("versions", examinations.versions)
     if device is not None:
@@ -53,16 +58,16 @@ def doctor(config: DoctorConfig) -> int:
         examiner.run("matrix product", lambda: examinations.matrix_product(device, keeps))
         examiner.run("memory bandwidth", lambda: examinations.memory_bandwidth(device, keeps))
     examiner.run("shared memory", lambda: examinations.shared_memory(device, environment.world_size))
-    if config.output:
-        examiner.run("output", lambda: examinations.output(Path(config.output), environment.rank))
+    if output := config.output:
+        examiner.run("output", lambda: examinations.output(Path(output), environment.rank))
     else:
         examiner.findings.append(Finding("output", "give --output: the folder where runs will be written", "skipped"))
-    if config.data:
-        examiner.run("data", lambda: examinations.data(to_place(config.data), environment.rank, environment.world_size,
+    if data := config.data:
+        examiner.run("data", lambda: examinations.data(to_place(data), environment.rank, environment.world_size,
                                                        config.timeout_seconds / 2))
     else:
         examiner.findings.append(Finding("data", "give --data: a folder that cloze prepare wrote", "skipped"))
-    together = _together(examiner, config, environment, device, timeout) if joined else None
+    together = None if device is None else _together(examiner, config, environment, device, timeout)
     findings = examiner.findings if together is None else together
     failed = any(finding.verdict == "problem" for finding in findings)
     # A rank that did not get as far as all the others has nobody to speak for it.
@@ -76,7 +81,7 @@ def doctor(config: DoctorConfig) -> int:
     return EXIT_PROBLEM if failed else 0
 
 
-def _together(examiner: _Examiner, config: DoctorConfig, environment: Environment, device,
+def _together(examiner: _Examiner, config: DoctorConfig, environment: Environment, device: torch.device,
               timeout: datetime.timedelta) -> list[Finding] | None:
     """What only all ranks together can find, and the findings of all of them as one list; None if that failed."""
     gathered: list[str] = []

@@ -6,10 +6,12 @@ import os
 import shutil
 import uuid
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cloze.launch.config import ExportConfig
+from cloze.launch.pretrain.objectives.replaced_tokens import GENERATOR, generator_config
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import check_push, push_model
 from cloze.launch.pretrained.loading import read_run_average
@@ -20,6 +22,7 @@ from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
 from cloze.launch.tools.card import card, write_pooling
 from cloze.launch.tools.onnx import check_installed, write_onnx
 from cloze.launch.tools.remote import write_remote_code
+from cloze.model.config import BertConfig
 from cloze.model.huggingface import cast_pretrained, check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import ASIDE, readable_errors
@@ -69,16 +72,31 @@ def export(config: ExportConfig) -> int:
 
 def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
     """The model folder of a checkpoint of pretraining; returns what it was."""
-    model_config = runs.model_config(run)
-    steps, weights = read_run_average(run, config.average, config.step, console.warn)
+    model_config = _generator_config(run) if config.generator else runs.model_config(run)
+    part = GENERATOR if config.generator else ""
+    steps, weights = read_run_average(run, config.average, config.step, console.warn, part=part, ema=config.ema)
     named = ", ".join(map(str, steps))
     shown = config.run if is_url(config.run) else run
     said = f"step {named} of {shown}" if len(steps) == 1 else f"the mean of steps {named} of {shown}"
+    said = f"the generator in {said}" if config.generator else said
+    said = f"the moving average at {said}" if config.ema else said
     check_finite(weights, said)
     length = runs.trained_length(run)
     notes = {TRUNCATION: described(Truncation(length))} if length else {}
     save_pretrained(folder, model_config, weights, run / runs.TOKENIZER, notes=notes)
     return said
+
+
+def _generator_config(run: Path) -> BertConfig:
+    """Shape of the generator that a run trains beside its model. Raises UserError if it trains none."""
+    given = runs.fields_of(run)
+    if given.get("objective") != "replaced_tokens":
+        raise UserError(f"generator: found true with {run}, a run with objective {given.get('objective', 'masked')}, "
+                        "expected one with replaced_tokens; leave --generator out")
+    options: dict[str, Any] = {
+        name: given[f"objective_options.{name}"] for name in ("generator_size", "generator_layers")
+        if f"objective_options.{name}" in given}
+    return generator_config(runs.model_config(run), **options)
 
 
 def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
@@ -87,10 +105,10 @@ def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console)
     if not (source / "config.json").is_file():
         raise UserError(f"run: found neither a run nor a model in {run}, expected the folder of a run of cloze "
                         "pretrain or finetune, or a Hugging Face folder")
-    for name, plain in (("step", None), ("average", 1)):
+    for name, plain in (("step", None), ("average", 1), ("generator", False), ("ema", False)):
         if (found := getattr(config, name)) != plain:
             raise UserError(f"{name}: found {found} with {source}, which is one model, expected "
-                            f"{'null' if plain is None else plain}; leave --{name} out")
+                            f"{'null' if plain is None else str(plain).lower()}; leave --{name} out")
     if left := copy_pretrained(source, folder):
         console.say(f"left out of {source}: {', '.join(left)} (a model and its tokenizer are exported, nothing else)")
     return str(source)

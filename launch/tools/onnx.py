@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION
-from cloze.model.huggingface import load_note
+from cloze.launch.texts.vectors import VECTORS
+from cloze.model.huggingface import InFolders, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
@@ -27,7 +28,8 @@ _OUTPUTS = {
     "BertForNextSentencePrediction": {"next_sentence_logits": "logits"},
     "BertForQuestionAnswering": {"start_logits": "start_logits", "end_logits": "end_logits"},
     **dict.fromkeys(
-        ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice"), {"logits": "logits"}
+        ("BertForReplacedTokenDetection", "BertForSequenceClassification", "BertForTokenClassification",
+         "BertForMultipleChoice"), {"logits": "logits"}
     ),
 }
 _MEANINGS = {
@@ -41,7 +43,9 @@ _TOLERANCE = 1e-4  # of the check; the order of sums differs between torch and o
 class _Padded(nn.Module):
     """Padded tensors in, a tuple of tensors out."""
 
-    def __init__(self, model: nn.Module) -> None:
+    model: InFolders
+
+    def __init__(self, model: InFolders) -> None:
         super().__init__()
         self.model = model
         self.names = _OUTPUTS[type(model).__name__]
@@ -77,7 +81,8 @@ def write_onnx(folder: Path) -> None:
     check_installed()
     cls = saved_class(folder)
     # What torch has an operator for, the graph has one for: eager's products do not wait for a fill of their output.
-    model = _Padded(cls.from_folder(folder, attention_kernel="sdpa")).eval()
+    model = _Padded(cls.from_folder(folder, attention_kernel="sdpa"))
+    model.eval()
     if (head := getattr(model.model, "head", None)) and head.pieces != "none":
         raise UserError(f"onnx: found a model that reads long texts in pieces (pooled by {head.pieces}), expected one "
                         "that reads one sequence; fine-tune it with --keep head, tail or head_tail")
@@ -92,6 +97,7 @@ def write_onnx(folder: Path) -> None:
             model, kwargs=inputs, dynamo=True, verbose=False, external_data=False, output_names=_names(model, inputs),
             dynamic_shapes={name: dict(enumerate(dims)) for name in inputs},
         )
+        assert program is not None, "the exporter of dynamo returns it"
         program.save(folder / GRAPH)
     shapes = _check(folder / GRAPH, model)
     segments = model.model.config.segments
@@ -108,10 +114,12 @@ def write_onnx(folder: Path) -> None:
         described["truncation"] = truncation
     elif answering := load_note(folder, ANSWERING):
         described |= {"max_length": answering["max_length"], "answering": answering}
+    if vectors := load_note(folder, VECTORS):  # what becomes of last_hidden_state
+        described["vectors"] = vectors
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
-def _sample(model: nn.Module, batch: int, length: int) -> dict[str, Tensor]:
+def _sample(model: InFolders, batch: int, length: int) -> dict[str, Tensor]:
     """Inputs of unequal lengths, padded."""
     shape = (batch, 3, length) if type(model).__name__ == "BertForMultipleChoice" else (batch, length)
     generator = torch.Generator().manual_seed(0)

@@ -63,6 +63,7 @@ def _lengths(config: PlanConfig) -> Lengths:
     if config.data:
         manifest = Manifest.load(config.data)
         return Lengths(tuple(manifest.splits["train"].length_histogram), manifest.masked_share)
+    assert config.train.sequence_length is not None, "PlanConfig asks for it"
     return Lengths.of_procedure(config.train.sequence_length, config.short_share, config.masked_share)
 
 
@@ -195,6 +196,7 @@ def _assumed(config: PlanConfig, estimator: Estimator) -> str:
     folders = ", ".join(each.path for each in config.sources)
     source = folders if config.data else f"{config.short_share:.0%} of them shorter"
     said += [f"{lengths.mean:.0f} tokens a sequence ({source}), {lengths.masked_share:.0%} of them masked",
+             *([] if config.objective == "masked" else [f"masked tokens alone, without what {config.objective} adds"]),
              "the full batch from the first step", "no evaluation, no wait for data or checkpoints"]
     return (f"assumed: {'; '.join(said)}. Constants and their sources: launch/tools/planning/assumptions.py; how well "
             "they foretell published rates: docs/scaling.md")

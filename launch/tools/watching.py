@@ -81,7 +81,8 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
         last |= line
         step = max(step, line.get("step", 0))
     budgeted = fields.get("train.time_budget_hours") is not None
-    max_steps = None if budgeted else fields.get("train.max_steps")
+    planned = None if budgeted else fields.get("train.max_steps")
+    max_steps = planned if isinstance(planned, int) else None
     seconds = last.get("speed/step_seconds")
     running = state == "running" and max_steps is not None and seconds is not None
     starts = runs.num_starts(folder)
@@ -125,7 +126,9 @@ def _read_all(folder: str) -> list[RunState]:
     """The runs in a folder or below a URL. Raises UserError: there is none."""
     if not is_url(folder):
         return [read_run(each) for each in find_runs(Path(folder))]
-    found = _find_stored(to_place(folder))
+    place = to_place(folder)
+    assert isinstance(place, StorePath), folder
+    found = _find_stored(place)
     if not found:
         raise UserError(f"folder: found no run below {folder}, expected runs of `cloze pretrain`")
     return [_read_stored(each) for each in found]
@@ -165,7 +168,8 @@ def show_status(config: StatusConfig) -> int:
     Returns:
         The exit status: 0, and with `follow` that of the run's end: 0 complete, 75 requeue, 2 failed.
     """
-    console, stored = Console(), _Stored(to_place(config.run)) if is_url(config.run) else None
+    console, place = Console(), to_place(config.run)
+    stored = _Stored(place) if isinstance(place, StorePath) else None
     folder = stored.folder if stored else Path(config.run)
 
     def look() -> RunState:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from cloze.launch.engine.state import Engine
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
+from cloze.launch.training.objective import MeasuredObjective
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class ValidationSet:
 
 
 @torch.no_grad()
-def evaluate(engine, objective, batches: Callable[[], Iterable[dict]], device: torch.device,
+def evaluate(engine: Engine, objective: MeasuredObjective, batches: Callable[[], Iterable[dict]], device: torch.device,
              beat: Callable[[], None]) -> dict[str, float]:
     """`loss`, and whatever else the objective measures, by name. Collective.
 
@@ -37,8 +39,8 @@ def evaluate(engine, objective, batches: Callable[[], Iterable[dict]], device: t
 
 
 @torch.no_grad()
-def evaluate_sets(engine, objective, sets: Sequence[ValidationSet], device: torch.device, beat: Callable[[], None]
-                  ) -> dict[str, float]:
+def evaluate_sets(engine: Engine, objective: MeasuredObjective, sets: Sequence[ValidationSet], device: torch.device,
+                  beat: Callable[[], None]) -> dict[str, float]:
     """`loss`, and whatever else the objective measures, by name: over all pooled sets, each token and each pair counted
     alike, and as `NAME/SET` of each set that has a name. Collective.
 
@@ -65,6 +67,6 @@ def evaluate_sets(engine, objective, sets: Sequence[ValidationSet], device: torc
     return measured
 
 
-def _means(objective, sums: list[float]) -> dict[str, float]:
+def _means(objective: MeasuredObjective, sums: list[float]) -> dict[str, float]:
     means = objective.scalars(sums)
     return {"loss": objective.total(means)} | means

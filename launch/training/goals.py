@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from cloze.launch.checkpoint import TrainState
-from cloze.launch.config import EvaluationConfig, TrainConfig
+from cloze.launch.config import EvaluationConfig, RunConfig, TrainConfig
 from cloze.pipeline.errors import UserError
 
 
@@ -22,28 +22,27 @@ def judged(config: EvaluationConfig, state: TrainState, scalars: dict[str, float
     if name not in scalars:
         known = ", ".join(sorted(key.removeprefix("validation/") for key in scalars))
         raise UserError(f"evaluation.metric: found {config.metric!r}, expected one of what is measured here: {known}")
-    value = scalars[name]
-    known = state.best_metric == config.metric
-    if math.isfinite(value) and (not known or config.is_better(value, state.best_value)):
+    value, best = scalars[name], state.best_value if state.best_metric == config.metric else None
+    if math.isfinite(value) and (best is None or config.is_better(value, best)):
         return replace(state, best_metric=config.metric, best_step=weights_step, best_value=value,
                        evaluations_since_best=0)
     return replace(state, evaluations_since_best=state.evaluations_since_best + 1)
 
 
-def completion(config, state: TrainState) -> str | None:
+def completion(config: RunConfig, state: TrainState) -> str | None:
     """Why a run is complete, or None if it has to go on.
 
     Args:
         config: with the sections train and evaluation of launch/config/.
     """
-    evaluation = config.evaluation
-    if state.best_metric == evaluation.metric:
-        best = f"{evaluation.metric} is {state.best_value:.4f} at step {state.best_step}"
+    evaluation, best = config.evaluation, state.best_value
+    if state.best_metric == evaluation.metric and best is not None:
+        shown = f"{evaluation.metric} is {best:.4f} at step {state.best_step}"
         target = evaluation.target
-        if target is not None and (state.best_value == target or evaluation.is_better(state.best_value, target)):
-            return f"{best}: the target of {target} is reached"
+        if target is not None and (best == target or evaluation.is_better(best, target)):
+            return f"{shown}: the target of {target} is reached"
         if evaluation.patience is not None and state.evaluations_since_best >= evaluation.patience:
-            return f"{best}, and not better in {state.evaluations_since_best} evaluations since"
+            return f"{shown}, and not better in {state.evaluations_since_best} evaluations since"
     return ending(config.train, state)
 
 

@@ -7,10 +7,11 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from cloze.launch.engine.state import base_optimizer, master_fragments
+from cloze.launch.engine.state import Engine, base_optimizer, master_fragments
 from cloze.launch.system import distributed
 from cloze.launch.training.profiling import start_quietly
 
@@ -31,7 +32,7 @@ class Inspector:
     The norms are of the fp32 master weights and of the gradients as they reach the optimizer, before clipping.
     """
 
-    def __init__(self, engine, device: torch.device, world_size: int) -> None:
+    def __init__(self, engine: Engine, device: torch.device, world_size: int) -> None:
         self._engine, self._device, self._world_size = engine, device, world_size
         self._fragments: dict[int, list[tuple[str, int, int]]] | None = None
         self._squares: dict[str, torch.Tensor] = {}
@@ -76,13 +77,14 @@ class Inspector:
     def _locate(self) -> dict[int, list[tuple[str, int, int]]]:
         """Layer, offset and length of every fragment that this process has, by the storage that it lies in."""
         found: dict[int, list[tuple[str, int, int]]] = {}
-        for name, tensor in master_fragments(self._engine):
+        for name, _, tensor in master_fragments(self._engine):
             place = tensor.untyped_storage().data_ptr()
-            found.setdefault(place, []).append((layer_of(name), tensor.storage_offset(), tensor.numel()))
+            found.setdefault(place, []).append((layer_of(name), int(tensor.storage_offset()), tensor.numel()))
         return found
 
-    def _parts(self, optimizer) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def _parts(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Layer, weight and gradient of every fragment that the optimizer is about to change, or has changed."""
+        assert self._fragments is not None, "`watch` has found them"
         for group in optimizer.param_groups:
             for tensor in group["params"]:
                 if tensor.grad is None:
@@ -93,7 +95,7 @@ class Inspector:
                     start -= tensor.storage_offset()
                     yield layer, weight[start:start + length], gradient[start:start + length]
 
-    def _before(self, optimizer, *_) -> None:
+    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         # Activations are free by now: the copy does not raise the peak of memory.
         self._weights = []
         for layer, weight, gradient in self._parts(optimizer):
@@ -101,7 +103,7 @@ class Inspector:
             squares = torch.stack([gradient.double().square().sum(), weight.double().square().sum()])
             self._squares[layer][:2] += squares.to(self._device)
 
-    def _after(self, optimizer, *_) -> None:
+    def _after(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         for (layer, weight, _), before in zip(self._parts(optimizer), self._weights, strict=True):
             self._squares[layer][2] += (weight - before).double().square().sum().to(self._device)
         self._weights = []
@@ -125,9 +127,10 @@ class Inspector:
             seconds = time.perf_counter() - began
         finally:
             profiler.stop()
+        results: Any = profiler.profiler
         # Its raw events: making `profiler.events()` of them takes longer than a small model's step.
         spans = [(event.start_ns(), event.start_ns() + event.duration_ns())
-                 for event in profiler.profiler.kineto_results.events() if event.name().startswith(_COMMUNICATION)]
+                 for event in results.kineto_results.events() if event.name().startswith(_COMMUNICATION)]
         self._communication_share = _covered(spans) / 1e9 / seconds
 
 

@@ -42,7 +42,7 @@ class StepProfiler:
 
     def close(self) -> None:
         """Write what was recorded, if anything is being recorded."""
-        if self.running:
+        if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints
 from cloze.launch.config import BatchArithmetic, RunConfig
 from cloze.launch.config.training import AUTO
-from cloze.launch.engine.state import base_optimizer, compute_dtype, live_precision
+from cloze.launch.engine.state import Engine, base_optimizer, compute_dtype, live_precision
 from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
@@ -63,18 +64,22 @@ def _shown(config: RunConfig, stored: StoredRun | None) -> RunConfig:
     return replace(config, output=str(stored.place)) if stored else config
 
 
-def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment, console: Console,
-              work: Callable[[Process, StopRequest], bool], stored: StoredRun | None = None) -> int:
-    """Hold the run's folder, join the other processes and do the work; returns the exit status.
+@contextmanager
+def joined(config: RunConfig, facts: runs.Facts, environment: Environment, console: Console,
+           stored: StoredRun | None = None) -> Iterator[tuple[Process, StopRequest]]:
+    """Within, this process holds the run's folder and has joined the other processes. Gives this process, and what asks
+    it to stop.
 
     Args:
         config: of the run, for this number of processes.
-        facts: what the run may not go on with another of (runs.check_folder).
-        work: returns whether the run is complete (True) or was asked to stop (False).
+        facts: hashes of what the run reads, which do not change from start to start (runs.check_folder).
         stored: the run in an object store that the configuration's output stands for.
+
+    Raises:
+        UserError: the folder holds another run, or another job is at work there.
     """
     output = Path(config.output)
-    runs.check_folder(config, facts, stored and str(stored.place))
+    runs.check_folder(config, facts, None if stored is None else str(stored.place))
     check_installed(config.monitor.trackers)
     if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
         console.warn(f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
@@ -91,13 +96,16 @@ def carry_out(config: RunConfig, facts: dict[str, str], environment: Environment
             device = distributed.initialize(environment)
             choose_kernels(device, tf32=config.train.tf32, deterministic=config.train.deterministic)
             heartbeat.beat(0, "start")
-            complete = work(Process(environment, device, console, heartbeat, stored),
-                            StopRequest(deadline, console.say))
+            yield Process(environment, device, console, heartbeat, stored), StopRequest(deadline, console.say)
         distributed.shutdown()
+
+
+def exit_status(complete: bool) -> int:
+    """Of a run that is complete, or was asked to stop before."""
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
-def open_checkpoints(config: RunConfig, facts: dict[str, str], process: Process
+def open_checkpoints(config: RunConfig, facts: runs.Facts, process: Process
                      ) -> tuple[CheckpointManager, int | None, bool]:
     """The run's checkpoints, the step to go on from (None: start), and whether another number of processes saved it.
 
@@ -108,17 +116,19 @@ def open_checkpoints(config: RunConfig, facts: dict[str, str], process: Process
         UserError: checkpoint.resume demands or forbids a checkpoint, there are only damaged ones, or the newest good
             one is of another run.
     """
-    folder, options = Path(config.output) / runs.CHECKPOINTS, {"keep_last": config.checkpoint.keep_last,
-                                                               "warn": process.console.warn}
+    folder, keep_last = Path(config.output) / runs.CHECKPOINTS, config.checkpoint.keep_last
     if process.stored:
-        checkpoints = StoredCheckpoints(process.stored, folder, process.environment, process.device,
-                                        say=process.console.say, **options)
+        checkpoints: CheckpointManager = StoredCheckpoints(
+            process.stored, folder, process.environment, process.device, keep_last=keep_last, say=process.console.say,
+            warn=process.console.warn)
     else:
-        checkpoints = CheckpointManager(folder, process.environment, process.device, **options)
+        checkpoints = CheckpointManager(folder, process.environment, process.device, keep_last=keep_last,
+                                        warn=process.console.warn)
     step = _find_resume(config, checkpoints)
-    if step is not None:
-        runs.check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
-    elastic = step is not None and checkpoints.is_elastic(step)
+    if step is None:
+        return checkpoints, None, False
+    runs.check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
+    elastic = checkpoints.is_elastic(step)
     if elastic:
         process.console.say(f"step {step} was saved by another number of processes: converting it")
         checkpoints.convert(step)
@@ -146,14 +156,14 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
     return step
 
 
-def make_trainer(config: RunConfig, process: Process, engine, checkpoints: CheckpointManager, *, facts: dict,
-                 more: dict | None = None, **parts) -> Trainer:
+def make_trainer(config: RunConfig, process: Process, engine: Engine, checkpoints: CheckpointManager, *, facts: dict,
+                 more: dict | None = None, **parts: Any) -> Trainer:
     """A trainer at step 0.
 
     Args:
         facts: what the run may not go on with another of; kept in every checkpoint, with all that shapes the result.
         more: further plain values kept in every checkpoint.
-        parts: objective, evaluate, flops and sources of Trainer.
+        parts: objective, evaluate, flops, sources and average of Trainer.
     """
     environment, device = process.environment, process.device
     profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
@@ -183,7 +193,8 @@ def origin_of_rate(given: float | str, size: int) -> str:
     return f"by the model's size ({count} parameters in its layers); --train.learning_rate takes another"
 
 
-def training_facts(config: RunConfig, process: Process, engine, epochs: str, rate: str = "") -> list[tuple[str, str]]:
+def training_facts(config: RunConfig, process: Process, engine: Engine, epochs: str, rate: str = ""
+                   ) -> list[tuple[str, str]]:
     """Rows of the table at the start: what follows from the configuration, read off live objects.
 
     Args:
@@ -208,28 +219,36 @@ def training_facts(config: RunConfig, process: Process, engine, epochs: str, rat
     ]
 
 
-def _live_kernel(engine, device) -> str:
+def _live_kernel(engine: Engine, device: torch.device) -> str:
     """Name of the attention kernel that training with this engine on this device uses."""
     bert = engine.module.bert
     tokens = torch.empty(0, bert.config.hidden_size, dtype=compute_dtype(engine), device=device)
     return select_kernel(bert.attention_kernel, bert.config, tokens, False)
 
 
-def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest,
-        showing: Callable[[MetricsWriter | None], Callable[[int], None]] | None = None,
-        report: Callable[[StopRequest], bool] | None = None, stored: StoredRun | None = None) -> bool:
-    """Train until complete (True) or asked to stop (False), with the run's metrics, its status and its description.
+@dataclass
+class Record:
+    """What a run tells while it goes on."""
+
+    metrics: MetricsWriter | None
+    """On rank 0."""
+    complete: bool = False
+    """Whether no step, and nothing after the last one, is left; whoever trains sets it."""
+
+
+@contextmanager
+def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: StoredRun | None = None
+             ) -> Iterator[Record]:
+    """Around training: the run's metrics and description, and its status, at the end by `complete` of the record.
 
     Args:
-        showing: makes what each evaluation shows (Trainer.run) of rank 0's metrics writer (None elsewhere).
-        report: what is done once no step is left, without which the run is not complete: given `stop`, whether it got
-            to its end.
+        stop: in force within.
         stored: the run in an object store that the folder stands for.
     """
     output, shown = Path(config.output), _shown(config, stored)
     main = trainer.environment.is_main
-    metrics = _metrics_writer(output, shown, trainer) if main else None
-    complete = False
+    record = Record(_metrics_writer(output, shown, trainer) if main else None)
+    metrics = record.metrics
     try:
         with stop:
             if metrics:
@@ -238,22 +257,20 @@ def run(config: RunConfig, trainer: Trainer, stream: Iterator, stop: StopRequest
                     stored.begin(trainer.state.step, trainer.state.evaluated_step)
                 metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
                                  runs.flatten(asdict(shown)))
-            complete = trainer.run(stream, metrics, stop, showing and showing(metrics))
-            complete = complete and (report is None or report(stop))
+            yield record
             if metrics:
-                runs.set_status(output, "complete" if complete else "requeue", trainer.saved_step)
+                runs.set_status(output, "complete" if record.complete else "requeue", trainer.saved_step)
                 if stored:  # while all wait: torchrun may end this process as soon as another has left
                     with suppress(UserError):  # what can't be sent now is tried again, and then said
                         stored.ship()
-            trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if complete else
+            trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if record.complete else
                                 f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
             # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
             # the status of a stop, and the templates go by what rank 0 has written and people by what it has said.
             distributed.barrier()
     finally:
         if metrics:
-            metrics.close(complete)
-    return complete
+            metrics.close(record.complete)
 
 
 def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> MetricsWriter:

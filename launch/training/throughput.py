@@ -63,7 +63,7 @@ class Throughput:
         measured = torch.tensor([self.tokens, self.flops, seconds, self._data_wait, self._save_wait,
                                  peak_memory(self._device), self.peak or 0.0, self.passes.take()], dtype=torch.float64)
         ranks = distributed.gather(measured.to(self._device)).cpu()
-        tokens, flops, seconds, data_wait, save_wait, memory, peaks, passes = ranks.unbind(1)
+        tokens, flops, seconds, data_wait, save_wait, memory, peaks, passes = ranks.T
         scalars = {
             "speed/tokens_per_second": float(tokens.sum() / seconds.mean()),
             "speed/data_wait_share": float((data_wait / seconds).mean()),

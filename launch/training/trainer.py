@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState
-from cloze.launch.engine.state import compute_dtype, set_learning_rate, step_skipped, weight_copies
+from cloze.launch.config import RunConfig
+from cloze.launch.engine.state import Engine, compute_dtype, set_learning_rate, step_skipped, weight_copies
 from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
@@ -24,9 +26,11 @@ from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import doubt_of_peak, measured_anew, numbers_on, peak_flops, to_device
 from cloze.launch.system.environment import Environment
+from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.goals import completion, ending, judged
 from cloze.launch.training.inspection import Inspector
+from cloze.launch.training.objective import SourceSums, TrainingObjective, WholeBatchObjective
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.throughput import Throughput
@@ -40,7 +44,8 @@ _SOURCES = "sources"  # of a micro-batch's samples, on their way to the device b
 
 
 def dropout_seed(*key: int) -> int:
-    """A seed for (seed, step, micro-step, rank): neighbouring keys give unrelated seeds, 0 to 2^63 - 1."""
+    """A seed for (seed, step, micro-step, rank), or (seed, step): neighbouring keys give unrelated ones, 0 to 2^63 - 1.
+    """
     digest = hashlib.blake2b(b"".join(part.to_bytes(8, "little") for part in key), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -70,19 +75,22 @@ class Trainer:
         facts: plain values kept in every checkpoint.
         callbacks: what the user wants to be told.
         sources: what measures each source of a mixture by itself (launch/pretrain/sources.py).
+        average: of the weights, measured beside them and kept in checkpoints.
     """
 
-    def __init__(self, config, *, engine, objective, evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
+    def __init__(self, config: RunConfig, *, engine: Engine, objective: TrainingObjective,
+                 evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
                  flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
                  environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
-                 facts: dict, callbacks: Sequence[Callback] = (), sources=None) -> None:
+                 facts: dict, callbacks: Sequence[Callback] = (), sources: SourceSums | None = None,
+                 average: WeightAverage | None = None) -> None:
         self.config, self.train = config, config.train
         self.engine, self.objective, self.sources = engine, objective, sources
         self.evaluate, self.flops = evaluate, flops
         self.checkpoints, self.console = checkpoints, console
         self.heartbeat, self.profiler = heartbeat, profiler
         self.environment, self.device, self.facts = environment, device, facts
-        self.callbacks = callbacks
+        self.callbacks, self.average = callbacks, average
         self.metrics: MetricsWriter | None = None
         self.state = TrainState()
         self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
@@ -105,7 +113,7 @@ class Trainer:
     @property
     def saved_step(self) -> int | None:
         """Step of the newest checkpoint."""
-        return self._saved and self._saved.step
+        return None if self._saved is None else self._saved.step
 
     def resume(self, step: int) -> None:
         """Go on from a published checkpoint of this run."""
@@ -115,6 +123,10 @@ class Trainer:
                 self._window += saved["window"].to(self.device)
         self._saved = self.state
         self._seconds = self.state.seconds
+        if self.average:
+            elastic = self.checkpoints.state(step)["world_size"] != self.environment.world_size
+            if not self.average.load(self.checkpoints.path(step), None if elastic else self.environment.rank):
+                self.console.warn(f"step {step} holds no moving average of the weights: one begins with them here")
 
     def inherit(self, checkpoints: CheckpointManager, step: int) -> None:
         """Take weights and moments of another run's checkpoint; everything else begins at 0."""
@@ -140,6 +152,8 @@ class Trainer:
         """
         self.metrics, self.show = metrics, show
         self.engine.train()
+        if self.average:
+            self.average.begin()
         self._began = time.monotonic() - self.state.seconds
         self._good = self.state, self._window.clone()
         for callback in self.callbacks:
@@ -156,9 +170,7 @@ class Trainer:
             if self.state.step % self.train.log_every_steps == 0 or ended:
                 self._log()
             best = self._evaluate_if_due()
-            every = self.config.checkpoint.every_steps
-            if (every and self.state.step % every == 0) or (best and self.config.evaluation.keep_best):
-                self._save()
+            self._save_if_due(best and self.config.evaluation.keep_best)
         self.profiler.close()
         self._save()
         with self._not_training("save"):
@@ -192,6 +204,7 @@ class Trainer:
         inspect = bool(every) and (self.state.step + 1) % every == 0 and not self.profiler.running
         sums = torch.zeros(self._num_sums, dtype=torch.float64, device=self.device)
         with weight_copies(self.engine):
+            seen = self._show_batch(batch, totals[:-4]) if self.objective.whole_batch else None
             for micro_step, micro_batch in enumerate(batch.micro_batches):
                 last = micro_step == len(batch.micro_batches) - 1
                 # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
@@ -199,9 +212,11 @@ class Trainer:
                 with self.inspector.watch() if inspect and last else contextlib.nullcontext():
                     if batch.sources is not None:
                         micro_batch = micro_batch | {_SOURCES: batch.sources[micro_step]}
-                    sums += self._accumulate(micro_step, micro_batch, totals[:-4])
+                    sums += self._accumulate(micro_step, micro_batch, totals[:-4], seen)
 
         skipped = step_skipped(self.engine)
+        if self.average:
+            self.average.update(self.state.step + 1, skipped)
         share = 1 / self.environment.world_size
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
         self._window += torch.cat([
@@ -227,25 +242,49 @@ class Trainer:
         A run with a time budget ends after the step that has seen it used up, so that its last rate is the schedule's
         last one.
         """
-        at, end = self.state.step, self.train.max_steps
+        at: float = self.state.step
+        end: float = self.train.max_steps
         if self.train.budget_seconds is not None:
             at, end = self._seconds, self.train.budget_seconds
             self.state = replace(self.state, seconds=self._seconds)
-        self._rate = self.train.learning_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
+        self._rate = self.train.peak_rate * multiplier(self.config.schedule, at, end, self.state.tokens)
         set_learning_rate(self.engine, self._rate)
 
-    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor) -> torch.Tensor:
-        """Forward and backward of a micro-batch, and the update after the last one; returns the objective's sums, and
-        those of the sources."""
+    def _show_batch(self, batch: RankBatch, totals: torch.Tensor) -> Any:
+        """Show the objective the outputs of all micro-batches, computed without gradients. A lone micro-batch need not
+        be computed again: its output is returned, with its graph. Collective.
+        """
+        alone = len(batch.micro_batches) == 1
+        outputs = []
+        with torch.set_grad_enabled(alone):
+            for micro_step, micro_batch in enumerate(batch.micro_batches):
+                self.heartbeat.beat(self.state.step, "compute")
+                outputs.append(self._forward(micro_step, to_device(micro_batch, self.device)))
+        self.throughput.passes.stop()  # the ranks meet here
+        self.heartbeat.beat(self.state.step, "collective")
+        assert isinstance(self.objective, WholeBatchObjective), "whole_batch says so"
+        self.objective.see(outputs, totals)
+        self.throughput.passes.start()
+        return outputs[0] if alone else None
+
+    def _forward(self, micro_step: int, micro_batch: dict) -> Any:
+        """The model's output for a micro-batch on the device: the same however often, by the key of its dropout."""
+        key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
+        more = {"step_seed": dropout_seed(self.config.seed, self.state.step)} if self.objective.STEP_SEED else {}
+        return self.engine(**micro_batch, dropout_seed=key, **more)
+
+    def _accumulate(self, micro_step: int, micro_batch: dict, totals: torch.Tensor, seen: Any = None) -> torch.Tensor:
+        """Forward (unless its output was `seen` already) and backward of a micro-batch, and the update after the last
+        one; returns the objective's sums, and those of the sources."""
         self.heartbeat.beat(self.state.step, "compute")
         self.throughput.flops += self.flops(micro_batch)
-        key = dropout_seed(self.config.seed, self.state.step, micro_step, self.environment.rank)
         micro_batch = to_device(micro_batch, self.device)
         sources = micro_batch.pop(_SOURCES, None)  # came in the same copy, and is none of the model's business
-        output = self.engine(**micro_batch, dropout_seed=key)
+        output = self._forward(micro_step, micro_batch) if seen is None else seen
         loss, sums = self.objective(output, micro_batch, totals)
         if sources is not None:
-            sums = torch.cat([sums, self.sources.sums(self.objective.pretraining_output(output), micro_batch, sources)])
+            assert self.sources is not None, "batches of a mixture come with what measures its sources"
+            sums = torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
         # DeepSpeed averages gradients over ranks; times the world size, the average is the global sum. A loss that is
         # infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none need ask.
         # (0 times what is not finite is NaN: two kernels, where asking and filling takes eight.)
@@ -324,7 +363,11 @@ class Trainer:
         if self._stop_agreed and not ended:
             return False  # a stop leaves little time: the resume evaluates first
         with self._not_training("evaluate"):
-            measured = self.evaluate(partial(self.heartbeat.beat, step, "evaluate"))
+            beat = partial(self.heartbeat.beat, step, "evaluate")
+            measured = self.evaluate(beat)
+            if self.average:
+                with self.average.in_place():
+                    measured |= {f"ema_{name}": value for name, value in self.evaluate(beat).items()}
             scalars = {f"validation/{name}": value for name, value in measured.items()}
             scalars = self._as_main_judges(with_more(self.callbacks, "on_evaluation", self._view(), scalars))
             self._write(scalars)
@@ -408,7 +451,7 @@ class Trainer:
             return {}
         self._peak_doubted = True
         self.console.warn(f"speed/mfu: {mfu:.0%} of the peak cannot be, and is not shown: {doubt_of_peak(self.device)}")
-        before = self.throughput.peak
+        before = self.throughput.peak or 0.0
         # None of a device with a data sheet, which not every rank needs to have.
         found = measured_anew(self.device, compute_dtype(self.engine), self.environment.is_main)
         self.throughput.peak = max(before, found or 0.0)
@@ -432,8 +475,19 @@ class Trainer:
             self.console.progress(self.state.step, self.train.max_steps, scalars,
                                   None if budget is None else budget - self.state.seconds)
 
-    def _save(self) -> None:
-        """Begin to save the state after the last good step; what was skipped since is tried again from there."""
+    def _save_if_due(self, is_kept: bool) -> None:
+        """is_kept: whether a checkpoint of this step is wanted by its evaluation."""
+        step, every, local = self.state.step, self.config.checkpoint.every_steps, self.config.checkpoint.local
+        if is_kept or (every and step % every == 0):
+            self._save()
+        elif local and step % local == 0:
+            self._save(local=True)
+
+    def _save(self, local: bool = False) -> None:
+        """Begin to save the state after the last good step; what was skipped since is tried again from there.
+
+        local: as CheckpointManager.save.
+        """
         self._settle()
         state, window = self._good
         if self._saved == state:  # of a step alone it would not do: an evaluation after a resume changes the state
@@ -441,7 +495,8 @@ class Trainer:
         with self._not_training("save"):
             if not self._skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
-            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()})
+            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()},
+                                  self.average.files(self.environment.rank) if self.average else {}, local=local)
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
         self._saved = state

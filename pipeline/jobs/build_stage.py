@@ -11,6 +11,7 @@ from cloze.pipeline import ragged
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.reports import load_report, save_report
 from cloze.pipeline.jobs.tokenize_stage import load_tokenizer
+from cloze.pipeline.records import Masks, Samples
 from cloze.pipeline.samples.masking import MaskingRules, draw_sets
 from cloze.pipeline.samples.samples import Documents, SampleBuilder
 from cloze.pipeline.shards.manifest import ShardInfo
@@ -63,7 +64,7 @@ class ShardReport:
 
     def save(self, path: Place) -> None:
         packed = base64.b64encode(zlib.compress(self.unigrams.tobytes(), 1)).decode()
-        save_report(path, asdict(replace(self, unigrams=packed)))
+        save_report(path, asdict(replace(self, unigrams=np.empty(0))) | {"unigrams": packed})
 
     @classmethod
     def load(cls, path: Place, output: Place) -> "ShardReport | None":
@@ -141,7 +142,7 @@ def _number(key: tuple) -> tuple[int, ...]:
     return tuple(int.from_bytes(part.encode(), "big") if isinstance(part, str) else part for part in key)
 
 
-def _count(report: ShardReport, samples, masks, flow: dict[str, int], mask_id: int) -> None:
+def _count(report: ShardReport, samples: Samples, masks: list[Masks], flow: dict[str, int], mask_id: int) -> None:
     labels = samples.next_sentence_label
     found = {
         **flow,

@@ -147,7 +147,8 @@ def check_disk(found: Estimate, output: Path) -> None:
 
 
 def _expansion(file: InputFile) -> float:
-    """Decompressed bytes for each compressed one, at the beginning of a file."""
+    """Decompressed bytes for each compressed one, at the beginning of a file that is compressed."""
+    assert file.compression is not None, file.path
     try:
         return compression.expansion(file.path, file.compression, _RATIO_BYTES)
     except compression.ERRORS as error:

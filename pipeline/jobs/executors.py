@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +56,7 @@ class LocalExecutor(Executor):
             self._pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=start_worker)
             self._pool.submit(int)  # the first task, even an empty one, starts all processes
 
-    def submit(self, function: Callable, /, *args, **kwargs) -> Future:
+    def submit(self, function: Callable, /, *args: Any, **kwargs: Any) -> Future:
         future: Future = Future()
         self._waiting.append((future, partial(function, *args, **kwargs)))
         self._feed()
@@ -94,6 +95,7 @@ class LocalExecutor(Executor):
                 self._free -= 1
             future, call = task
             try:
+                assert self._pool is not None, "it has free processes"
                 self._pool.submit(call).add_done_callback(partial(self._ended, future))
             except RuntimeError as error:  # the pool is broken
                 future.set_exception(error)
@@ -124,7 +126,9 @@ def start_worker() -> None:
 
 def _end_with_parent() -> None:
     """End this process when its parent has gone: killed, that can't say so, and the queue of tasks would never end."""
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only processes of a pool run this"
+    parent.join()
     os._exit(1)
 
 
@@ -132,6 +136,7 @@ def _end_with_parent() -> None:
 def open_executor(config: PrepareConfig) -> Iterator[Executor]:
     """The executor that the configuration asks for. Raises UserError if a cluster can't be reached, or is lost."""
     if config.executor == "dask":
+        assert config.scheduler is not None, "PrepareConfig asks for it"
         yield from _dask(config.scheduler)
     else:
         executor = LocalExecutor(config.workers)
@@ -168,7 +173,7 @@ def run_tasks(
     function: Callable,
     task: Callable[[int], object],
     weights: Sequence[int],
-    on_result: Callable[[int, object], None],
+    on_result: Callable[[int, Any], None],
 ) -> None:
     """Run task(0), task(1), …, one for each weight, the heaviest first, so that no long one is left at the end.
 

@@ -107,7 +107,7 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
             f"{shares[0]:.1%} mask, {shares[1]:.1%} random, {shares[2]:.1%} kept; {manifest.mask_sets} mask sets",
         ))
     else:
-        shares = masking["mask_share"], masking["random_share"]
+        shares = [masking["mask_share"], masking["random_share"]]
         rows.append((
             "masked",
             f"at load time, {masking['rate']:.0%} of the tokens ({masking['strategy']}), of these {shares[0]:.0%} "
@@ -144,6 +144,7 @@ def decode(reader: ShardReader, config: InspectConfig) -> list[DecodedSample]:
     samples, masks = reader.take(indices, None if dynamic else config.mask_set)
     if dynamic:
         masks = DynamicMasking(manifest).draw(samples, manifest.seed, config.mask_set, indices)
+    assert masks is not None, "they were read with the mask set"
     decoded = []
     for number, index in enumerate(indices):
         ids = samples.input_ids[samples.offsets[number] : samples.offsets[number + 1]]

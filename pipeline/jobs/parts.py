@@ -106,8 +106,8 @@ def write(path: Place, table: Table) -> tuple[int, int]:
                              zlib.crc32(rest))
             file.write(hashes)
             file.write(rest)
-        file.write(index)
-        file.write(np.array((len(index), zlib.crc32(index, _CRC_START)), _TRAILER))
+        file.write(index.data)
+        file.write(np.array((len(index), zlib.crc32(index.data, _CRC_START)), _TRAILER).data)
     return len(rows), int(flat[1][2].sum())
 
 
@@ -148,7 +148,7 @@ def read_hashes(path: Place, high: int) -> np.ndarray:
     """The hashes below `high` of a part, ascending."""
     with _open(path) as file:
         index = _read_index(file, path)
-        found = [np.empty(0, np.uint64)]
+        found: list[np.ndarray] = [np.empty(0, np.uint64)]
         for block in index[_places(index, 0, high)]:
             data = _read_exactly(file, path, int(block["offset"]), 8 * int(block["documents"]))
             if zlib.crc32(data) != block["hash_crc"]:
@@ -190,7 +190,7 @@ def _read_exactly(file: "int | _Stored", path: Place, offset: int, count: int) -
     if isinstance(file, _Stored):
         if offset + count > file.size:
             raise DamagedPart(str(path))
-        return memoryview(path.read_range(offset, offset + count) if count else b"")
+        return memoryview(file.path.read_range(offset, offset + count) if count else b"")
     found = b""
     while len(found) < count and (more := os.pread(file, count - len(found), offset + len(found))):
         found = found + more if found else more
@@ -232,10 +232,11 @@ def _size(block: np.void, dtype: np.dtype) -> int:
 
 def _table(data: memoryview, start: int, block: np.void, dtype: np.dtype) -> Table:
     table = {}
-    for name, kind, count in [
+    columns: list[tuple[str, np.dtype, int]] = [
         *((name, np.dtype(kind), int(block["documents"])) for name, kind in _COLUMNS.items()),
         ("sentences", _SENTENCE, int(block["sentences"])), ("tokens", dtype, int(block["tokens"])),
-    ]:
+    ]
+    for name, kind, count in columns:
         table[name] = np.frombuffer(data, kind, count, start)
         start += count * kind.itemsize
     return table

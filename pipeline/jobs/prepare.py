@@ -52,9 +52,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     Raises UserError if the folder holds another run, and for whatever else a user can mend.
     """
     progress = progress or Silent()
-    _check(config)
-    output = to_output(config.output)
-    tokenizer = Tokenizer.from_folder(config.tokenizer)
+    output, tokenizer = to_output(_given_output(config)), Tokenizer.from_folder(_given_tokenizer(config))
     check_words(config.masking.strategy, tokenizer)
     files, segments = plan(config)
     identity = _identity(config, tokenizer, files, segments)
@@ -162,14 +160,19 @@ def length_folder(config: PrepareConfig, length: int) -> Place:
     return to_place(config.output) if length == config.max_length else to_place(config.output) / f"length-{length}"
 
 
-def _check(config: PrepareConfig) -> None:
+def _given_output(config: PrepareConfig) -> str:
     if not config.output:
         raise UserError("output: found none, expected a folder to write; name one with --output")
+    return config.output
+
+
+def _given_tokenizer(config: PrepareConfig) -> str:
     if not config.tokenizer:
         raise UserError(
             "tokenizer: found none, expected a folder that `cloze vocab` wrote, a tokenizer.json or a vocab.txt; "
             "name one with --tokenizer"
         )
+    return config.tokenizer
 
 
 def _identity(
@@ -368,10 +371,11 @@ def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list
         )
 
     if made:
+        def on_result(_: int, counts: tuple[int, int]) -> None:
+            run.progress.advance(tokens, *counts)
+
         run.progress.stage(f"exchange {level}", tokens * len(made), "tokens")
-        run_tasks(
-            run.executor, exchange, task, [1] * len(made), lambda _, counts: run.progress.advance(tokens, *counts)
-        )
+        run_tasks(run.executor, exchange, task, [1] * len(made), on_result)
     run.check()
     for path in run.work.iterdir():
         if path.name.endswith(".part") and path.name.startswith(layout.prefix(level - 1)):

@@ -14,7 +14,7 @@ from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.storage import describe
-from cloze.pipeline.stores.places import is_url, to_place
+from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.reading import open_raw
 
 _AT_ONCE = 1 << 20  # bytes
@@ -66,7 +66,9 @@ def _stored_piece(url: str, start: int, stop: int) -> tuple:
         stream.seek(start)
         while stream.tell() < stop and (data := stream.read(min(stop - stream.tell(), _AT_ONCE))):
             digest.update(data)
-    status = to_place(url).stat()
+    place = to_place(url)
+    assert isinstance(place, StorePath), url
+    status = place.stat()
     return digest, status.st_size, status.content
 
 

@@ -203,7 +203,7 @@ def encode(
         (hashes[number][0] | (_LAST_BIT if documents[number].piece else 0), hashes[number][1]) for number in kept
     ]
     ids = [
-        high if documents[number].id is None else _id_hash(documents[number].id)
+        high if (name := documents[number].id) is None else _id_hash(name)
         for number, (high, _) in zip(kept, hashes, strict=True)
     ]
     if len(kept) < len(documents):

@@ -105,16 +105,17 @@ def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Prog
     progress.stage("count words", sum(weights), "bytes")
     with _work_folder(to_place(config.output)) as folder:
         jobs = [CountTask(n, task, config.vocabulary, str(folder.resolve())) for n, task in enumerate(tasks)]
-        results: list[tuple[Place, int] | None] = [None] * len(jobs)
+        results: dict[int, Place] = {}
 
         def on_result(number: int, result: tuple[Place, int]) -> None:
-            results[number] = result
+            results[number] = result[0]
             progress.advance(weights[number], result[1], 0)
 
         with open_executor(config) as executor:
             run_tasks(executor, count_words, jobs.__getitem__, weights, on_result)
         counts: Counter = Counter()
-        for path, _ in results:
+        for number in range(len(jobs)):
+            path = results[number]
             table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
             counts.update(dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True)))
             if len(counts) > _COUNTED_WORDS:  # task after task in their order, so that it depends on the input alone

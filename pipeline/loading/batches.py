@@ -119,8 +119,10 @@ class BatchStream:
                 )
             if size % streams:
                 raise UserError(f"data_streams: found {streams}, expected a divisor of the global batch size {size}")
-        kind = MixedStreams if isinstance(reader, Mixture) else SampleStreams
-        self._samples = kind(reader, streams, seed, masking)
+        self._samples: MixedStreams | SampleStreams = (
+            MixedStreams(reader, streams, seed, masking) if isinstance(reader, Mixture)
+            else SampleStreams(reader, streams, seed, masking)
+        )
         self._size, self._micro, self._warmup = global_batch_size, micro_batch_size, warmup
         self._segments = segments
         self._rank, self._world_size = rank, world_size
@@ -172,7 +174,7 @@ class BatchStream:
         except BaseException as error:  # handed to the consumer: a failure of the thread is the job's failure
             self._put(error)
 
-    def _put(self, item) -> bool:
+    def _put(self, item: object) -> bool:
         while not self._closed.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -183,7 +185,7 @@ class BatchStream:
 
     def _sizes(self, position: int) -> list[int]:
         """Global batches that are read together, by their samples."""
-        sizes = []
+        sizes: list[int] = []
         while sum(sizes) < self._rows * self._samples.streams:
             at = position + sum(sizes)
             sizes.append(self._warmup.size(at, self._size) if self._warmup else self._size)
@@ -201,16 +203,17 @@ class BatchStream:
     def _make(self, position: int, size: int, count: int, done: int, total: int, read: Portion) -> list[RankBatch]:
         """`count` batches of `size` samples from `position` on, of global batches of `total` samples that were read
         together, of which `done` came before them."""
-        each, row, rows = (number // self._samples.streams for number in (size, done, total))  # in each stream
+        each, row, length = (number // self._samples.streams for number in (size, done, total))  # in each stream
         own = np.arange(self._rank * size // self._world_size, (self._rank + 1) * size // self._world_size)
         stream, place = np.divmod(own - self._streams.start * each, each)
         first = row + each * np.arange(count)[:, None]
-        chosen = stream * rows + place + first  # (count, own): one batch a line
+        chosen = stream * length + place + first  # (count, own): one batch a line
         rows = chosen if read.rows is None else read.rows[chosen]
         by_length = np.argsort(read.samples.lengths[rows], axis=1, kind="stable")
         rows = np.take_along_axis(rows, by_length, axis=1)
         micro_steps = len(own) // self._micro
         part, part_masks = Window(read.samples, read.masks).take(rows.ravel())
+        assert part_masks is not None, "streams have masks, stored or drawn"
         made = collate_several(part, part_masks, np.full(count * micro_steps, self._micro), self._segments)
         lengths = part.lengths.reshape(count, micro_steps, self._micro)
         tokens = lengths.sum(axis=(1, 2))
@@ -260,14 +263,18 @@ def evaluation_batches(
         samples, masks = reader.take(indices, None if dynamic else mask_set)
         if dynamic:
             masks = dynamic.draw(samples, 0, mask_set, indices, None if rate is None else np.full(len(indices), rate))
+        assert masks is not None, "they were read with the mask set"
         for first in range(0, len(indices), micro_batch_size):
             rows = np.arange(first, min(first + micro_batch_size, len(indices)))
             by_length = rows[np.argsort(samples.lengths[rows], kind="stable")]
-            yield collate(*Window(samples, masks).take(by_length), segments)
+            part, part_masks = Window(samples, masks).take(by_length)
+            assert part_masks is not None, "those of the window"
+            yield collate(part, part_masks, segments)
             made += 1
     if made < steps:
         filler, masks = reader.take(np.zeros(1, np.int64), None if dynamic else mask_set)
         if dynamic:
             masks = dynamic.draw(filler, 0, mask_set, np.zeros(1, np.int64))
+        assert masks is not None, "they were read with the mask set"
         for _ in range(steps - made):
             yield without_loss(collate(filler, masks, segments))

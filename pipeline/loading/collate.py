@@ -1,6 +1,6 @@
-"""Samples to tensors: the sequences of a micro-batch one after another, without padding.
+"""Samples and sequences to tensors: those of a micro-batch one after another, without padding.
 
-The keys of the dict are parameters of `BertForPreTraining.forward`.
+The keys of the dict are parameters of `BertForPreTraining.forward`, and `concatenated` is the one place that makes it.
 """
 
 import numpy as np
@@ -9,6 +9,45 @@ import torch
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL, Masks, Samples
+
+
+def concatenated(
+    input_ids: np.ndarray, offsets: np.ndarray, segment_b_start: np.ndarray, sizes: np.ndarray,
+    segments: tuple[int, int] = (0, 1),
+) -> list[dict]:
+    """What a model's forward takes of sequences, in micro-batches of `sizes` sequences each, over shared memory.
+
+    Args:
+        input_ids: int64 (T,), special tokens included.
+        offsets: (N+1,), of each sequence the first token.
+        segment_b_start: (N,), first position of each second segment; the length, or more, where there is none.
+        sizes: int64 (micro-batches,), of which none is 0.
+        segments: the model's types of segments A and B.
+
+    Returns:
+        For each micro-batch of B sequences and T tokens input_ids, token_type_ids, position_ids: int64 (T,);
+        sequence_offsets: int32 (B+1,); max_sequence_length: int.
+    """
+    bounds, lengths = ragged.to_offsets(sizes), np.diff(offsets)
+    starts = offsets[bounds]  # of micro-batches, in tokens
+    first = np.minimum(segment_b_start, lengths)  # tokens of segment A
+    of_segments = np.stack([first, lengths - first], axis=1).ravel()
+    local = offsets[ragged.ranges(bounds[:-1], sizes + 1)] - np.repeat(starts[:-1], sizes + 1)
+    by_tokens = np.diff(starts).tolist()
+    columns = {
+        "input_ids": (input_ids, by_tokens),
+        "token_type_ids": (np.repeat(np.tile(np.array(segments, np.int64), len(lengths)), of_segments), by_tokens),
+        "position_ids": (ragged.within(offsets), by_tokens),
+        "sequence_offsets": (local.astype(np.int32), (sizes + 1).tolist()),
+    }
+    longest = np.maximum.reduceat(lengths, bounds[:-1]).tolist()
+    return [batch | {"max_sequence_length": most} for batch, most in zip(_split(columns), longest, strict=True)]
+
+
+def _split(columns: dict[str, tuple[np.ndarray, list[int]]]) -> list[dict]:
+    """Of flat arrays, each with its part in every micro-batch, a dict of tensors for each micro-batch."""
+    parts = [torch.from_numpy(values).split(counts) for values, counts in columns.values()]
+    return [dict(zip(columns, tensors, strict=True)) for tensors in zip(*parts, strict=True)]
 
 
 def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) -> dict:
@@ -33,35 +72,21 @@ def collate_several(
     """Make several micro-batches, of `sizes` samples each, one after another; each as `collate` says, over shared
     memory. Made together, small ones cost as much a sample as large ones."""
     bounds = ragged.to_offsets(sizes)
-    lengths = samples.lengths
     starts = samples.offsets[bounds]  # of micro-batches, in tokens
     masked_bounds = masks.offsets[bounds]
-    position_ids = ragged.within(samples.offsets)
     masked_positions = np.repeat(samples.offsets[:-1], np.diff(masks.offsets))
     masked_positions += masks.positions
     input_ids = samples.input_ids.astype(np.int64)
     labels = input_ids[masked_positions]
     input_ids[masked_positions] = masks.ids
     masked_positions -= np.repeat(starts[:-1], np.diff(masked_bounds))
-    first = np.minimum(samples.segment_b_start, lengths)  # tokens of segment A
-    of_segments = np.stack([first, lengths - first], axis=1).ravel()
-    offsets = samples.offsets[ragged.ranges(bounds[:-1], sizes + 1)] - np.repeat(starts[:-1], sizes + 1)
-    by_tokens, by_masked, by_samples = np.diff(starts).tolist(), np.diff(masked_bounds).tolist(), sizes.tolist()
-    columns = {
-        "input_ids": (input_ids, by_tokens),
-        "token_type_ids": (np.repeat(np.tile(np.array(segments, np.int64), len(samples)), of_segments), by_tokens),
-        "position_ids": (position_ids, by_tokens),
-        "sequence_offsets": (offsets.astype(np.int32), (sizes + 1).tolist()),
-        "masked_positions": (masked_positions, by_masked),
-        "labels": (labels, by_masked),
-        "next_sentence_label": (samples.next_sentence_label.astype(np.int64), by_samples),
-    }
-    parts = [torch.from_numpy(values).split(counts) for values, counts in columns.values()]
-    longest = np.maximum.reduceat(lengths, bounds[:-1]).tolist()
-    return [
-        {**dict(zip(columns, tensors, strict=True)), "max_sequence_length": most}
-        for *tensors, most in zip(*parts, longest, strict=True)
-    ]
+    by_masked = np.diff(masked_bounds).tolist()
+    predicted = _split({
+        "masked_positions": (masked_positions, by_masked), "labels": (labels, by_masked),
+        "next_sentence_label": (samples.next_sentence_label.astype(np.int64), sizes.tolist()),
+    })
+    made = concatenated(input_ids, samples.offsets, samples.segment_b_start, sizes, segments)
+    return [batch | more for batch, more in zip(made, predicted, strict=True)]
 
 
 def without_loss(batch: dict) -> dict:

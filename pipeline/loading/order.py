@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -119,8 +120,12 @@ class Order:
         cycles, rest = np.divmod(positions, ends[-1])
         return cycles * len(ends) + np.searchsorted(ends, rest, side="right")
 
-    def first_from(self, position: int, stream: int) -> int:
-        """The stream's number of its first sample at `position` or later."""
+    @overload
+    def first_from(self, position: int, stream: int) -> int: ...
+    @overload
+    def first_from(self, position: int, stream: np.ndarray) -> np.ndarray: ...
+    def first_from(self, position: int, stream: int | np.ndarray) -> int | np.ndarray:
+        """The stream's number of its first sample at `position` or later; of several streams (n,), theirs (n,)."""
         return -((stream - position) // self.streams)
 
     def window(self, stream: int, number: int) -> WindowPlace:

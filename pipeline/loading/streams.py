@@ -163,14 +163,16 @@ class SampleStreams:
         samples, masks = decoded.take(np.concatenate(rows))
         bounds = ragged.to_offsets(np.array([len(some) for some in rows])).tolist()
         for place, own, low, high in zip(places, indices, bounds[:-1], bounds[1:], strict=True):
-            some = samples.part(low, high)
+            part_samples = samples.part(low, high)
             if self._dynamic:
                 rate = self._masking.rate
-                rates = rate and rate.at(self._positions(place.stream, np.arange(place.start, place.stop)))
-                drawn = self._dynamic.draw(some, self._seed, epoch, own, rates)
+                numbers = np.arange(place.start, place.stop)
+                rates = None if rate is None else rate.at(self._positions(place.stream, numbers))
+                drawn = self._dynamic.draw(part_samples, self._seed, epoch, own, rates)
             else:
+                assert masks is not None, "they were read with the mask set"
                 drawn = masks.part(low, high)
-            self._held[place.stream].append(_Loaded(place.start, place.stop, own, some, drawn))
+            self._held[place.stream].append(_Loaded(place.start, place.stop, own, part_samples, drawn))
 
 
 _Piece = tuple[_Loaded, int, int]  # a window, and which of its samples: from the second number to before the third

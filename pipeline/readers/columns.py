@@ -1,8 +1,8 @@
 """Rows of tables to documents: Parquet files, and data sets of the `datasets` library (hub.py)."""
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import IO
 
 import pyarrow as pa
 
@@ -44,7 +44,7 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
     return found
 
 
-def _source(path: str) -> str | IO[bytes]:
+def _source(path: str) -> str | io.RawIOBase:
     """What Arrow opens: a path, or an object of a store as a file."""
     return open_raw(path) if is_url(path) else path
 
@@ -54,8 +54,11 @@ def read(segment: Segment) -> Iterator[Document]:
     config = segment.file.config
     for start, rows in _parquet_rows(segment) if segment.file.format == "parquet" else hub.rows(segment):
         for place, text, name in _values(rows, segment, config.text_field, config.id_field, start):
+            def where(_: int, row: int = place) -> str:
+                return f"row {row}"
+
             for document in in_pieces(order(segment, place << 12), text, name, damaged=False):
-                data, damaged = valid(segment, document.text, lambda _, place=place: f"row {place}")
+                data, damaged = valid(segment, document.text, where)
                 yield replace(document, text=data, damaged=damaged)
 
 

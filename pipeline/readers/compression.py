@@ -4,7 +4,7 @@ import bz2
 import io
 import lzma
 from collections.abc import Callable
-from typing import IO
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ _BUFFERED = 1 << 20  # of an object in a store
 _PIECE_BYTES = 1 << 14  # compressed, read at once
 
 
-def open_stream(path: str, compression: str | None) -> IO[bytes]:
+def open_stream(path: str, compression: str | None) -> Any:
     """Open for reading, decompressed. Reading raises one of ERRORS for whatever is damaged, cut off, or isn't more of
     the same behind what is whole. path: or a URL. Raises OSError if there is no such file."""
     if compression in _STREAMS:
@@ -35,13 +35,16 @@ def expansion(path: str, compression: str, size: int) -> float:
     """Decompressed bytes for each compressed one, in the first `size` of a file. Raises one of ERRORS."""
     with open_raw(path) as raw:
         if compression in _STREAMS:
-            stream = _Streams(raw, *_STREAMS[compression])
+            stream: Any = _Streams(raw, *_STREAMS[compression])
         else:
             stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), compression)
         read = 0
         while read < size and (data := stream.read(size - read)):
             read += len(data)
         return read / max(1, raw.tell())
+
+
+_Decompressor = bz2.BZ2Decompressor | lzma.LZMADecompressor
 
 
 class _Streams(io.RawIOBase):
@@ -53,7 +56,7 @@ class _Streams(io.RawIOBase):
     padding: bytes that may stand behind a stream, in fours (section 2.2 of the .xz file format).
     """
 
-    def __init__(self, file: IO[bytes], new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor], padding: bytes):
+    def __init__(self, file: io.RawIOBase, new: Callable[[], _Decompressor], padding: bytes):
         self._file, self._new, self._padding = file, new, padding
         self._decompressor = new()
 
@@ -91,7 +94,7 @@ class _Streams(io.RawIOBase):
         return rest
 
 
-_STREAMS = {
+_STREAMS: dict[str, tuple[Callable[[], _Decompressor], bytes]] = {
     "bz2": (bz2.BZ2Decompressor, b""),
     "xz": (lambda: lzma.LZMADecompressor(format=lzma.FORMAT_XZ), b"\0"),
 }

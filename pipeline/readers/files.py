@@ -125,6 +125,7 @@ def _blocks(
             break
         data += new
         if waiting:
+            assert separator is not None and stop is not None, "a file is cut into segments at separators"
             match = separator.search(data)
             if match is None and not data[max(0, stop - begin) :].strip():
                 continue
@@ -132,8 +133,9 @@ def _blocks(
                 return  # one document covers this segment: it belongs to an earlier one
             # The last newline stays: it may begin the separator at which this segment ends.
             data, begin, waiting = data[match.end() - 1 :], begin + match.end() - 1, False
-        last = separator is not None and stop is not None and begin + len(data) > stop
-        end = separator.search(data, max(0, stop - begin)) if last else None
+        last, end = False, None
+        if separator is not None and stop is not None and begin + len(data) > stop:
+            last, end = True, separator.search(data, max(0, stop - begin))
         # White space at the end may begin the separator at which this segment ends.
         if cut := end.end() if end else _cut(data.rstrip() if last else data, separator):
             yield Block(begin, data[:cut], pieces + 1 if pieces else 0)

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
@@ -16,7 +17,8 @@ from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.clients import ObjectInfo
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+_FORMATS: dict[str, Literal["jsonl", "parquet"]] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 _TABLES = (".csv", ".tsv", ".xlsx")  # would be read as lines of text, with their quotes, headers and other columns
 _MAGIC = re.compile(r"[*?[]")
 
@@ -183,8 +185,8 @@ def _expand(entry: str, written: list[str]) -> list[str]:
         if stat.S_ISDIR(status.st_mode):
             found += [os.path.join(folder, name) for folder, names in _walk(place, written) for name in names]
         elif not _lies_in(written, place):
-            found.append(place)
-    return [str(file) for file in found]
+            found.append(str(place))
+    return found
 
 
 def _lies_in(written: list[str], path: Path) -> bool:

@@ -5,6 +5,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -93,7 +94,7 @@ def rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
                 yield row * segment.stop + segment.start, pa.RecordBatch.from_pylist([used])
 
 
-def _load(path: str, config: SourceConfig):
+def _load(path: str, config: SourceConfig) -> Any:
     with _loading(path):
         import datasets
 

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
@@ -38,9 +39,12 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 def read(segment: Segment) -> Iterator[Document]:
     """Documents of a segment. Raises UserError for bytes that aren't UTF-8 (unless replaced) or a malformed line."""
     form = segment.file.format
-    separator = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}.get(form, NEWLINE)
+    separators = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}
+    separator = separators.get(form, NEWLINE)
     longest = {"pairs": None, "jsonl": LONGEST_JSON_LINE}.get(form, LONGEST_PIECE)
-    parse = {"jsonl": _json_documents, "pairs": _pairs}.get(form, _texts)
+    parsers: dict[str, Callable[[Segment, Block, re.Pattern | None], Iterator[Document]]] = {
+        "jsonl": _json_documents, "pairs": _pairs}
+    parse = parsers.get(form, _texts)
     found = _without_mark(blocks(segment, separator, longest))
     for block in _without_long_lines(segment, found) if form == "jsonl" else found:
         if isinstance(block, Document):
@@ -65,6 +69,7 @@ def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Bl
             line, piece, last = LongLine(segment, block.offset, LONGEST_PIECE), 0, None
             characters, line_damaged = codecs.getincrementaldecoder("utf-8")(), False
         if block.piece:
+            assert line is not None, "the first piece begins it"
             end = len(block.data) if block.goes_on else (block.data + b"\n").find(b"\n")
             line_damaged |= _damages(segment, characters, block.data[:end], block.offset, final=not block.goes_on)
             for escaped in line.feed(block.data[:end]):
@@ -115,7 +120,7 @@ def _texts(segment: Segment, block: Block, separator: re.Pattern | None) -> Iter
                 yield Document(place, text, piece=block.piece if in_pieces else 0, damaged=damaged)
 
 
-def _pairs(segment: Segment, block: Block, separator: re.Pattern) -> Iterator[Document]:
+def _pairs(segment: Segment, block: Block, separator: re.Pattern | None) -> Iterator[Document]:
     offset = block.offset
     for line in block.data.split(b"\n"):
         if line.strip():
@@ -129,7 +134,7 @@ def _pairs(segment: Segment, block: Block, separator: re.Pattern) -> Iterator[Do
         offset += len(line) + 1
 
 
-def _json_documents(segment: Segment, block: Block, separator: re.Pattern) -> Iterator[Document]:
+def _json_documents(segment: Segment, block: Block, separator: re.Pattern | None) -> Iterator[Document]:
     config, path = segment.file.config, segment.file.path
     offset = block.offset
     for line in block.data.split(b"\n"):
@@ -146,7 +151,7 @@ def _json_documents(segment: Segment, block: Block, separator: re.Pattern) -> It
         offset += len(line) + 1
 
 
-def field(record, text_field: str, id_field: str | None, where: str) -> tuple[str, str | None]:
+def field(record: Any, text_field: str, id_field: str | None, where: str) -> tuple[str, str | None]:
     """The text and the id of a record. Raises UserError that names the fields that are there."""
     if not isinstance(record, dict):
         raise UserError(f"{where}: found {type(record).__name__}, expected an object with {text_field!r}")

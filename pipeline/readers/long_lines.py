@@ -2,8 +2,10 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
-from json.decoder import scanstring
+from json.decoder import scanstring  # type: ignore[attr-defined]  # its stub leaves it out
+from typing import Any
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import Segment, between_characters
@@ -18,9 +20,16 @@ _UNITS = re.compile(  # what may not be cut: a byte, a surrogate pair, another \
 _LOOK_BACK = 4096
 
 
-def document_id(value) -> str | None:
+def document_id(value: object) -> str | None:
     """An id as text; a null is none."""
     return None if value is None else str(value)
+
+
+def _matched(pattern: re.Pattern, text: Any, start: int = 0, stop: int = sys.maxsize) -> int:
+    """Where the match of a pattern that matches anywhere, if only nothing, ends."""
+    found = pattern.match(text, start, stop)
+    assert found is not None, pattern
+    return found.end()
 
 
 class LongLine:
@@ -45,7 +54,7 @@ class LongLine:
         if self._place == "before":
             self._held = self._held[self._find_text() :]
             self._place = "inside"
-        available = _BODY.match(self._held).end()
+        available = _matched(_BODY, self._held)
         closed = self._held[available : available + 1] == b'"'
         start = 0
         while available - start > self.longest or (closed and start < available):
@@ -75,21 +84,21 @@ class LongLine:
         decoder = json.JSONDecoder()
         id_missing = self.config.id_field is not None
         try:
-            place = _SPACES.match(text).end()
+            place = _matched(_SPACES, text)
             if text[place] != "{":
                 raise UserError(f"{self.where}: found no object, expected one with {self.config.text_field!r}")
-            place = _SPACES.match(text, place + 1).end()
+            place = _matched(_SPACES, text, place + 1)
             while True:
                 key, place = scanstring(text, place + 1)
-                place = _SPACES.match(text, place).end() + 1  # behind the colon
-                place = _SPACES.match(text, place).end()
+                place = _matched(_SPACES, text, place) + 1  # behind the colon
+                place = _matched(_SPACES, text, place)
                 if key == self.config.text_field:
                     break
                 value, place = decoder.raw_decode(text, place)
                 if key == self.config.id_field:
                     self.id, id_missing = document_id(value), False
-                place = _SPACES.match(text, place).end() + 1  # behind the comma
-                place = _SPACES.match(text, place).end()
+                place = _matched(_SPACES, text, place) + 1  # behind the comma
+                place = _matched(_SPACES, text, place)
             if text[place] != '"':
                 raise UserError(f"{self.where}: {key}: found no string")
         except UserError:
@@ -109,7 +118,7 @@ class LongLine:
         """A place to cut at or before `limit`: behind a space, else between characters and outside of an escape."""
         if (space := data.rfind(b" ", max(0, limit - _LOOK_BACK), limit)) > 0:
             return space + 1
-        place = between_characters(data, _UNITS.match(data, 0, limit).end())
+        place = between_characters(data, _matched(_UNITS, data, 0, limit))
         if place == 0:
             raise UserError(f"{self.where}: found an escape that JSON doesn't have; mend it")
         return place

@@ -186,6 +186,7 @@ class Masker:
         """One mask set."""
         strategy, count = self.config["strategy"], self.config["selection"] == "count"
         spans = None
+        rows: np.ndarray
         if strategy == "token":
             taken = self._count_tokens(draws) if count else self._independent(draws, self._rows)
         elif strategy == "whole_word":

@@ -6,6 +6,7 @@ assembled in one gather. What a sample has no room for begins the next one: no o
 
 import random
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,7 @@ class SampleBuilder:
         self.max_length = max_length
         self.special = special_tokens
 
-    def build(self, documents: Documents, key: tuple[int, ...]) -> tuple[Samples, dict[str, int]]:
+    def build(self, documents: Documents, key: tuple[int | str, ...]) -> tuple[Samples, dict[str, int]]:
         """Samples, and counts of what went in and out. The draws depend on `key` alone.
 
         tokens_in + tokens_borrowed - tokens_left_out = tokens_out, special tokens apart.
@@ -69,7 +70,7 @@ class SampleBuilder:
 
     # ---- objectives: each returns the tokens that ranges refer to, and the ranges ----
 
-    def _next_sentence(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+    def _next_sentence(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
         """BERT's pairs (Devlin et al. 2019; google-research/bert), with what truncation cuts off carried forward."""
         ends = documents.sentence_offsets[1:].tolist()
         bounds = documents.document_offsets.tolist()
@@ -102,12 +103,14 @@ class SampleBuilder:
                 first = sentence
         return documents.tokens, segments
 
-    def _target(self, most: int, draw) -> int:
+    def _target(self, most: int, draw: Callable[[], float]) -> int:
         """Tokens that a pair aims at: the most, or now and then a random smaller number, at least 2."""
         return 2 + int(draw() * (most - 1)) if draw() < self.config["short_share"] else most
 
     @staticmethod
-    def _random_range(keys: list, number: int, ends: list, bounds: list, most: int, draw) -> tuple[int, int]:
+    def _random_range(
+        keys: list, number: int, ends: list, bounds: list, most: int, draw: Callable[[], float]
+    ) -> tuple[int, int]:
         """Tokens of another document, from the beginning of a random sentence of it."""
         other = number
         while keys[other] == keys[number]:  # ends: there is another document
@@ -117,7 +120,7 @@ class SampleBuilder:
         low = ends[sentence - 1] if sentence else 0
         return low, min(ends[after - 1], low + most)
 
-    def _sentence_order(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+    def _sentence_order(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
         """ALBERT's pairs (Lan et al. 2020): two neighbouring segments, swapped or not."""
         ends = documents.sentence_offsets[1:].tolist()
         bounds = documents.document_offsets.tolist()
@@ -144,7 +147,7 @@ class SampleBuilder:
                 place, first = stop, sentence
         return documents.tokens, segments
 
-    def _full_sentences(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+    def _full_sentences(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
         """RoBERTa's FULL-SENTENCES (Liu et al. 2019), or DOC-SENTENCES if samples may not cross documents, where some
         documents may give single sentences.
         """
@@ -185,7 +188,7 @@ class SampleBuilder:
                 place, first = end, max(first, fitting - 1)
         return segments
 
-    def _single_sentences(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+    def _single_sentences(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
         """A sentence a sample; a long one is cut."""
         most = self.max_length - 2
         owner = np.repeat(np.arange(len(documents)), np.diff(documents.document_offsets)).tolist()
@@ -197,7 +200,7 @@ class SampleBuilder:
                 segments.rows.append((low, high, high, high, NO_LABEL, owner[number]))
         return documents.tokens, segments
 
-    def _given_pairs(self, documents: Documents, draw) -> tuple[np.ndarray, Segments]:
+    def _given_pairs(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
         """The two segments of each line; B swapped for another line's with the configured probability.
 
         A pair that is too long loses the end of its longer segment: there is no next sample to carry it to.

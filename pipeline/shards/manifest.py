@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class ShardInfo:
 
 
 @dataclass(frozen=True)
-class ShardTable(Sequence):
+class ShardTable(Sequence[ShardInfo]):
     """A sequence of ShardInfo, held by columns: there may be 100,000, which as objects would take long to make."""
 
     file: list[str]
@@ -52,7 +53,11 @@ class ShardTable(Sequence):
     def __len__(self) -> int:
         return len(self.file)
 
-    def __getitem__(self, number: int | slice) -> "ShardInfo | list[ShardInfo]":
+    @overload
+    def __getitem__(self, number: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[ShardInfo]: ...
+    def __getitem__(self, number: int | slice) -> ShardInfo | list[ShardInfo]:
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
         return ShardInfo(*(getattr(self, field.name)[number] for field in fields(ShardInfo)))

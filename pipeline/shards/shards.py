@@ -11,9 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import DTypeLike
 
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
@@ -123,7 +125,7 @@ def _fill_in_index(path: Path, schema: pa.Schema, ends: list[int], room: bytes) 
         file.write(_encoded(np.array(bounds)))
 
 
-def _column_ends(file, start: int, end: int) -> list[int]:
+def _column_ends(file: IO[bytes], start: int, end: int) -> list[int]:
     """A row of the index for the block at [start, end), from the metadata before its columns: a flatbuffer, of which
     Arrow's Message.fbs and Schema.fbs say which field is which."""
     file.seek(start)
@@ -148,7 +150,9 @@ def _column_ends(file, start: int, end: int) -> list[int]:
     return [start, *places[base :: 2 * _BUFFERS_OF_LIST].tolist(), end]
 
 
-def _record_batch(schema, samples: Samples, masks: list[Masks], vocab_size: int, start: int, stop: int):
+def _record_batch(
+    schema: pa.Schema, samples: Samples, masks: list[Masks], vocab_size: int, start: int, stop: int
+) -> tuple[pa.RecordBatch, dict[str, str]]:
     token = token_type(vocab_size)
     labels = samples.next_sentence_label[start:stop]
     base = [
@@ -169,7 +173,9 @@ def _record_batch(schema, samples: Samples, masks: list[Masks], vocab_size: int,
     return pa.record_batch(columns, schema=schema), checksums
 
 
-def _list_array(values: np.ndarray, offsets: np.ndarray, start: int, stop: int, value_type: pa.DataType):
+def _list_array(
+    values: np.ndarray, offsets: np.ndarray, start: int, stop: int, value_type: pa.DataType
+) -> pa.ListArray:
     low, high = offsets[start], offsets[stop]
     local = (offsets[start : stop + 1] - low).astype(np.int32)
     items = values[low:high].astype(numpy_type(value_type), copy=False)
@@ -181,11 +187,11 @@ def _checksum(columns: Iterable[pa.Array]) -> int:
     crc = 0
     for column in columns:
         if pa.types.is_list(column.type):
-            crc = zlib.crc32(ragged.from_arrow(column.offsets), crc)
+            crc = zlib.crc32(ragged.from_arrow(column.offsets).data, crc)
             column = column.values
         elif column.null_count:
             column = column.fill_null(0)
-        crc = zlib.crc32(ragged.from_arrow(column), crc)
+        crc = zlib.crc32(ragged.from_arrow(column).data, crc)
     return crc
 
 
@@ -227,11 +233,13 @@ class _Shard:
     """
 
     def __init__(self, file: pa.OSFile | CachedFile, head: np.ndarray, mask_sets: int):
-        self._file, self._head = file, head
+        self._file: Any = file
+        self._head = head
         self._stored = isinstance(file, CachedFile)
-        encoded = pa.ipc.open_file(_footer(file) if self._stored else file).metadata[_INDEX.encode()]
+        encoded = pa.ipc.open_file(_footer(file) if isinstance(file, CachedFile) else file).metadata[_INDEX.encode()]
         self._bounds = np.frombuffer(base64.b64decode(encoded, validate=True), "<i8").reshape(-1, mask_sets + 2)
-        steps = np.diff(self._bounds.ravel(), prepend=0, append=file.size if self._stored else file.size())
+        steps = np.diff(self._bounds.ravel(), prepend=0,
+                        append=file.size if isinstance(file, CachedFile) else file.size())
         if (steps < 0).any():
             raise ValueError("its index of byte ranges isn't ascending")
 
@@ -264,14 +272,15 @@ class _Shard:
         if self._stored:
             self.fetch([number], mask_set)
         for low, high in self._ranges(number, mask_set):
-            view = memoryview(content)[head + low - first : head + high - first]
+            view = content.data[head + low - first : head + high - first]
             while view:
                 count = os.preadv(self._file.fileno(), [view], high - len(view))
                 if not count:
                     raise ValueError("the file ends before it")
                 view = view[count:]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        return pa.ipc.open_stream(pa.py_buffer(content), options=options).read_next_batch_with_custom_metadata()
+        stream = pa.ipc.open_stream(pa.py_buffer(content), options=options, memory_pool=ragged.POOL)
+        return stream.read_next_batch_with_custom_metadata()
 
 
 class _Shard1:
@@ -298,7 +307,8 @@ class _Shard1:
     def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
         """A block with the columns of those numbers, and its metadata."""
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        return pa.ipc.open_file(self._file, options=options).get_batch_with_custom_metadata(number)
+        file = pa.ipc.open_file(self._file, options=options, memory_pool=ragged.POOL)
+        return file.get_batch_with_custom_metadata(number)
 
 
 def _footer(file: CachedFile) -> pa.Buffer:
@@ -415,6 +425,7 @@ class ShardReader:
 
     def fetch(self, blocks: np.ndarray, mask_set: int | None) -> None:
         """Begin to fetch blocks, each once, that will be wanted soon. What goes wrong is raised when they are read."""
+        assert self._cache is not None, "only what a store has is fetched"
         by_shard: dict[int, list[int]] = {}
         for block in blocks.tolist():
             if (block, mask_set) not in self._ahead:
@@ -446,7 +457,7 @@ class ShardReader:
     def _decode_once(self, block: int, opened: "_Shard | _Shard1", mask_set: int | None) -> pa.RecordBatch:
         shard, number = int(self._shard_of[block]), int(self._number_of[block])
         fields = list(range(len(self._columns)))
-        groups = [("base", self._columns)]
+        groups: list[tuple[str, tuple[str, ...]]] = [("base", self._columns)]
         if mask_set is not None:
             fields += [len(fields) + 2 * mask_set, len(fields) + 2 * mask_set + 1]
             groups.append((str(mask_set), mask_columns(mask_set)))
@@ -499,6 +510,7 @@ class ShardReader:
     def _copy(self, shard: int) -> CachedFile:
         """The copy of a stored shard. It is known by the manifest, under whichever URL that lies."""
         file, size = self.shards.file[shard], self.shards.bytes[shard]
+        assert self._cache is not None and isinstance(self.folder, StorePath), "only a stored shard has a copy"
         return self._cache.open(self.folder / file, size, f"{self.manifest.hash} {file}")
 
     def _path(self, shard: int) -> Place:
@@ -558,14 +570,14 @@ def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Ma
     return Window(samples, Masks(flat_positions, flat_ids, mask_offsets))
 
 
-def _flat(batches: list[pa.RecordBatch], name: str, dtype) -> tuple[np.ndarray, np.ndarray]:
+def _flat(batches: list[pa.RecordBatch], name: str, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     columns = [batch.column(name) for batch in batches]
     values = [ragged.from_arrow(column.values) for column in columns] or [np.empty(0, dtype)]
     lengths = [np.diff(ragged.from_arrow(column.offsets)) for column in columns] or [np.empty(0, np.int64)]
     return np.concatenate(values), ragged.to_offsets(np.concatenate(lengths))
 
 
-def _column(batches: list[pa.RecordBatch], name: str, dtype) -> np.ndarray:
+def _column(batches: list[pa.RecordBatch], name: str, dtype: DTypeLike) -> np.ndarray:
     columns = [batch.column(name) for batch in batches]
     values = [ragged.from_arrow(column.fill_null(NO_LABEL) if column.null_count else column) for column in columns]
     return np.concatenate(values or [np.empty(0, dtype)])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
@@ -27,6 +28,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"?(\w+)")
 _NOT_RENEWED = "the credentials can't be renewed, expected those of a session that lasts"
 _CUT = "response body error"  # in what the library says
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class ObjectClient:
     Every method raises UserError if the store can't be reached within the limit, or refuses.
     """
 
-    def __init__(self, url: str, store):
+    def __init__(self, url: str, store: Any):
         import obstore
 
         self.url = url
@@ -126,8 +128,8 @@ class ObjectClient:
         except exceptions.NotSupportedError as error:
             raise NotImplementedError from error
 
-    def _put(self, key: str, content: bytes | Path, mode) -> dict:
-        made = self._library.put(self._store, key, content, mode=mode, use_multipart=False)
+    def _put(self, key: str, content: bytes | Path, mode: Any) -> dict:
+        made: dict = {**self._library.put(self._store, key, content, mode=mode, use_multipart=False)}
         return {name: made[name] for name in ("e_tag", "version")}
 
     def delete(self, keys: list[str]) -> None:
@@ -140,7 +142,7 @@ class ObjectClient:
             for key in keys if len(keys) > 1 else ():
                 self.delete([key])  # one that is missing must not keep the others
 
-    def _asked(self, key: str, ask: Callable):
+    def _asked(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
         """What `ask` gives. The library repeats requests; here are repeated those whose answer was cut off."""
         exceptions = self._library.exceptions
         kept = (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotSupportedError)
@@ -227,8 +229,8 @@ class HubClient:
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """All files below a folder, in the order of their names."""
         try:
-            found = self._asked(prefix, lambda: self._files.find(f"{self._root}/{prefix}".rstrip("/"), detail=True,
-                                                                 expand_info=True))
+            found: Any = self._asked(prefix, lambda: self._files.find(f"{self._root}/{prefix}".rstrip("/"), detail=True,
+                                                                      expand_info=True))
         except FileNotFoundError:
             return
         yield from (self._info(found[name]) for name in sorted(found))
@@ -256,7 +258,7 @@ class HubClient:
         changed = 0 if commit is None else int(commit.date.timestamp() * 1e9)
         return ObjectInfo(found["name"][len(self._root) + 1 :], found["size"], changed, {"e_tag": found.get("blob_id")})
 
-    def _asked(self, key: str, ask: Callable):
+    def _asked(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
         for number in range(_BODY_TRIES):
             try:
                 return ask()
@@ -282,7 +284,7 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
         from obstore import exceptions, store
     except ImportError as error:
         raise UserError(f"{url}: the library for object stores is missing; {how_to_install('stores')}") from error
-    common = {
+    common: dict[str, Any] = {
         "client_options": {
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS), "read_timeout": timedelta(seconds=_SILENT_SECONDS),
             "timeout": timedelta(seconds=_REQUEST_SECONDS),
@@ -308,7 +310,7 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
     return ObjectClient(url, made)
 
 
-def _setting(session, variables: list[str], name: str | None = None) -> str | None:
+def _setting(session: Any, variables: list[str], name: str | None = None) -> str | None:
     """What the environment says, or else the user's ~/.aws under a name."""
     from botocore.configprovider import ConfigChainFactory
 
@@ -316,7 +318,7 @@ def _setting(session, variables: list[str], name: str | None = None) -> str | No
         env_var_names=variables, config_property_names=name).provide()
 
 
-def _s3(store: Callable, bucket: str, session, common: dict):
+def _s3(store: Callable, bucket: str, session: Any, common: dict[str, Any]) -> Any:
     """A store with what botocore finds, as every tool of AWS does: in the environment, then in ~/.aws, then as a role.
     obstore by itself would not look into ~/.aws."""
     from botocore.exceptions import BotoCoreError
@@ -334,7 +336,7 @@ def _s3(store: Callable, bucket: str, session, common: dict):
     options = dict(common["client_options"])
     if endpoint is not None:
         options["allow_http"] = endpoint.startswith("http://")
-    given = {"region": region or "us-east-1"} | ({} if endpoint is None else {"endpoint": endpoint})
+    given: dict[str, Any] = {"region": region or "us-east-1"} | ({} if endpoint is None else {"endpoint": endpoint})
     given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials)}
     return store(bucket, client_options=options, retry_config=common["retry_config"], **given)
 
@@ -342,7 +344,7 @@ def _s3(store: Callable, bucket: str, session, common: dict):
 class _Credentials:
     """botocore's credentials as obstore asks for them; botocore renews what expires."""
 
-    def __init__(self, credentials):
+    def __init__(self, credentials: Any):
         self._credentials = credentials
 
     def __call__(self) -> dict:

@@ -21,6 +21,7 @@ from cloze.pipeline.stores.places import StorePath
 SECONDS = 30.0  # after which a lease that wasn't renewed is taken for abandoned
 _RENEWALS = 6  # in that time
 _LOOKS = 10
+_LEAVE_SECONDS = 3.0  # that a release takes at most: an error may wait behind it to be said
 
 
 class Lease:
@@ -49,11 +50,17 @@ class Lease:
         return self._lost
 
     def release(self) -> None:
-        """Remove it, unless another may have taken it over."""
+        """Remove it, unless another may have taken it over; where the store is silent, the next one waits until its
+        time is over."""
         self._ended.set()
+        leaving = threading.Thread(target=self._remove, daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_SECONDS)
+
+    def _remove(self) -> None:
         self._thread.join()
         if self._lost is None and time.monotonic() - self._renewed < self._seconds / 2:
-            with suppress(UserError):  # a store that is away: the next one waits until its time is over
+            with suppress(UserError):
                 self._path.unlink()
 
     def _renew(self) -> None:
@@ -61,14 +68,16 @@ class Lease:
             began = time.monotonic()
             try:
                 content = _content(self._token, self._seconds)
-                version = self._path.client.write_if(self._path.key, content, self._version)
+                version = self._path.writer.write_if(self._path.key, content, self._version)
                 if version is None and _token_of(self._path) != self._token:
                     self._lost = "another has taken it over, or removed it"
                     return
                 # Otherwise an answer was lost, and the repetition met its own write.
-                self._version = version or self._path.info().version
-                self._renewed = began
-            except (UserError, OSError, AttributeError):
+                if version is None and (found := self._path.info()) is not None:
+                    version = found.version
+                if version is not None:
+                    self._version, self._renewed = version, began
+            except (UserError, OSError):
                 continue  # until the time is over: the store may come back
 
 
@@ -90,22 +99,21 @@ def _read(path: StorePath) -> dict:
 
 
 @contextmanager
-def leased(path: StorePath, note: Callable[[str], None]) -> Iterator["Lease | _Unchecked | None"]:
+def leased(path: StorePath, note: Callable[[str], None]) -> Iterator["Lease | Unchecked | None"]:
     """Hold the lease of an object while the context lasts; None if another holds it.
 
     An abandoned one takes its time (30 s) to be known for that. note: is told what a person should know. Where the
     store has no conditional writes, the lease keeps nobody out, and that is said.
     """
     token, seconds = uuid.uuid4().hex, SECONDS
-    client = path.client
     try:
         version = _take(path, token, seconds, note)
-        if version is not None and client.write_if(path.key, _content(token, seconds), None) is not None:
+        if version is not None and path.writer.write_if(path.key, _content(token, seconds), None) is not None:
             raise NotImplementedError  # an object that is there was made as if it weren't
     except NotImplementedError:
         note(f"{path}: the store has no conditional writes, so nothing keeps a second command from working there at "
              "the same time; see to it that there is but one")
-        yield _Unchecked()
+        yield Unchecked()
         return
     if version is None:
         yield None
@@ -117,7 +125,7 @@ def leased(path: StorePath, note: Callable[[str], None]) -> Iterator["Lease | _U
         lease.release()
 
 
-class _Unchecked:
+class Unchecked:
     """In the place of a lease where there can be none."""
 
     taken = None
@@ -130,9 +138,10 @@ def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], Non
     """The version of the lease that was taken; None if another holds it."""
 
     def won(before: dict | None) -> dict | None:
-        version = path.client.write_if(path.key, _content(token, seconds), before)
+        version = path.writer.write_if(path.key, _content(token, seconds), before)
         if version is None and _token_of(path) == token:  # an answer was lost, and the repetition met its own write
-            version = path.info().version
+            found = path.info()
+            version = None if found is None else found.version
         return version
 
     if (version := won(None)) is not None:
@@ -147,4 +156,4 @@ def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], Non
         if now is not None and now.version != seen.version:
             return None
         seen = now
-    return won(seen and seen.version)
+    return won(None if seen is None else seen.version)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
+from typing import overload
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.clients import HubClient, ObjectClient, ObjectInfo, open_client
@@ -92,12 +93,19 @@ class StorePath:
         """Bytes [start, stop). Raises FileNotFoundError."""
         return self.client.read(self.key, start, stop)
 
+    @property
+    def writer(self) -> ObjectClient:
+        """The client of a store that can be written to. Raises UserError for a hub."""
+        if isinstance(self.client, HubClient):
+            raise UserError(f"{self}: is only read, expected a URL of s3, gs or az to write to; choose another")
+        return self.client
+
     def write(self, content: bytes | Path) -> None:
         """Write the object: bytes, or what a file of this machine holds."""
-        self.client.write(self.key, content)
+        self.writer.write(self.key, content)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        self.client.delete([self.key])
+        self.writer.delete([self.key])
 
 
 Place = Path | StorePath
@@ -108,6 +116,10 @@ def is_url(text: object) -> bool:
     return isinstance(text, StorePath) or isinstance(text, str) and _URL.match(text) is not None
 
 
+@overload
+def to_place(text: StorePath) -> StorePath: ...
+@overload
+def to_place(text: str | Place) -> Place: ...
 def to_place(text: str | Place) -> Place:
     """The place that a text names. Raises UserError for a URL that isn't one of a store.
 

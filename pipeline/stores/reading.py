@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from cloze.pipeline.stores import told
 from cloze.pipeline.stores.cache import Cache, CachedFile
@@ -47,7 +47,7 @@ class StoredFile(io.RawIOBase):
     def size(self) -> int:
         return self._copy.size
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         start = self._place
         stop = min(start + len(buffer), self._copy.size)
         if stop <= start:
@@ -71,6 +71,7 @@ class StoredFile(io.RawIOBase):
 def open_stored(url: str | StorePath) -> StoredFile:
     """Open an object for reading. Raises FileNotFoundError if there is none."""
     source = to_place(url)
+    assert isinstance(source, StorePath), url
     status = source.stat()
     return StoredFile(lambda: scratch_cache().open(source, status.st_size, f"{source} {status.content}"))
 
@@ -86,7 +87,7 @@ def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
     return local
 
 
-def open_raw(path: str) -> IO[bytes]:
+def open_raw(path: str) -> io.RawIOBase:
     """Open a local file, or a store's object by its URL, without a buffer. Raises OSError."""
     # Not through a Path, which takes as long to make and to open as the file itself.
     return open_stored(path) if is_url(path) else open(path, "rb", buffering=0)

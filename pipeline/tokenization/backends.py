@@ -21,7 +21,7 @@ _USUAL_NAMES = {  # tried in turn where no configuration names the token
 
 def read_tokenizer_config(folder: Path) -> dict:
     """How a folder describes its tokenizer; empty if it does not. Raises UserError for what isn't JSON."""
-    config = {}
+    config: dict = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:

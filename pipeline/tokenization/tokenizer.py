@@ -11,7 +11,7 @@ whatever the normaliser deletes or splits) is the tokenizer's own business, so t
 import hashlib
 import itertools
 import json
-import shutil
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -71,7 +71,11 @@ class Tokenizer:
     `word_table_reason` says why.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str], folder: Path | None = None):
+    _flat: np.ndarray  # ids of all words of the table, one behind another; of a row from _starts[row], _lengths[row]
+    _starts: np.ndarray
+    _lengths: np.ndarray
+
+    def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str], folder: Place | None = None):
         self.backend = backend
         self.backend.encode_special_tokens = True
         self.backend.no_padding()
@@ -224,7 +228,7 @@ class Tokenizer:
             tokens[number] = token
         return tokens
 
-    def decode(self, ids) -> str:
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         return self.backend.decode([int(number) for number in ids], skip_special_tokens=False)
 
     # ---- encoding ----
@@ -300,9 +304,9 @@ class Tokenizer:
             known.update(zip(new, rows[missing].tolist(), strict=True))
             flat, offsets = self._encode_words([word_of(key) for key in new])
             self._letters += sum(len(key) for key in new if isinstance(key, str))
-            self._starts = np.concatenate([self._starts, offsets[:-1] + len(self._flat)])
-            self._lengths = np.concatenate([self._lengths, np.diff(offsets)])
-            self._flat = np.concatenate([self._flat, flat])
+            self._starts = np.concatenate((self._starts, offsets[:-1] + len(self._flat)))
+            self._lengths = np.concatenate((self._lengths, np.diff(offsets)))
+            self._flat = np.concatenate((self._flat, flat))
         return rows
 
     def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -387,6 +391,6 @@ def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
         # Names that stood in special_tokens_map.json, which isn't copied.
         changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
         with publishing(folder / "tokenizer_config.json") as aside:
-            shutil.copyfile(described, aside)
+            aside.write_bytes(described.read_bytes())
             if changed:
                 aside.write_text(json.dumps(config | changed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -58,7 +58,7 @@ class WordSplitter:
         """
         positions, lengths = self.split(data, cuts)
         padded = data + bytes(8)
-        at_each_byte = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))
+        at_each_byte: np.ndarray = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))
         short = lengths <= 7
         keys = at_each_byte[positions] & _MASKS[np.minimum(lengths, 7)]
         keys |= lengths.astype(np.uint64) << np.uint64(56)

@@ -120,6 +120,14 @@ def torch_in_two_files_of_pipeline(sources: Sources) -> list[str]:
     return offenders(sources, "pipeline/", ("torch",), ("pipeline/loading/collate.py", "pipeline/loading/batches.py"))
 
 
+def batches_in_one_place(sources: Sources) -> list[str]:
+    """Only `concatenated` makes what a forward takes; `cloze plan` makes stand-ins without contents."""
+    allowed = ("pipeline/loading/collate.py", "launch/tools/planning/trace.py")
+    return [f"{path} makes a batch" for path, tree in sources.items() if path not in allowed for node in ast.walk(tree)
+            if isinstance(node, ast.Dict) for key in node.keys
+            if isinstance(key, ast.Constant) and key.value == "sequence_offsets"]
+
+
 def processes_in_one_file(sources: Sources) -> list[str]:
     one = "launch/system/distributed.py"
     return offenders(sources, "", ("torch.distributed",), (one,)) + [
@@ -268,6 +276,7 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("pipeline/jobs/planted.py", "from torch import distributed"),
     ),
     torch_in_two_files_of_pipeline: (("pipeline/loading/planted.py", "def f():\n    import torch"),),
+    batches_in_one_place: (("launch/texts/planted.py", "batch = {'input_ids': 1, 'sequence_offsets': 2}"),),
     processes_in_one_file: (
         ("launch/run/planted.py", "import torch.distributed as dist"),
         ("model/planted.py", "import torch\ntorch.distributed.barrier()"),

@@ -64,7 +64,7 @@ def test_what_collate_emits_is_what_forward_takes():
     import numpy as np
 
     from cloze.model.bert import BertForPreTraining
-    from cloze.pipeline.loading.collate import collate
+    from cloze.pipeline.loading.collate import collate, concatenated
     from cloze.pipeline.records import Masks, Samples
 
     samples = Samples(
@@ -73,7 +73,11 @@ def test_what_collate_emits_is_what_forward_takes():
         source=np.zeros(1, np.uint16),
     )
     masks = Masks(positions=np.array([1]), ids=np.array([4], np.uint16), offsets=np.array([0, 1]))
-    assert set(collate(samples, masks)) <= set(inspect.signature(BertForPreTraining.forward).parameters)
+    batch = collate(samples, masks)
+    assert set(batch) <= set(inspect.signature(BertForPreTraining.forward).parameters)
+    (sequences,) = concatenated(samples.input_ids.astype(np.int64), samples.offsets, samples.segment_b_start,
+                                np.array([1]))
+    assert set(sequences) == set(batch) - {"masked_positions", "labels", "next_sentence_label"}
 
 
 def config_files() -> list[str]:

@@ -11,6 +11,7 @@ from cloze.pipeline.shards.manifest import Manifest
 from tests.hostile_files import judge
 from tests.launching import ROOT
 from tests.pipeline import corpus
+from tests.synthetic import make_shards
 
 
 @pytest.fixture
@@ -230,3 +231,53 @@ def test_what_stands_in_for_a_task_has_its_form(monkeypatch, tmp_path):
         assert header == ["index", "sentence1", "sentence2", "label"] and len(rows) == count
         assert {row[3] for row in rows} == {"entailment", "not_entailment"}
         assert all((row[2] in row[1]) == (row[3] == "entailment") for row in rows)
+
+
+def test_objectives_are_compared_at_equal_flops(benchmark, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import objectives
+
+    called = []
+    replaced = {"prepare_text": lambda *_: None, "cloze": lambda *words: called.append(words) or 60.0,
+                "steps_for": lambda words, flops: (len(words), 10.0), "held_out_loss": lambda run, pairs: 2.5}
+    (tmp_path / "results.md").write_text("before\n<!-- objectives -->\nold\n<!-- /objectives -->\nbehind\n")
+    for _ in range(2):  # the second finds all done
+        benchmark("objectives", "--size", "tiny", "--output", str(tmp_path), "--page", str(tmp_path), **replaced)
+    assert len(called) == len(objectives.CONTENDERS) == 6
+    page = (tmp_path / "results.md").read_text()
+    assert page.startswith("before\n<!-- objectives -->\n| objective | steps |") and page.endswith("-->\nbehind\n")
+    assert "| masked tokens | " in page and " M | 1.0 | 2.500 |" in page and "old" not in page
+    shown = {"masked": {"steps": 2, "tokens": 4e6, "cpu_seconds": 30, "loss": None,
+                        "tasks": {"SST-2": [0.5, 0.7], "SICK relatedness": [0.25]}}}
+    size = objectives.Size(1, 1, 1.0, ("SST-2", "SICK relatedness"), 2)
+    assert objectives.table(shown, size).splitlines()[-1] == "| masked | 2 | 4.00 M | 0.5 | – | 0.600 ± 0.141 | 0.250 |"
+    with pytest.raises(SystemExit):
+        benchmark("objectives", "--size", "small", "--output", str(tmp_path))
+    assert "size small fine-tunes" in capsys.readouterr().err
+
+
+def test_the_steps_of_an_objective_follow_from_its_flops(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import objectives
+
+    make_shards(tmp_path / "tiny/single", mask_sets=0, pairs=False)
+    size = objectives.SIZES["tiny"]
+    found = {name: objectives.steps_for(objectives.command(name, size, tmp_path / "tiny"), 1e11)
+             for name in ("masked", "span-boundary", "replaced-tokens")}
+    steps = {name: steps for name, (steps, _) in found.items()}
+    # Of the same batches: the second term takes 4 H² + H V more for a masked token, ELECTRA a second encoder and no
+    # vocabulary in its own.
+    assert steps["masked"] > steps["span-boundary"] > steps["replaced-tokens"] > steps["masked"] / 4
+    assert len({tokens for _, tokens in found.values()}) == 1
+
+
+def test_the_held_out_loss_of_an_objective_is_its_last(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import objectives
+
+    lines = [{"step": 0, "validation/mlm_loss": 9.0, "validation/mlm_loss/single": 8.0}, {"step": 1, "train/loss": 3.0},
+             {"step": 2, "validation/mlm_loss": 7.0, "validation/mlm_loss/single": 6.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for objective, pairs, expected in (("masked", False, 7.0), ("masked", True, 6.0), ("replaced_tokens", False, None)):
+        (tmp_path / "config.yaml").write_text(f"objective: {objective}\n")
+        assert objectives.held_out_loss(tmp_path, pairs) == expected

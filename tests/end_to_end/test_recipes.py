@@ -24,6 +24,7 @@ RECIPES = {
     "modernbert-base-phase2": (72, [1, 3, 8, 72]), "modernbert-base-phase3": (72, [1, 3, 8, 72]),
     "ettin-150m-phase1": (4608, [1, 3, 8, 288]), "ettin-150m-phase2": (4608, [1, 3, 8, 288]),
     "ettin-150m-phase3": (4608, [1, 3, 8, 288]), "mlperf-large": (512, [1, 8, 64]),
+    "electra-small": (128, [1, 8, 128]),
 }
 EXPECTED = {  # class, clipping, constants, peak rate
     "bert-base-phase1": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-4),
@@ -45,6 +46,7 @@ EXPECTED = {  # class, clipping, constants, peak rate
     "ettin-150m-phase2": ("StableAdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 8e-4),
     "ettin-150m-phase3": ("StableAdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 4e-4),
     "mlperf-large": ("Lamb", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 4e-4),
+    "electra-small": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 5e-4),
 }
 NOT_PUBLISHED = {"tiny", "small", "small-modern", "strict-small"}  # our own: docs/results.md and the tests run them
 

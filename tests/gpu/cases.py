@@ -26,6 +26,8 @@ class Case:
     position_embedding: str = "learned"
     gradient_checkpointing: str = "none"
     mixed: bool = False
+    objective: str = "masked"
+    ema_decay: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,9 @@ def configuration(case: Case):
         hidden_dropout_prob=case.hidden_dropout, attention_probs_dropout_prob=case.attention_dropout,
         position_embedding=case.position_embedding,
     )
-    config = PretrainConfig(data="", output="", model=model)
+    if case.objective == "replaced_tokens":
+        model = replace(model, embedding_size=64, pooler=False)
+    config = PretrainConfig(data="", output="", model=model, objective=case.objective)
     micro_batch_size = len(LENGTHS[0])
     train = replace(
         config.train, global_batch_size=batch_size(WORLD_SIZE), micro_batch_size=micro_batch_size,
@@ -67,7 +71,8 @@ def configuration(case: Case):
     )
     optimizer = replace(config.optimizer, name=case.optimizer, bias_correction=case.bias_correction)
     zero = replace(config.zero, stage=case.stage, offload_optimizer=case.offload)
-    return replace(config, train=train, optimizer=optimizer, zero=zero)
+    ema = replace(config.ema, decay=case.ema_decay)
+    return replace(config, train=train, optimizer=optimizer, zero=zero, ema=ema)
 
 
 def join(rank: int, world_size: int) -> None:

@@ -105,7 +105,8 @@ def test_the_collectives_of_a_run_on_gpus_lie_beside_its_heartbeats(monkeypatch,
     monkeypatch.delenv("TORCH_FR_DUMP_TEMP_FILE")
     config = PretrainConfig(data="d", output=str(tmp_path / "run"))
     with pytest.raises(UserError, match="enough"):
-        running.carry_out(config, {}, Environment(), Console(True), lambda *_: True)
+        with running.joined(config, {}, Environment(), Console(True)):
+            pass
     prefix = Path(found["TORCH_FR_DUMP_TEMP_FILE"])
     assert prefix.parent == tmp_path / "run/heartbeats" and prefix.parent.is_dir()
 

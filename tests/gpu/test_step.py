@@ -77,6 +77,16 @@ def test_no_host_waits_for_the_losses_of_sources(step):
     assert mixed.waits == {} and mixed.copies == plain.copies
 
 
+def test_no_host_waits_for_what_a_generator_draws_and_for_the_average(step):
+    found = step(Case(objective="replaced_tokens", ema_decay=0.999))
+    assert found.waits == {} and found.misplaced == {}
+    partitioned = Case(1, ema_decay=0.999)
+    assert step(partitioned).waits == deepspeeds_waits(partitioned)
+    # Three operators take a step into the average, however many tensors there are, beside its weight.
+    more = sum(step(Case(ema_decay=0.999)).launches.values()) - sum(step(Case()).launches.values())
+    assert 0 < more < 12
+
+
 @pytest.mark.parametrize("case", marked(PARTITIONED, lambda case: case.bias_correction and (
     case.precision == "bf16" or (case.stage == 1 and case.precision != "autocast"))))
 def test_only_deepspeed_waits_at_stages_1_to_3_and_only_where_it_is_known_to(step, case):

@@ -133,6 +133,7 @@ def trainer_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
     from cloze.launch.pretrain.command import build_model
     from cloze.launch.pretrain.objectives.table import make_objective
     from cloze.launch.system.environment import read_environment
+    from cloze.launch.training.averaging import WeightAverage
     from cloze.launch.training.trainer import Trainer
     from tests.gpu.fake_cuda import on_the_host
 
@@ -143,6 +144,7 @@ def trainer_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
         config, engine=engine, objective=objective, evaluate=None, flops=lambda _: 1.0, checkpoints=_Silent(),
         console=_Silent(), environment=read_environment(), device=device, heartbeat=_Silent(), profiler=_Silent(),
         facts={}, sources=_sources() if mixed else None,
+        average=None if config.ema.decay is None else WeightAverage(engine, config.ema.decay, config.ema.warmup),
     )
 
 
@@ -170,6 +172,8 @@ def report(case: Case) -> Report:
         warnings.simplefilter("ignore")
         trainer = trainer_of(configuration(case), mixed=case.mixed)
         trainer.engine.train()
+        if trainer.average:
+            trainer.average.begin()
         stream = batches(trainer.config, case.mixed)
         given = iter(on_the_host(lambda: next(stream)), None)
         for _ in range(WARM_STEPS):

@@ -192,7 +192,8 @@ def test_what_cannot_be_removed_does_not_keep_a_checkpoint_from_being_written(fo
 
 def test_conversions_of_another_run_lie_with_the_new_one(folder, tmp_path):
     """The other run may be training, and removes what it takes for leftovers; or lie where nobody may write."""
-    checkpoints = CheckpointManager(folder, Environment(), torch.device("cpu"), workplace=tmp_path / "new")
+    new = CheckpointManager(tmp_path / "new", Environment(), torch.device("cpu"))
+    checkpoints = CheckpointManager(folder, Environment(), torch.device("cpu"), run=new)
     assert checkpoints._universal(3) == tmp_path / "new" / "step-00000003.universal.tmp"
 
 

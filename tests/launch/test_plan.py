@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cloze.launch import cli
-from cloze.launch.config import PretrainConfig, TrainConfig
+from cloze.launch.config import EmaConfig, PretrainConfig, TrainConfig
 from cloze.launch.system import devices
 from cloze.launch.system.data_sheets import DATA_SHEETS, find_data_sheet
 from cloze.launch.system.environment import child_variables
@@ -173,6 +173,20 @@ def test_the_command_prints_and_writes_its_figures(tmp_path):
     assert 0 < figures["mfu"] < 1 and set(figures["stages"]) == {"0", "1", "2", "3"}
     printed = " ".join(done.stdout.split())
     assert "an estimate, nothing was run" in printed and "assumed:" in printed and "64 = 8 micro x 1" in printed
+    assert "masked tokens alone" not in printed
+
+
+def test_a_moving_average_takes_four_bytes_a_parameter_divided_as_states_are():
+    made = []
+    for decay in (None, 0.999):
+        config = PretrainConfig(data="", output="", model=SMALL, ema=EmaConfig(decay),
+                                train=TrainConfig(global_batch_size=8, micro_batch_size=1))
+        made.append(Estimator(config, Lengths.of_procedure(128, 0.1, 0.15), Cluster(find_machine("a10"), 8, 8, 1e9)))
+    count = made[0].parameters
+    for stage, share in ((0, 1), (2, 8)):
+        without, with_it = (each.memory(stage, 1).total for each in made)
+        assert with_it - without == pytest.approx(4 * count / share, rel=1e-3)
+        assert made[1].checkpoint_bytes(stage) - made[0].checkpoint_bytes(stage) == 4 * count
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -12,9 +13,12 @@ from pathlib import Path
 from cloze.launch.checkpoint import transfer
 from cloze.launch.cli import main
 from cloze.launch.run.commits import read_commits
+from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.segments import LogReader
 from cloze.launch.training import trainer
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores.scratch import scratch_folder
 from tests.forked import ForkedRun
 from tests.launching import PATIENCE_SECONDS, finish, kill_all, pretrain_arguments
 
@@ -48,9 +52,12 @@ class Machine:
         self.variables = {"XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
         (folder / "cache").mkdir(parents=True)
 
-    def start(self, data: Path, output: str, *overrides: str, processes: int = 1, step_seconds: float = 0.0,
-              **variables: str) -> ForkedRun:
-        return ForkedRun(pretrain_arguments(data, output, "--monitor.store_seconds", "0.5", *overrides), processes,
+    def start(self, data: Path, output: str, *overrides: str, **options) -> ForkedRun:
+        """A pretraining."""
+        return self.begin(pretrain_arguments(data, output, *overrides), **options)
+
+    def begin(self, command: list[str], processes: int = 1, step_seconds: float = 0.0, **variables: str) -> ForkedRun:
+        return ForkedRun([*command, "--monitor.store_seconds", "0.5"], processes,
                          partial(quick_main, step_seconds=step_seconds), **self.variables, **variables)
 
 
@@ -61,6 +68,11 @@ def train_on(machine: Machine, data: Path, output: str, *overrides: str, process
 
 def start_on(machines: list[Machine], data: Path, output: str, *overrides: str, step_seconds: float = 0.0
              ) -> list[ForkedRun]:
+    """A pretraining by one process on each machine."""
+    return begin_on(machines, pretrain_arguments(data, output, *overrides), step_seconds)
+
+
+def begin_on(machines: list[Machine], command: list[str], step_seconds: float = 0.0) -> list[ForkedRun]:
     """One process on each machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -68,7 +80,7 @@ def start_on(machines: list[Machine], data: Path, output: str, *overrides: str, 
     count = str(len(machines))  # all of them share this one's cores
     common = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": count, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": port}
-    return [machine.start(data, output, *overrides, step_seconds=step_seconds, RANK=str(rank), **common)
+    return [machine.begin(command, step_seconds=step_seconds, RANK=str(rank), **common)
             for rank, machine in enumerate(machines)]
 
 
@@ -85,6 +97,27 @@ def finish_all(processes: list[ForkedRun], status: int = 0) -> str:
 def committed(output: str) -> list[int]:
     """Steps of the checkpoints that count."""
     return sorted(read_commits(to_place(output) / "checkpoints/commits.json"))
+
+
+def keys(output: str) -> list[str]:
+    """All objects of a run, by their names below it."""
+    place = to_place(output)
+    return [each.key[len(place.key) + 1 :] for each in place.objects()]
+
+
+def assert_nothing_but_what_counts(output: str) -> None:
+    """That the store has no file of a checkpoint that does not count."""
+    commits = json.loads((to_place(output) / "checkpoints/commits.json").read_bytes())["commits"]
+    counted = {f"step-{int(step):08d}/{commit['folder']}" for step, commit in commits.items()}
+    found = {"/".join(key.split("/")[1:3]) for key in keys(output) if key.startswith("checkpoints/step-")}
+    assert found == counted
+
+
+def read_log(output: str) -> list[dict]:
+    """The lines of a run's metrics.jsonl, as they arrived."""
+    folder = scratch_folder()
+    LogReader(to_place(output)).write(folder)
+    return read_metrics(folder)
 
 
 def wait_until(reached: Callable[[], bool], process: ForkedRun) -> None:

@@ -156,7 +156,7 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
                 file.flush()
                 shipper.ship()
                 file.truncate(file.tell() - len('{"step": 99'))
-        shipper.close()
+        shipper.close(60)
         board.close()
     pieces = [each for each in (place / "log").objects() if "metrics.jsonl" in each.key]
     assert len(pieces) == 7 and sum(each.size for each in pieces) == len(lines(1, 2, 3, 4, 3, 4, 5))
@@ -190,7 +190,7 @@ def test_a_store_that_is_away_is_no_harm_to_what_tells(bucket, proxy, impatient,
     while not said:
         assert shipper._thread.is_alive()
     proxy.fault = lambda request: None
-    shipper.close()
+    shipper.close(60)
     assert len(said) == 1 and "do not arrive" in said[0]
     assert place.at("run/log/0001-a/metrics.jsonl.000000").read_text() == lines(1, 2)
 

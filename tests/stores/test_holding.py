@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
-from cloze.launch.cli import main, parse
+from cloze.launch.checkpoint.transfer import StoreThread
+from cloze.launch.cli import SAID_SECONDS, main, parse
 from cloze.launch.config import CheckpointConfig
 from cloze.launch.finetune.command import finetune
 from cloze.launch.run.stored import scratch_of, stored
@@ -73,6 +76,39 @@ def test_scratch_of_runs_and_machines_differs(bucket, monkeypatch):
     assert scratch_of(place, "/scratch") != one
 
 
+def test_an_error_is_said_though_the_store_is_silent(config, proxy, request):
+    """Other processes wait so long with theirs, and torchrun ends this one when they have left."""
+    ended = threading.Event()
+    request.addfinalizer(ended.set)
+    with pytest.raises(UserError, match="^the loss is infinite$"), stored(config, Environment(), Console()) as (_, run):
+        (run.folder / "status.json").write_text("{}")  # is still to be sent
+        proxy.fault = lambda _: ended.wait() and None
+        began = time.monotonic()
+        raise UserError("the loss is infinite")
+    assert time.monotonic() - began < SAID_SECONDS
+
+
+def test_what_the_end_of_a_process_cuts_short_says_nothing(monkeypatch):
+    """As the interpreter does, which starts no thread for the parts of an upload any more."""
+    told, ended, left = [], threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", told.append)
+
+    def work(begun: threading.Event) -> None:
+        begun.set()
+        left.wait()
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    for expected in (1, 0):  # while it is not ended it is a bug, and told
+        begun, told[:] = threading.Event(), []
+        thread = StoreThread(ended)
+        thread.submit(lambda begun=begun: work(begun))
+        begun.wait()
+        left.set()
+        thread._thread.join()
+        assert len(told) == expected and bool(thread.failure) == bool(expected)
+        ended.set()
+
+
 def test_a_folder_stays_one(tmp_path):
     config = parse("pretrain", ["--data", "x", "--output", str(tmp_path / "run"), "--train.max_steps", "4"])
     with stored(config, Environment(), Console()) as (same, run):
@@ -80,10 +116,20 @@ def test_a_folder_stays_one(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_local_checkpoints_are_those_of_a_run_in_a_store(tmp_path):
+    given = ["--data", "x", "--output", str(tmp_path / "run"), "--train.max_steps", "4", "--checkpoint.local", "2"]
+    config = parse("pretrain", [*given, "--checkpoint.every_steps", "4"])
+    with pytest.raises(UserError, match="^checkpoint.local: found 2 with the folder .*/run as output"):
+        with stored(config, Environment(), Console()):
+            raise AssertionError("it was taken")
+    with pytest.raises(UserError, match="checkpoint.local: found 2, expected a divisor of checkpoint.every_steps = 5"):
+        parse("pretrain", [*given, "--checkpoint.every_steps", "5"])
+
+
 def test_what_takes_folders_alone_says_so(capsys):
     tuning = parse("finetune", ["classification", "--model", "tiny", "--train_file", "x.csv", "--validation", "y.csv",
-                                "--output", "s3://bucket/own"])
-    with pytest.raises(UserError, match="output: found s3://bucket/own, expected a folder"):
+                                "--output", "s3://bucket/own", "--seeds", "2"])
+    with pytest.raises(UserError, match="output: found s3://bucket/own with several runs"):
         finetune(tuning, Environment())
     assert main(["doctor", "--output", "s3://bucket/own"]) == 2
     assert "output: found s3://bucket/own, expected a folder" in capsys.readouterr().err

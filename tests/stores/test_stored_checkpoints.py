@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import threading
 from types import SimpleNamespace
@@ -11,11 +12,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cloze.launch.checkpoint.state import describe
+from cloze.launch.checkpoint.fetching import Files
+from cloze.launch.checkpoint.scratch import ATTEMPT, WHOLE, Found, whole_on_all
+from cloze.launch.checkpoint.state import describe, hash_of_files
 from cloze.launch.checkpoint.stored import StoredCheckpoints
 from cloze.launch.run.commits import CommitLog
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import to_place
 
 CPU = torch.device("cpu")
@@ -44,7 +48,9 @@ def start(bucket, tmp_path):
         distributed.shutdown()
 
 
-def write(checkpoints: StoredCheckpoints, step: int, best: int = -1, files=FILES, world_size: int = 1) -> tuple:
+def write(checkpoints: StoredCheckpoints, step: int, best: int = -1, files=FILES, world_size: int = 1,
+          others: Files | None = None) -> tuple:
+    """others: the files of other machines."""
     folder, found = checkpoints.path(step), {}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -52,15 +58,17 @@ def write(checkpoints: StoredCheckpoints, step: int, best: int = -1, files=FILES
         data = f"{step} {name}".encode()
         (folder / name).write_bytes(data)
         found[name] = len(data), hashlib.sha256(data).hexdigest()
-    state = {"step": step, "best_step": best, "world_size": world_size, "zero_stage": 1}
+    state = {"step": step, "best_step": best, "world_size": world_size, "zero_stage": 1,
+             ATTEMPT: checkpoints._run.attempt, WHOLE: hash_of_files(found | (others or {}))}
     describe(folder, found, state)
     return found, state
 
 
-def publish(checkpoints: StoredCheckpoints, step: int, best: int = -1) -> None:
+def publish(checkpoints: StoredCheckpoints, step: int, best: int = -1, local: bool = False) -> None:
     """As the manager does when all ranks have written."""
     found, state = write(checkpoints, step, best)
-    checkpoints._published(step, [json.dumps(found)], state)
+    checkpoints._published(step, [json.dumps(found)], state, local)
+    checkpoints._good.add(step)
     checkpoints._best = {best}
 
 
@@ -119,8 +127,73 @@ def test_a_start_that_wakes_removes_nothing_of_a_later_one(start):
 def test_a_part_of_a_run_on_several_machines_is_no_whole_checkpoint(start):
     checkpoints = start("one")
     checkpoints.environment = Environment(0, 0, 2)
-    checkpoints._machine = [0, 1]
-    write(checkpoints, 60, files=("rank-00001.pt", "mp_rank_00_model_states.pt"), world_size=2)
+    checkpoints._machines, checkpoints._machine = [[0, 1]], [0, 1]
+    write(checkpoints, 60, files=("rank-00001.pt", "mp_rank_00_model_states.pt"), world_size=2,
+          others={"rank-00000.pt": (1, "0" * 64)})
     assert checkpoints._agree_on_scratch() is None
     write(checkpoints, 60, files=("rank-00000.pt", "rank-00001.pt"), world_size=2)
     assert checkpoints._agree_on_scratch() == 60
+
+
+def test_scratch_has_the_last_local_one_and_the_store_what_is_for_it(start):
+    checkpoints = start("one")
+    for step in (10, 11, 12):
+        publish(checkpoints, step, local=step != 10)
+        checkpoints._begin_upload()
+        checkpoints.retire(-1)
+    settle(checkpoints)
+    checkpoints.retire(-1)
+    assert checkpoints.steps() == [10]
+    assert {path.name for path in checkpoints.folder.iterdir()} == {"step-00000010", "step-00000012"}
+    checkpoints.finish(None, lambda: None)  # a run that ends leaves its last one in the store
+    assert checkpoints.steps() == [10, 12]
+
+
+def test_of_scratch_and_store_the_newer_one_is_taken_and_none_that_the_run_has_gone_on_without(start):
+    first = start("one")
+    publish(first, 10)
+    settle(first)
+    publish(first, 14, local=True)
+    again = start("one")
+    assert again.agree_on_latest() == 14 and again.state(14)[ATTEMPT].startswith("0001-")
+    elsewhere = start("two")  # another machine, which does not know of it
+    assert elsewhere.agree_on_latest() == 10
+    publish(elsewhere, 12)
+    settle(elsewhere)
+    back = start("one")
+    assert back.agree_on_latest() == 12
+    publish(back, 13, local=True)
+    back.retire(-1)  # what the run has not gone on from is not the newest of anything
+    assert 14 not in [int(path.name[5:]) for path in back.folder.iterdir()]
+    assert start("one").agree_on_latest() == 13
+
+
+def test_checkpoints_of_a_run_of_which_the_store_has_nothing(start):
+    """Its objects were removed: whether scratch is to go too, only its owner knows."""
+    first = start("one")
+    publish(first, 10)
+    settle(first)
+    place = first._run.place
+    place.client.delete([each.key for each in place.objects()])
+    second = start("one")
+    with pytest.raises(UserError, match=f"^checkpoint.scratch: found checkpoints in {re.escape(str(second.folder))}"):
+        second.agree_on_latest()
+
+
+def test_only_what_all_machines_have_of_one_checkpoint_is_whole():
+    def found(step: int, *names: str, whole: str = "") -> Found:
+        return Found(step, whole, {name: (1, f"{step} {name}") for name in names})
+
+    a, b, shared = "rank-00000.pt", "rank-00001.pt", "mp_rank_00_model_states.pt"
+    whole = {step: hash_of_files(found(step, a, b, shared).files) for step in (4, 5)}
+    one, other = found(5, a, shared, whole=whole[5]), found(5, b, whole=whole[5])
+    older = [found(4, a, shared, whole=whole[4]), found(4, b, whole=whole[4])]
+    machines = [[0], [1]]
+    assert whole_on_all([[one, older[0]], [other, older[1]]], machines) == [one, other]
+    assert whole_on_all([[one, older[0]], [older[1]]], machines) == older
+    assert whole_on_all([[one], [older[1]]], machines) is None
+    # Of the same step, of another start that has gone another way.
+    assert whole_on_all([[one], [found(5, b, whole="another")]], machines) is None
+    # The machines have changed places.
+    assert whole_on_all([[other], [one]], machines) is None
+    assert whole_on_all([[one, older[0]], []], machines) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -12,14 +11,21 @@ import pytest
 
 from cloze.launch.checkpoint import fetch_run
 from cloze.launch.cli import main
-from cloze.launch.run.runs import read_metrics
-from cloze.launch.run.segments import LogReader
 from cloze.pipeline.stores.places import to_place
-from cloze.pipeline.stores.scratch import scratch_folder
 from tests.launching import assert_same_weights, children, finish, kill_all, train, weights
 from tests.stores.conftest import ENVIRONMENT
 from tests.stores.server import BUSY, first, slow
-from tests.stores.stored_runs import Machine, committed, finish_all, start_on, train_on, wait_until
+from tests.stores.stored_runs import (
+    Machine,
+    assert_nothing_but_what_counts,
+    committed,
+    finish_all,
+    keys,
+    read_log,
+    start_on,
+    train_on,
+    wait_until,
+)
 from tests.synthetic import make_shards
 
 STEPS = 16
@@ -49,20 +55,6 @@ def machines(tmp_path):
         return made[-count:]
 
     return more
-
-
-def keys(output: str) -> list[str]:
-    """All objects of a run, by their names below it."""
-    place = to_place(output)
-    return [each.key[len(place.key) + 1 :] for each in place.objects()]
-
-
-def assert_nothing_but_what_counts(output: str) -> None:
-    """That the store has no file of a checkpoint that does not count."""
-    commits = json.loads((to_place(output) / "checkpoints/commits.json").read_bytes())["commits"]
-    counted = {f"step-{int(step):08d}/{commit['folder']}" for step, commit in commits.items()}
-    found = {"/".join(key.split("/")[1:3]) for key in keys(output) if key.startswith("checkpoints/step-")}
-    assert found == counted
 
 
 def assert_no_secrets(output: str, printed: str) -> None:
@@ -149,13 +141,6 @@ def test_a_store_that_is_away_for_a_while_and_for_good(data, machines, bucket, p
     assert steps == list(range(1, 13))
 
 
-def read_log(output: str) -> list[dict]:
-    """The lines of a run's metrics.jsonl, as they arrived."""
-    folder = scratch_folder()
-    LogReader(to_place(output)).write(folder)
-    return read_metrics(folder)
-
-
 def test_the_newest_checkpoint_wins_where_uploads_lag(data, machines, bucket, proxy, capsys):
     output = f"{bucket}/own"
     late = slow(1.0)
@@ -180,6 +165,56 @@ def test_the_newest_checkpoint_wins_where_uploads_lag(data, machines, bucket, pr
     assert f"exported step 12 of {output} to {export}" in capsys.readouterr().out
     assert main(["status", f"{output}-none"]) == 2
     assert f"{output}-none: found no run there" in capsys.readouterr().err
+
+
+def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed, machines, bucket, proxy):
+    """With a checkpoint in every step on scratch and one in eight in the store. What all processes need is on the first
+    machine's disk alone."""
+    output, two = f"{bucket}/own", machines(2)
+    run = (*RUN[:2], "--zero.stage", "1", "--checkpoint.every_steps", "8", "--checkpoint.local", "1")
+
+    def last(machine: Machine) -> int:
+        found = machine.folder.glob("cache/cloze/runs/*/checkpoints/step-*[0-9]")
+        return max((int(path.name[5:]) for path in found), default=0)
+
+    def killed(at: int) -> tuple[str, int]:
+        """Killed when both have that step; what was printed, and the last step that both have."""
+        processes = start_on(two, data, output, *run, step_seconds=0.3)
+        wait_until(lambda: min(map(last, two)) >= at, processes[0])
+        for process in processes:
+            kill_all(process)
+        return finish(processes[0], None), min(map(last, two))
+
+    _, both = killed(11)
+    assert committed(output) == [8]
+    proxy.requests.clear()
+    printed, _ = killed(both + 1)
+    assert f"step {both} lies on the scratch of 2 machines" in printed and f"resumed from step {both} of" in printed
+    assert not any(request.method == "GET" and "/step-" in request.path for request in proxy.requests)
+    (two[1],) = machines(1)
+    newest = committed(output)[-1]
+    printed = finish_all(start_on(two, data, output, *run))
+    assert "scratch" not in printed and f"resumed from step {newest} of" in printed
+    assert_nothing_but_what_counts(output)
+    assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
+
+
+@pytest.mark.slow
+def test_moments_of_another_number_of_processes_are_converted_on_each_machine(data, machines, bucket, tmp_path):
+    """The run that they come from lies where each machine sees it, in a folder or in the store; what is made of it does
+    not."""
+    run = ("--zero.stage", "1", "--train.max_steps", "4")
+    moments = (*run, "--init_optimizer", "true", "--init_from")
+    train(data, tmp_path / "source", *run)
+    train(data, tmp_path / "shared", *moments, str(tmp_path / "source"), processes=2)
+    train_on(*machines(1), data, f"{bucket}/source", *run)
+    for number, source in enumerate((str(tmp_path / "source"), f"{bucket}/source")):
+        two, output = machines(2), f"{bucket}/own-{number}"
+        printed = finish_all(start_on(two, data, output, *moments, source))
+        assert f"step 4 of {source} was saved by another number of processes: converting it" in printed
+        assert "taken, of 4 steps" in printed
+        assert_same_weights(weights(fetch_run(to_place(output))), weights(tmp_path / "shared"))
+        assert not [path for machine in two for path in machine.folder.rglob("step-*")]
 
 
 def send(processes: list[int], number: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -29,7 +31,7 @@ def build_optimizer(
         UserError: DeepSpeed's kernel was chosen and cannot be built.
     """
     groups = parameter_groups(model, config)
-    common = {"lr": learning_rate, "betas": tuple(config.betas), "eps": config.eps}
+    common: dict[str, Any] = {"lr": learning_rate, "betas": tuple(config.betas), "eps": config.eps}
     if config.implementation == "deepspeed":
         on_cpu = states_on_cpu or next(model.parameters()).device.type == "cpu"
         return deepspeed_adam(groups, on_cpu, bias_correction=config.bias_correction, **common)

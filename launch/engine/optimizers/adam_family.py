@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 
 @contextlib.contextmanager
@@ -41,12 +43,12 @@ class AdamFamily(Optimizer):
     _step_supports_amp_scaling = True  # torch's word for: `step` obeys `found_inf` by itself
     found_inf: Tensor | None = None
 
-    def __init__(self, params, *, lr: float, betas: tuple[float, float], eps: float, **more) -> None:
+    def __init__(self, params: ParamsT, *, lr: float, betas: tuple[float, float], eps: float, **more: Any) -> None:
         # fused: by it torch and DeepSpeed put a loaded `step` on the parameter's device.
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True, **more})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one of two
         """Update every parameter that has a gradient; `closure` as torch.optim defines it."""
         loss = None
         if closure is not None:
@@ -79,7 +81,8 @@ class AdamFamily(Optimizer):
         """
         raise NotImplementedError
 
-    def _fused(self, group: dict, params, gradients, means, squares, steps, *, lr: float, weight_decay: float) -> None:
+    def _fused(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
+               squares: list[Tensor], steps: list[Tensor], *, lr: float, weight_decay: float) -> None:
         """torch's AdamW, one pass over all tensors; it skips by itself."""
         beta1, beta2 = group["betas"]
         torch._fused_adamw_(params, gradients, means, squares, [], steps, lr=lr, beta1=beta1, beta2=beta2,
@@ -99,7 +102,8 @@ class UncorrectedAdamW(AdamFamily):
     In the first steps both moments are too small; their quotient makes the steps larger than corrected ones.
     """
 
-    def move(self, group, params, gradients, means, squares, steps) -> None:
+    def move(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
+             squares: list[Tensor], steps: list[Tensor]) -> None:
         steps = [_forever(params[0].device)] * len(params)
         self._fused(group, params, gradients, means, squares, steps, lr=group["lr"], weight_decay=group["weight_decay"])
 
@@ -113,12 +117,13 @@ class Lamb(AdamFamily):
     share one scale, as in DeepSpeed's BERT.
     """
 
-    def __init__(self, params, *, bias_correction: bool = True, min_ratio: float = 0.0,
-                 max_ratio: float = float("inf"), adapt_undecayed: bool = True, **common) -> None:
+    def __init__(self, params: ParamsT, *, bias_correction: bool = True, min_ratio: float = 0.0,
+                 max_ratio: float = float("inf"), adapt_undecayed: bool = True, **common: Any) -> None:
         super().__init__(params, bias_correction=bias_correction, min_ratio=min_ratio, max_ratio=max_ratio,
                          adapt_undecayed=adapt_undecayed, **common)
 
-    def move(self, group, params, gradients, means, squares, steps) -> None:
+    def move(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
+             squares: list[Tensor], steps: list[Tensor]) -> None:
         if not group["bias_correction"]:
             steps = [_forever(params[0].device)] * len(params)
         updates = [torch.zeros_like(p) for p in params]  # from 0 and at rate 1, AdamW's step is minus Adam's update
@@ -143,7 +148,8 @@ class StableAdamW(AdamFamily):
     that the moments need no correction.
     """
 
-    def move(self, group, params, gradients, means, squares, steps) -> None:
+    def move(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
+             squares: list[Tensor], steps: list[Tensor]) -> None:
         with undone(self.found_inf, [*params, *means, *squares], gradients):
             step = steps[0].double().clamp_min(1.0)  # 0 after nothing but skipped steps
             beta1, beta2 = (((beta - beta**step) / (1 - beta**step)).float() for beta in group["betas"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from typing import Any
 
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
@@ -11,7 +12,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from cloze.pipeline.errors import UserError
 
 
-def deepspeed_adam(groups: list[dict], on_cpu: bool, *, bias_correction: bool, **common) -> torch.optim.Optimizer:
+def deepspeed_adam(groups: list[dict], on_cpu: bool, *, bias_correction: bool, **common: Any) -> torch.optim.Optimizer:
     """DeepSpeedCPUAdam (needs g++) or FusedAdam (needs the CUDA toolkit of torch's version); both need ninja.
 
     Raises:

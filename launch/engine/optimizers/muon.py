@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.optim import AdamW, Muon, Optimizer
 
@@ -30,7 +33,7 @@ class MuonWithAdamW(Optimizer):
         super().__init__([group for inner in self.inner.values() for group in inner.param_groups], {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one of two
         """Update every parameter that has a gradient; `closure` as torch.optim defines it."""
         loss = None
         if closure is not None:
@@ -40,10 +43,11 @@ class MuonWithAdamW(Optimizer):
             # Given anew each time: loading a state makes new groups and states.
             inner.param_groups = [group for group in self.param_groups if group["muon"] == muon]
             inner.state = self.state
-            if muon:
+            if isinstance(inner, Muon):
                 self._step_muon(inner)
             else:
-                inner.found_inf = self.found_inf
+                fused: Any = inner  # torch's types say nothing of what it skips by
+                fused.found_inf = self.found_inf
                 inner.step()
         return loss
 
@@ -51,5 +55,5 @@ class MuonWithAdamW(Optimizer):
         """torch's Muon knows no `found_inf`."""
         params = [p for group in inner.param_groups for p in group["params"] if p.grad is not None]
         momenta = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
-        with undone(self.found_inf, [*params, *momenta], [p.grad for p in params]):
+        with undone(self.found_inf, [*params, *momenta], [p.grad for p in params if p.grad is not None]):
             inner.step()

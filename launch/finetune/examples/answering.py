@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,18 +87,19 @@ class AnswerExamples(Examples):
     def _build(self, tokenizer: Tokenizer, texts: list[np.ndarray], config: FinetuneConfig, path: str
                ) -> tuple[list[Window], Sequences, int]:
         special, longest = tokenizer.special_tokens, config.max_query_tokens
+        length, step = config.lengths
         flat, bounds = tokenizer.encode_batch([question.text for question in self._questions])
         made, parts, starts, cut = [], [], [], 0
         for number, question in enumerate(self._questions):
             asked = flat[bounds[number] : bounds[number + 1]].astype(np.int64)
             cut += len(asked) > longest
             asked = asked[:longest]
-            room = config.max_length - len(asked) - 3
-            if room < config.window_step:
+            room = length - len(asked) - 3
+            if room < step:
                 raise UserError(f"window_step: found {config.window_step}, expected at most {room}, the tokens that "
                                 f"question {question.id} of {path} leaves of max_length {config.max_length}; lower it "
                                 "or raise --max_length, lest tokens between two windows be in none")
-            for first, end in windows(len(texts[question.context]), room, config.window_step):
+            for first, end in windows(len(texts[question.context]), room, step):
                 begins = len(asked) + 2
                 made.append(Window(number, first, end - first, begins))
                 parts.append(np.concatenate([
@@ -163,7 +165,7 @@ class AnswerExamples(Examples):
         starts, ends = torch.from_numpy(self._positions[units]).unbind(1)
         return {"start_positions": starts, "end_positions": ends}
 
-    def outputs(self, output) -> torch.Tensor:
+    def outputs(self, output: Any) -> torch.Tensor:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
 
     def places(self, units: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +41,11 @@ class Examples(ABC):
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self.lengths.max())
+
     @abstractmethod
     def batch(self, units: np.ndarray) -> dict:
         """What forward takes of some units, without anything to predict."""
@@ -49,7 +55,7 @@ class Examples(ABC):
         """What forward takes beside, so that it gives losses; only if `labelled`."""
 
     @abstractmethod
-    def outputs(self, output) -> torch.Tensor:
+    def outputs(self, output: Any) -> torch.Tensor:
         """Rows of outputs of a forward: (rows, width)."""
 
     @abstractmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch.nn import functional
@@ -24,7 +26,7 @@ class ChoiceExamples(Examples):
     """
 
     def __init__(self, table: Table, task: Task, shared: tuple[str, ...], choices: tuple[str, ...], target: str,
-                 labels: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation) -> None:
+                 labels: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation | None) -> None:
         prefix = (task.choice_prefix,) if task.choice_prefix else ()
         table.need((*shared, *prefix, *choices), "text_columns")
         self.name, self._rows, self._labels = table.path.name.split(".")[0], table.rows, labels
@@ -32,6 +34,7 @@ class ChoiceExamples(Examples):
         first = [" ".join(text_of(row, column) for column in shared) for row in table.rows for _ in choices]
         second = [" ".join(text_of(row, column) for column in (*prefix, choice))
                   for row in table.rows for choice in choices]
+        assert truncation is not None, "only texts are read in pieces"
         self._sequences, cut = build_sequences(tokenizer, first, second, truncation)
         self.num_places, self.width = len(table.rows), len(choices)
         self.lengths = self._sequences.lengths.reshape(-1, self.width).sum(1)
@@ -40,6 +43,10 @@ class ChoiceExamples(Examples):
             self._true = np.array([number_of(row, label_of(row, target), labels) for row in table.rows])
         self.measured = "accuracy"
         self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"
+
+    @property
+    def longest(self) -> int:
+        return int(self._sequences.lengths.max())
 
     def batch(self, units: np.ndarray) -> dict:
         return self._sequences.batch(self.feature_rows(units), self.segments) | {"num_choices": self.width}
@@ -50,7 +57,7 @@ class ChoiceExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return {"labels": torch.from_numpy(self._true[units])}
 
-    def outputs(self, output) -> torch.Tensor:
+    def outputs(self, output: Any) -> torch.Tensor:
         return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:

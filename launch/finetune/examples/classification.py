@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 _UNKNOWN = (None, "", -1, "-1")
 
 
-def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: str) -> HeadConfig:
+def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str],
+              pooling: Literal["pooler", "cls", "mean", "max"]) -> HeadConfig:
     """Labels as listed, as the task knows them, or as the training file holds them.
 
     Raises:
@@ -90,24 +92,26 @@ class TextExamples(Examples):
         self._texts, self._columns = texts, targets
         sides = [[text_of(row, column) for row in table.rows] for column in texts]
         if head.pieces == "none":
+            assert truncation is not None, "only pieces are not cut"
             pairs = sides[1] if len(sides) > 1 else None
             self._sequences, cut = build_sequences(tokenizer, sides[0], pairs, truncation)
-            self._of_row = np.arange(len(table.rows) + 1)
+            self._of_row, said = np.arange(len(table.rows) + 1), str(cut)
         else:
             self._sequences, self._of_row = build_pieces(tokenizer, sides[0], head.piece_length, head.piece_step)
-            cut = f"{len(self._sequences):,} pieces, none cut"
+            said = f"{len(self._sequences):,} pieces, none cut"
         self.lengths = np.diff(self._sequences.offsets[self._of_row])
         self.num_places, self.width = len(table.rows), head.num_outputs
         self.labelled = has_labels(table, targets)
-        self._true = self._read_targets() if self.labelled else None
+        self._true = self._read_targets() if self.labelled else np.empty(0)
         self.measured = self._meanings()
         left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
-        self.facts = f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {cut}{left_out}"
+        self.facts = (f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}"
+                      f"{left_out}")
 
     def _read_targets(self) -> np.ndarray:
         problem = self._head.problem
         if problem == "regression":
-            return np.array([[_number(row, column) for column in self._columns] for row in self._rows])
+            return np.array([[number_in(row, column) for column in self._columns] for row in self._rows])
         if problem == "columns":
             return np.array([[number_of(row, label_of(row, name), labels, "mend the row")
                               for name, labels in self._head.columns] for row in self._rows])
@@ -147,7 +151,7 @@ class TextExamples(Examples):
         return {"labels": torch.from_numpy(true if self._head.problem in ("single_label", "columns")
                                            else true.astype(np.float32))}
 
-    def outputs(self, output) -> torch.Tensor:
+    def outputs(self, output: Any) -> torch.Tensor:
         return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:
@@ -175,9 +179,9 @@ class TextExamples(Examples):
             return values | scoring.measure(self._task.metrics, true, guesses)
         if len(self._columns) == 1:
             return values | scoring.measure(self._task.metrics, true[:, 0], guesses[:, 0])
-        each = [scoring.measure(self._task.metrics, true[:, n], guesses[:, n]) for n in range(len(self._columns))]
-        means = {name: float(np.mean([part[name] for part in each])) for name in self._task.metrics}
-        return values | means | {f"{name}_{column}": value for column, part in zip(self._columns, each, strict=True)
+        parts = [scoring.measure(self._task.metrics, true[:, n], guesses[:, n]) for n in range(len(self._columns))]
+        means = {name: float(np.mean([part[name] for part in parts])) for name in self._task.metrics}
+        return values | means | {f"{name}_{column}": value for column, part in zip(self._columns, parts, strict=True)
                                  for name, value in part.items()}
 
     def majority(self) -> dict[str, float]:
@@ -209,7 +213,7 @@ class TextExamples(Examples):
             described.append(entry)
         return described
 
-    def _named(self, numbers) -> object:
+    def _named(self, numbers: Any) -> object:
         """Labels of numbers as `_guesses` gives them for one example."""
         head = self._head
         if head.problem == "single_label":
@@ -228,7 +232,7 @@ class TextExamples(Examples):
             return {"prediction": prediction}
         if head.problem == "columns":
             parts = zip(head.columns, self._split(scores[None]), strict=True)
-            chances = {name: _chances(part[0], labels) for (name, labels), part in parts}
+            chances: dict[str, Any] = {name: _chances(part[0], labels) for (name, labels), part in parts}
         elif head.problem == "multi_label":
             values = torch.from_numpy(scores).double().sigmoid().tolist()
             chances = dict(zip(head.labels, values, strict=True))
@@ -268,10 +272,11 @@ def label_of(row: Row, column: str) -> str:
     return str(value)
 
 
-def _number(row: Row, column: str) -> float:
+def number_in(row: Row, column: str) -> float:
+    """The number in a column. Raises UserError, with the row, if there is none."""
     try:
-        number = float(row.values.get(column))
-    except (TypeError, ValueError):
+        number = float(row.values[column])
+    except (KeyError, TypeError, ValueError):
         number = float("nan")
     if not np.isfinite(number):
         raise UserError(f"{row.place}: found {row.values.get(column)!r} in column {column!r}, expected a number; "

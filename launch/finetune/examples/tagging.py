@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,9 @@ def read_conll(path: str | Path) -> Sentences:
         UserError: a line has another number of fields than the first one.
     """
     path = Path(path)
-    fields_of, lines, ends = [], [], [0]
+    fields_of: list[list[str]] = []
+    lines: list[int] = []
+    ends = [0]
     separator = None
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
@@ -179,13 +182,13 @@ class TagExamples(Examples):
         return [word if number in begins else f" {word}" for number, word in enumerate(self._sentences.words)]
 
     def _numbers(self) -> np.ndarray:
-        labels = {label: number for number, label in enumerate(self._head.labels)}
-        for line, tag in zip(self._sentences.lines, self._sentences.tags, strict=True):
+        labels, tags = {label: number for number, label in enumerate(self._head.labels)}, self._sentences.tags or []
+        for line, tag in zip(self._sentences.lines, tags, strict=True):
             if tag not in labels:
                 raise UserError(f"{self._sentences.path}: row {line}: found the label {tag!r}, expected one of the "
                                 f"{len(labels)} of the training set: {', '.join(labels)}; mend the row, or list all "
                                 "labels with --labels")
-        return np.array([labels[tag] for tag in self._sentences.tags])
+        return np.array([labels[tag] for tag in tags])
 
     def batch(self, units: np.ndarray) -> dict:
         return self._sequences.batch(units, self.segments)
@@ -193,7 +196,7 @@ class TagExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return {"labels": torch.from_numpy(self._labels[self._sequences.tokens(units)])}
 
-    def outputs(self, output) -> torch.Tensor:
+    def outputs(self, output: Any) -> torch.Tensor:
         return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:

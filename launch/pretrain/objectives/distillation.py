@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
-from cloze.launch.pretrain.objectives.masked import MaskedTokens
+from cloze.launch.pretrain.objectives.masked import MaskedTokens, is_real
 from cloze.launch.pretrain.objectives.objective import Term, check_option, flops_of
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.run import runs
@@ -36,21 +36,17 @@ class StudentOutput(NamedTuple):
     """(T,) fp32: 1 - cosine of the last hidden states; 0 where all labels of the micro-batch are missing, a filler."""
 
 
-def _is_real(labels: Tensor) -> Tensor:
-    """bool (): whether a micro-batch is no filler of an evaluation, which has labels and none that counts."""
-    return (labels != NO_LABEL).any() | (labels.numel() == 0)
-
-
 class Student(BertForPreTraining):
     """BERT that is shown its teacher in each forward with labels. The teacher is no part of it: neither trained nor
     kept in checkpoints."""
 
-    def __init__(self, config: BertConfig, teacher: nn.Module, temperature: float, **options) -> None:
+    def __init__(self, config: BertConfig, teacher: nn.Module, temperature: float, **options: Any) -> None:
         super().__init__(config, **options)
         self._teacher, self._temperature = (teacher,), temperature  # in a tuple, where torch finds no module
 
-    def forward(self, *, masked_positions: Tensor | None = None, labels: Tensor | None = None,
-                dropout_seed: int | None = None, **inputs) -> PreTrainingOutput | StudentOutput:
+    def forward(self, *, masked_positions: Tensor | None = None,  # type: ignore[override]  # concatenated inputs alone
+                labels: Tensor | None = None, dropout_seed: int | None = None, **inputs: Any
+                ) -> PreTrainingOutput | StudentOutput:
         """Concatenated inputs as BertForPreTraining takes them; without labels what that returns."""
         if labels is None:
             return super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, **inputs)
@@ -62,12 +58,13 @@ class Student(BertForPreTraining):
         ours = super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, output_hidden_states=True,
                                **inputs)
         counted = labels != NO_LABEL
+        assert ours.prediction_logits is not None and ours.hidden_states is not None, "they were asked for"
         logits, wanted = ours.prediction_logits.float(), theirs.prediction_logits.float()
-        soft = nn.functional.kl_div(*((each / self._temperature).log_softmax(-1) for each in (logits, wanted)),
-                                    log_target=True, reduction="none").sum(-1) * self._temperature**2
+        said, taught = ((each / self._temperature).log_softmax(-1) for each in (logits, wanted))
+        soft = nn.functional.kl_div(said, taught, log_target=True, reduction="none").sum(-1) * self._temperature**2
         vectors, shown = ours.hidden_states[-1].float(), theirs.hidden_states[-1].float()
         cosine = vectors.new_zeros(len(vectors)) if vectors.shape != shown.shape else (
-            (1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * _is_real(labels))
+            (1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * is_real(labels))
         output = ours._replace(
             prediction_logits=None, hidden_states=None, num_masked=counted.sum(),
             mlm_losses=nn.functional.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none"),
@@ -137,8 +134,8 @@ class Distillation(MaskedTokens):
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
         """Those of masked tokens; masked tokens; tokens, of a filler none."""
         counted = micro_batch["labels"] != NO_LABEL
-        return super().divisors(micro_batch) | {"soft": counted.sum(), "cosine": _is_real(micro_batch["labels"])
-                                                * len(micro_batch["input_ids"])}
+        return {**super().divisors(micro_batch), "soft": counted.sum(),
+                "cosine": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"])}
 
     def terms(self, output: StudentOutput, micro_batch: dict) -> dict[str, Term]:
         """Two terms more, neither with hits."""

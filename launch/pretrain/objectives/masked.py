@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,9 +19,9 @@ class MaskedTokens(Objective):
     over samples of each sample's mean over its masked tokens.
     """
 
-    TERMS = ("mlm", "next_sentence")
+    TERMS: ClassVar[tuple[str, ...]] = ("mlm", "next_sentence")
 
-    def divisors(self, micro_batch: dict) -> dict[str, Tensor]:
+    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
         """Masked tokens, or samples that have some; and pairs."""
         masked = micro_batch["labels"] != NO_LABEL
         if self._by_samples:
@@ -29,7 +30,7 @@ class MaskedTokens(Objective):
         pairs = (micro_batch["next_sentence_label"] != NO_LABEL).sum(dtype=torch.float64)
         return {"mlm": masked.sum(dtype=torch.float64), "next_sentence": pairs}
 
-    def terms(self, output, micro_batch: dict) -> dict[str, Term]:
+    def terms(self, output: Any, micro_batch: dict) -> dict[str, Term]:
         """Args: output: a PreTrainingOutput."""
         weights = count = None
         if self._by_samples:
@@ -50,6 +51,11 @@ class MaskedTokens(Objective):
     @property
     def _by_samples(self) -> bool:
         return self.config.train.loss_reduction == "samples"
+
+
+def is_real(labels: Tensor) -> Tensor:
+    """bool (): whether a micro-batch is no filler of an evaluation, which has labels and none that counts."""
+    return (labels != NO_LABEL).any() | (labels.numel() == 0)
 
 
 def _masked_per_sample(micro_batch: dict) -> Tensor:

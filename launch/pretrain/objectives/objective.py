@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cloze.launch.config import PretrainConfig
-from cloze.model.bert import BertForPreTraining
+from cloze.model.bert import BertForPreTraining, BertPreTrained, PreTrainingOutput
 from cloze.model.config import BertConfig
 from cloze.model.flops import training_flops
 from cloze.pipeline.errors import UserError
@@ -28,7 +28,7 @@ class Term(NamedTuple):
     """bool: whether the model was right there; None: it is not that kind of loss."""
     weights: Tensor | None = None
     """Factors of the losses in what is minimised, not in the curves; None: 1."""
-    count: Tensor | None = None
+    count: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.count, which nobody calls
     """Losses that there are, (), for the means in the curves; None: as many as the divisor says."""
 
 
@@ -46,20 +46,26 @@ class Objective(ABC):
 
     TERMS: ClassVar[tuple[str, ...]]
     """Names of the terms. A term `x` has the curves `x_loss` and, if it has `correct`, `x_accuracy`."""
+    STEP_SEED: ClassVar[bool] = False
+    """Whether the model's forward takes a `step_seed` in training: 0 to 2^63 - 1, the same for all micro-batches of a
+    step on all ranks, for what is drawn by sample and not by how the batch is split."""
     NAMES: ClassVar[tuple[str, ...]]
     """What `sums` holds, in this order; made of TERMS."""
+    whole_batch: ClassVar[bool] = False
+    """Whether it is shown the outputs of all micro-batches (`see`) before the first backward: the sums above need
+    none."""
 
     def __init__(self, config: PretrainConfig) -> None:
         self.config = config
         self.weights: dict[str, float] = {}  # of terms in the loss; 1 for one that is not named
 
-    def __init_subclass__(cls, **options) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         terms = getattr(cls, "TERMS", ())
         cls.NAMES = ("loss", *(f"{term}_{sum}" for term in terms for sum in ("loss", "count", "correct")))
 
     @abstractmethod
-    def terms(self, output, micro_batch: dict) -> Mapping[str, Term]:
+    def terms(self, output: Any, micro_batch: dict) -> Mapping[str, Term]:
         """Each term of TERMS by its name.
 
         Args:
@@ -75,12 +81,12 @@ class Objective(ABC):
         and with those of the device for the curves, where a tensor need not be waited for. A sum of 0 counts as 1.
         """
 
-    def build_model(self) -> BertForPreTraining:
+    def build_model(self) -> BertPreTrained:
         """The model, whose weights are then drawn (`cloze.model.initialization`) and trained.
 
-        An override returns an instance of a subclass of BertForPreTraining: one that takes a micro-batch and a
-        `dropout_seed`, and without labels gives `prediction_logits`. Parameters that a subclass adds are trained and
-        kept in checkpoints; exports leave them out.
+        An override returns an instance of a subclass of BertForPreTraining, or of another BertPreTrained: one that
+        takes a micro-batch and a `dropout_seed`, and without labels gives `prediction_logits`. Parameters that a
+        subclass adds are trained and kept in checkpoints; exports leave them out.
         """
         train = self.config.train
         return BertForPreTraining(self.config.model, attention_kernel=train.attention_kernel,
@@ -91,7 +97,7 @@ class Objective(ABC):
         real lengths."""
         return flops_of(self.config.model, micro_batch)
 
-    def pretraining_output(self, output):
+    def pretraining_output(self, output: Any) -> PreTrainingOutput:
         """Of what the model has returned the masked-LM and next-sentence part, a PreTrainingOutput: for the curves of a
         mixture's sources. An objective whose model returns something else overrides it."""
         return output
@@ -105,7 +111,7 @@ class Objective(ABC):
         found = [self._named("divisors", self.divisors(micro_batch)) for micro_batch in micro_batches]
         return [float(sum(each[name] for each in found)) for name in self.TERMS]
 
-    def __call__(self, output, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, output: Any, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss (scalar), and its sums, float64 (len(NAMES),).
 
         Args:
@@ -165,12 +171,14 @@ def check_option(name: str, value: object, least: float, whole: bool = False) ->
         raise UserError(f"objective_options.{name}: found {value!r}, expected {kind} of at least {least:g}")
 
 
-def flops_of(model: BertConfig, micro_batch: dict) -> float:
-    """FLOPs of a model, forward and backward, for a micro-batch, from the real lengths."""
+def flops_of(model: BertConfig, micro_batch: dict, num_masked: int | None = None) -> float:
+    """FLOPs of a model, forward and backward, for a micro-batch, from the real lengths. num_masked: tokens of which the
+    vocabulary's scores are computed; None: all that have labels."""
     offsets = micro_batch["sequence_offsets"].long()
     lengths = offsets[1:] - offsets[:-1]
     sizes = int(offsets[-1]), int((lengths * lengths).sum())
-    return training_flops(model, sizes, len(micro_batch["labels"]), summed=True)
+    masked = len(micro_batch["labels"]) if num_masked is None else num_masked
+    return training_flops(model, sizes, masked, summed=True)
 
 
 def _number(value: Tensor | float, like: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ def spans(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class SpanBoundaryBert(BertForPreTraining):
     """BERT with a head that sees the two vectors around a span and a place in it."""
 
-    def __init__(self, config: BertConfig, longest: int, **options) -> None:
+    def __init__(self, config: BertConfig, longest: int, **options: Any) -> None:
         super().__init__(config, **options)
         width = config.hidden_size
         self.boundary_positions = nn.Embedding(longest, width)
@@ -52,11 +52,13 @@ class SpanBoundaryBert(BertForPreTraining):
             nn.Linear(width, width), nn.GELU(), encoder_norm(config),
         )
 
-    def forward(self, *, masked_positions: Tensor | None = None, labels: Tensor | None = None,
-                next_sentence_label: Tensor | None = None, **inputs) -> PreTrainingOutput | SpanOutput:
+    def forward(self, *, masked_positions: Tensor | None = None,  # type: ignore[override]  # concatenated inputs alone
+                labels: Tensor | None = None, next_sentence_label: Tensor | None = None, **inputs: Any
+                ) -> PreTrainingOutput | SpanOutput:
         """Concatenated inputs as BertForPreTraining takes them; without labels what that returns."""
         if labels is None:
             return super().forward(masked_positions=masked_positions, next_sentence_label=next_sentence_label, **inputs)
+        assert masked_positions is not None, "labels are of masked positions"
         before, after, places = spans(masked_positions)
         encoded, vectors = encode_masked(self.bert, torch.cat((masked_positions, before, after)), **inputs)
         hidden, left, right = vectors.tensor_split(3)

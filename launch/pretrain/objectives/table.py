@@ -10,12 +10,14 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.distillation import Distillation
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
 from cloze.launch.pretrain.objectives.objective import Objective
+from cloze.launch.pretrain.objectives.replaced_tokens import ReplacedTokens
 from cloze.launch.pretrain.objectives.span_boundary import SpanBoundary
 from cloze.launch.system.own_classes import make, own_class
 from cloze.pipeline.errors import UserError
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "masked": MaskedTokens, "span_boundary": SpanBoundary, "distillation": Distillation,
+    "replaced_tokens": ReplacedTokens,
 }
 
 
@@ -26,7 +28,7 @@ def make_objective(config: PretrainConfig) -> Objective:
         UserError: there is no such objective or class, it is none, lacks a method, or does not take the options.
     """
     if "." in config.objective:
-        kind = own_class("objective", config.objective, Objective, "TERMS")
+        kind = own_class("objective", config.objective, Objective, "TERMS")  # type: ignore[type-abstract]  # a base
     elif config.objective in OBJECTIVES:
         kind = OBJECTIVES[config.objective]
     else:

@@ -134,7 +134,7 @@ class Estimator:
         return ModelRun(
             self.config.model, on_gpu=not machine.is_cpu, has_flash=machine.has_flash,
             attention_kernel=train.attention_kernel, gradient_checkpointing=train.gradient_checkpointing,
-            weights=dtype if halved else torch.float32, autocast=None if halved else dtype,
+            weights=dtype if halved and dtype else torch.float32, autocast=None if halved else dtype,
         )
 
     @cached_property
@@ -148,13 +148,18 @@ class Estimator:
         config = replace(self.config.optimizer, implementation="torch")
         return trace_optimizer(self.config.model, partial(build_optimizer, config=config, learning_rate=1e-3))
 
+    @property
+    def _states(self) -> int:
+        """Bytes that are kept of all parameters beside them: the optimizer's, and the moving average."""
+        return self._optimizer[1] + (0 if self.config.ema.decay is None else 4 * self.parameters)
+
     def memory(self, stage: int, micro_batch_size: int) -> Memory:
         """The most that a process holds, with sequences of the greatest length."""
         trace = _micro_trace(self.run(stage), self.lengths.largest(micro_batch_size))
         zero = self.config.zero
         return memory(
             stage, self.parameters, self.cluster.processes, trace.peak_bytes, precision=self.config.train.precision,
-            states=self._optimizer[1], on_gpu=not self.cluster.machine.is_cpu,
+            states=self._states, on_gpu=not self.cluster.machine.is_cpu,
             offload_optimizer=zero.offload_optimizer, offload_parameters=zero.offload_parameters,
         )
 
@@ -164,7 +169,7 @@ class Estimator:
         computing = 0
         if stage in (1, 2):
             computing = 2 if weights_are_16_bit(self.config.train.precision, stage) else 4
-        return (4 + computing) * self.parameters + self._optimizer[1]
+        return (4 + computing) * self.parameters + self._states
 
     def fits(self, needed: Memory) -> bool:
         """Whether it leaves what `micro_batch_size: auto` leaves free."""
@@ -235,7 +240,7 @@ class Estimator:
             UserError: not even one sequence fits.
         """
         wished = self.config.train.micro_batch_size
-        if wished not in ("auto", None):
+        if isinstance(wished, int):
             return wished
         found = self.largest_micro_batch(stage)
         if found is None:

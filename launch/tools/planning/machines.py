@@ -80,6 +80,7 @@ def measured(device: torch.device, product: float, bandwidth: float, elements: f
         return Machine(name, product, bandwidth, memory_bytes, processors, "ampere", SUSTAINED, PCIE,
                        torch.cuda.get_device_capability(device) >= (8, 0), "measured")
     peak = devices.data_sheet_flops(device)
+    assert peak is not None, "it has a data sheet"
     return Machine(name, peak, bandwidth, memory_bytes, processors, sheet.architecture, SUSTAINED * product / peak,
                    sheet.link, sheet.has_flash, f"{sheet.source}; product and bandwidth measured here")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from cloze.launch.tools.planning.assumptions import (
@@ -143,7 +143,7 @@ class Cost:
 def cost(machine: Machine, trace: Trace, *, compiled: bool = False) -> Cost:
     """Of all kernels of a trace, one after another."""
     kernels = fuse(trace) if compiled else trace.kernels
-    by_kind: Counter = Counter()
+    by_kind: defaultdict[str, float] = defaultdict(float)
     for kernel in kernels:
         by_kind[kernel.kind.removesuffix("_backward")] += kernel_seconds(machine, kernel)
     count, device = sum(map(launches, kernels)), sum(by_kind.values())

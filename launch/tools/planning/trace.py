@@ -12,6 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ class _Recorder(TorchDispatchMode):
     def _free(self, size: int) -> None:
         self._held -= size
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -135,7 +136,7 @@ def _bytes(tensor: Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def _written(function, args: tuple) -> list[Tensor]:
+def _written(function: Any, args: tuple) -> list[Tensor]:
     return [leaf for argument, value in zip(function._schema.arguments, args, strict=False)
             if argument.alias_info is not None and argument.alias_info.is_write
             for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
@@ -149,7 +150,7 @@ _TILE = 128
 def _scores_seen(config: BertConfig, lengths: Sequence[int]) -> float:
     """Scores of one head that attention computes, of the mean layer, in whole tiles."""
     rounded = [-(-length // _TILE) * _TILE for length in lengths]
-    total = 0
+    total = 0.0
     for layer in range(config.num_hidden_layers):
         reach = config.local_attention_window + _TILE if config.attends_locally(layer) else math.inf
         total += sum(length * min(length, reach) for length in rounded)
@@ -178,7 +179,10 @@ class _OnGpu:
         self.dtype, self.dim = dtype, hidden.dim
 
 
-def efficient_sdpa(query, key, value, layout, bias, probability: float, dropout_seed: int | None):
+def efficient_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, layout: attention.Layout, bias: Tensor | None, probability: float,
+    dropout_seed: int | None,
+) -> tuple[Tensor, None]:
     """The kernel that torch's scaled dot product attention becomes on CUDA where there is a bias."""
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     if bias is not None:
@@ -192,13 +196,17 @@ def efficient_sdpa(query, key, value, layout, bias, probability: float, dropout_
 def _as_on_gpu(has_flash: bool) -> Iterator[None]:
     """Let the model do what it does on a GPU: the places where it asks for its device, answered for one."""
 
-    def select(name, config, hidden, *rest) -> str:
-        return choose(name, config, _OnGpu(hidden, hidden.dtype), *rest)
+    def select(name: str, config: BertConfig, hidden: Tensor, *rest: Any) -> str:
+        seen: Any = _OnGpu(hidden, hidden.dtype)
+        return choose(name, config, seen, *rest)
 
     choose = attention.select_kernel
     kept = (bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS,
             dropout._CHUNK_PAIRS)
-    bert.select_kernel, attention._has_flash = select, lambda device: has_flash
+    patched: Any = bert
+    patched.select_kernel = select
+    patched = attention
+    patched._has_flash = lambda device: has_flash
     attention.KERNELS["sdpa"] = efficient_sdpa
     for module, name in ((heads, "_CHUNK_ELEMENTS"), (dropout, "_CHUNK_PAIRS")):
         setattr(module, name, dict.fromkeys((False, True), getattr(module, name)[True]))
@@ -233,15 +241,15 @@ class Batch:
         def ids(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=torch.int64)
 
-        common = {"next_sentence_label": ids(count), "dropout_seed": 1}
+        common: dict[str, Any] = {"next_sentence_label": ids(count), "dropout_seed": 1}
         if self.padded:
             tokens = (count, longest)
             places = tokens if self.everywhere else (count, self.masked // count)
             common |= {"attention_mask": torch.empty(tokens, dtype=torch.bool), "labels": ids(*places)}
             return common | {"input_ids": ids(*tokens), "token_type_ids": ids(*tokens), "position_ids": ids(*tokens),
                              "masked_positions": None if self.everywhere else ids(*places)}
-        tokens = self.tokens
-        return common | {"input_ids": ids(tokens), "token_type_ids": ids(tokens), "position_ids": ids(tokens),
+        flat = self.tokens
+        return common | {"input_ids": ids(flat), "token_type_ids": ids(flat), "position_ids": ids(flat),
                          "max_sequence_length": longest, "masked_positions": ids(self.masked),
                          "labels": ids(self.masked)}
 

@@ -1,0 +1,38 @@
+"""What a fine-tuning for vectors of texts is told beside what every fine-tuning is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from cloze.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """The contrastive loss of the task embed, and the sizes of its vectors."""
+
+    temperature: float = 0.05
+    """What cosines are divided by before the softmax, above 0; 0.05: SimCSE's (Gao et al. 2021, arXiv 2104.08821),
+    which is the scale of 20 of sentence-transformers."""
+    symmetric: bool = False
+    """Whether each positive is also to find its anchor among all anchors of the batch; the loss is then the mean of
+    both directions."""
+    same_text_negatives: bool = False
+    """Whether a text of another row counts as a negative of a row that has the same text as its anchor or positive;
+    false: it is left out of that row's softmax."""
+    dimensions: list[int] = field(default_factory=list)
+    """Smaller sizes of the vectors, at least 1 each: their first so many numbers, as vectors of their own, have the
+    same loss, and the losses of all sizes are summed (Matryoshka; Kusupati et al. 2022, arXiv 2205.13147)."""
+    scored_columns: list[str] = field(default_factory=list)
+    """The two text columns of files with scores; empty: sentence1 and sentence2, or sentence_A and sentence_B, or the
+    first two of text_columns."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise UserError(f"embedding.temperature: found {self.temperature}, expected a number above 0")
+        if any(size < 1 for size in self.dimensions) or len(set(self.dimensions)) < len(self.dimensions):
+            raise UserError(f"embedding.dimensions: found {', '.join(map(str, self.dimensions))}, expected sizes of at "
+                            "least 1, each once")
+        if len(self.scored_columns) not in (0, 2):
+            raise UserError(f"embedding.scored_columns: found {', '.join(self.scored_columns)}, expected two columns")

@@ -1,0 +1,30 @@
+"""What may become of a field's value in the course of a run: metadata of the field, where the field is declared.
+
+A field without a mark shapes the result: a run goes on with another value only by `checkpoint.accept_changes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, get_type_hints
+
+_KEY = "in_a_run"
+FREE: Final = {_KEY: "free"}  # says where and how, not what: a run may go on with another value
+FIXED: Final = {_KEY: "fixed"}  # weights or states have its shape: no run can go on with another value
+
+
+def marked(config: Any, mark: dict[str, str]) -> list[str]:
+    """Dotted names of the fields of a dataclass, and of its sections, that have a mark; `section.` for a whole one,
+    whose fields then have no marks of their own."""
+    return list(_marked(config, mark, ""))
+
+
+def _marked(config: Any, mark: dict[str, str], prefix: str) -> Iterator[str]:
+    kinds = get_type_hints(config)
+    for field in fields(config):
+        section = is_dataclass(kinds[field.name])
+        if field.metadata.get(_KEY) == mark[_KEY]:
+            yield f"{prefix}{field.name}{'.' * section}"
+        elif section and _KEY not in field.metadata:
+            yield from _marked(kinds[field.name], mark, f"{prefix}{field.name}.")

@@ -1,0 +1,120 @@
+"""Contrastive learning: of all texts of a global batch each anchor is to find its own positive.
+
+The loss of one row needs the vectors of all rows, of all ranks and micro-batches. So a step has two passes (GradCache;
+Gao et al. 2021, arXiv 2101.06983): the first gives all vectors without their graph; of the loss over them, gathered
+from all ranks, come the gradients of the vectors; the second pass runs each micro-batch again, with the same dropout,
+and carries its vectors' gradients into the weights. The gradient is that of the whole global batch, however split.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cloze.launch.config import EmbeddingConfig
+from cloze.launch.system import distributed
+from cloze.model.sentences import SentenceOutput
+
+
+class ContrastiveObjective:
+    """Mean over the global batch's rows of the cross-entropy with which an anchor finds its positive, summed over the
+    sizes of the vectors (`contrastive_losses`).
+
+    Args:
+        config: temperature, direction and sizes.
+        group_size: texts of a row: the anchor, its positive, its hard negatives; the rows of a batch have their texts
+            one row after another.
+        rank: of this process.
+    """
+
+    # What `sums` holds, in this order.
+    NAMES = ("loss", "correct", "rows")
+    STEP_SEED = False  # nothing is drawn
+    whole_batch = True
+
+    def __init__(self, config: EmbeddingConfig, group_size: int, rank: int) -> None:
+        self._config, self._group_size, self._rank = config, group_size, rank
+        self._next: deque[tuple[Tensor, Tensor]] = deque()  # of each micro-batch: its vectors' gradients, its sums
+
+    def counts(self, micro_batches: Sequence[dict]) -> list[float]:
+        """Rows on this rank, to be summed over ranks before the first pass."""
+        return [float(sum(len(micro["texts"]) for micro in micro_batches) // self._group_size)]
+
+    def see(self, outputs: Sequence[SentenceOutput], totals: Tensor) -> None:
+        """Take the vectors of all micro-batches of this rank, as many rows as every other rank has. Collective.
+
+        Args:
+            outputs: of the first pass, in the order of the micro-batches.
+            totals: (1,) float64, the rows of the global batch.
+        """
+        sizes = [len(output.vectors) for output in outputs]
+        vectors = torch.cat([output.vectors.detach() for output in outputs])
+        texts = torch.cat([output.texts for output in outputs if output.texts is not None])  # each has them in training
+        first = self._rank * sum(sizes)
+        everything = distributed.gather(vectors).flatten(0, 1).requires_grad_()
+        everyone = distributed.gather(texts).flatten().view(-1, self._group_size)
+        own = slice(first // self._group_size, (first + sum(sizes)) // self._group_size)
+        groups = everything.unflatten(0, (-1, self._group_size))
+        widths = {*self._config.dimensions, groups.shape[-1]}
+        found = {width: contrastive_losses(groups[..., :width], everyone, own, self._config) for width in widths}
+        losses = torch.stack([losses for losses, _ in found.values()]).sum(0) / totals.clamp(min=1).float()
+        # This rank's rows are candidates of the other ranks' anchors: their gradients are the sum of all ranks'.
+        gradient, = torch.autograd.grad(losses.sum(), everything)
+        gradients = distributed.reduce_sum(gradient)[first: first + sum(sizes)].split(sizes)
+        rows = [size // self._group_size for size in sizes]
+        hits = found[groups.shape[-1]][1]
+        self._next = deque(
+            (part, torch.stack([share.sum(), hit.sum(), hit.new_tensor(len(hit))]).double())
+            for part, share, hit in zip(gradients, losses.detach().split(rows), hits.float().split(rows), strict=True))
+
+    def __call__(self, output: SentenceOutput, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
+        """What has, for the next micro-batch, the gradient of the global loss (scalar); and its sums, float64 (3,).
+
+        Args:
+            output: of the second pass, in the order of the first.
+        """
+        gradient, sums = self._next.popleft()
+        return (output.vectors * gradient).sum(), sums
+
+    def scalars(self, sums: list[float]) -> dict[str, float]:
+        """Share of the anchors whose positive is nearest."""
+        return {"accuracy": sums[1] / sums[2]} if sums[2] else {}
+
+
+def contrastive_losses(groups: Tensor, texts: Tensor, own: slice, config: EmbeddingConfig) -> tuple[Tensor, Tensor]:
+    """Losses of some rows of a global batch, (n,) fp32, and whether their positive has the largest cosine, (n,) bool.
+
+    -log softmax over the cosines of an anchor with the positives and hard negatives of all rows, over the temperature:
+    the multiple negatives ranking loss of sentence-transformers, whose scale is one over it; symmetric: the mean with
+    that of a positive with the anchors of all rows.
+
+    Args:
+        groups: (N, texts of a row, size): the vectors of all rows: anchor, positive, hard negatives.
+        texts: (N, texts of a row) int64, equal for equal texts.
+        own: the rows whose losses are asked for.
+    """
+    groups = functional.normalize(groups, dim=-1)
+    candidates, names = groups[:, 1:].transpose(0, 1).flatten(0, 1), texts[:, 1:].T.flatten()
+    right = torch.arange(own.start, own.stop, device=groups.device)
+    scores = groups[own, 0] @ candidates.T
+    if not config.same_text_negatives:
+        scores = _without_same_texts(scores, names, texts[own], right)
+    losses = functional.cross_entropy(scores / config.temperature, right, reduction="none")
+    if config.symmetric:
+        back = groups[own, 1] @ groups[:, 0].T
+        if not config.same_text_negatives:
+            back = _without_same_texts(back, texts[:, 0], texts[own], right)
+        losses = (losses + functional.cross_entropy(back / config.temperature, right, reduction="none")) / 2
+    return losses, scores.detach().argmax(1) == right
+
+
+def _without_same_texts(scores: Tensor, names: Tensor, texts: Tensor, right: Tensor) -> Tensor:
+    """Scores (n, candidates) with -inf where a candidate, but for the right one, has the text of the row's anchor or
+    positive: texts (n, texts of a row).
+    """
+    same = (names == texts[:, :1]) | (names == texts[:, 1:2])
+    return scores.masked_fill(same.scatter(1, right[:, None], False), -torch.inf)

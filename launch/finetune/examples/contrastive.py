@@ -1,0 +1,84 @@
+"""Rows of texts that belong together, to learn vectors from: an anchor, its positive, its hard negatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.classification import text_of
+from cloze.launch.texts.encoding import Truncation
+from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
+from cloze.launch.texts.tables import Table
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+def distinct_texts(table: Table, columns: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation
+                   ) -> tuple[list[str], np.ndarray, Sequences, Cut]:
+    """The different texts of some columns; which of them each row has in each column, (rows, columns) int64; the
+    sequence of each, and what did not fit.
+
+    Raises:
+        UserError: a column is missing, or holds something else than a text.
+    """
+    table.need(columns, "text_columns")
+    numbers: dict[str, int] = {}
+    found = np.array([[numbers.setdefault(text_of(row, column), len(numbers)) for column in columns]
+                      for row in table.rows])
+    texts = list(numbers)
+    return texts, found, *build_sequences(tokenizer, texts, None, truncation)
+
+
+class ContrastiveExamples(Examples):
+    """Rows that are learned from; nothing is predicted of them.
+
+    Args:
+        columns: of the anchor, the positive and hard negatives; of one alone each text is its own positive, of which
+            dropout makes another vector (SimCSE; Gao et al. 2021, arXiv 2104.08821).
+    """
+
+    labelled, measured = True, ""
+
+    def __init__(self, table: Table, columns: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation) -> None:
+        self.name = table.path.name.split(".")[0]
+        self._texts, found, self._sequences, cut = distinct_texts(table, columns, tokenizer, truncation)
+        self._groups = found if len(columns) > 1 else np.repeat(found, 2, axis=1)
+        self.lengths = self._sequences.lengths[self._groups].sum(1)
+        self.num_places, self.width = 0, 0  # there are no outputs
+        left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
+        kinds = "each text with itself" if len(columns) == 1 else "pairs" if len(columns) == 2 else (
+            f"anchor, positive and {len(columns) - 2} hard negative{'s' * (len(columns) > 3)}")
+        self.facts = (f"{len(table.rows):,} rows ({kinds}), {len(self._texts):,} different texts of at most "
+                      f"{self.longest} tokens, {cut}{left_out}")
+
+    @property
+    def group_size(self) -> int:
+        """Texts of a row."""
+        return self._groups.shape[1]
+
+    @property
+    def longest(self) -> int:
+        return int(self._sequences.lengths.max())
+
+    def batch(self, units: np.ndarray) -> dict:
+        return self._sequences.batch(self._groups[units].reshape(-1), self.segments)
+
+    def targets(self, units: np.ndarray) -> dict:
+        return {"texts": torch.from_numpy(self._groups[units].reshape(-1))}
+
+    def outputs(self, output: Any) -> torch.Tensor:
+        raise NotImplementedError("rows are learned from, not measured")
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        raise NotImplementedError("rows are learned from, not measured")
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        raise NotImplementedError("rows are learned from, not measured")
+
+    def text(self, number: int) -> str:
+        return " / ".join(self._texts[place] for place in self._groups[number])
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        raise NotImplementedError("rows are learned from, not measured")

@@ -1,0 +1,221 @@
+"""How good vectors of texts are: by the cosines of pairs that have scores, or by what pairs find each other."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import Task
+from cloze.launch.finetune import scoring
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.classification import number_in, predicted
+from cloze.launch.finetune.examples.contrastive import distinct_texts
+from cloze.launch.texts.encoding import Truncation
+from cloze.launch.texts.tables import Table, missing_columns, open_table
+from cloze.launch.texts.vectors import normalized
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+# Columns by which files with scores are known: STS-B's as in GLUE, SICK's as SemEval distributes it.
+_SCORES = ("score", "relatedness_score")
+_SCORED = (("sentence1", "sentence2"), ("sentence_A", "sentence_B"))
+_SCORED_METRICS = ("spearman", "pearson")
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """The columns of a file that vectors are measured on. score: None for pairs that are to find each other."""
+
+    texts: tuple[str, ...]
+    score: str | None
+
+
+def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[str, ...]) -> FileColumns:
+    """What is read of a file that has these columns.
+
+    Raises:
+        UserError: it has neither two texts with a score nor pairs.
+    """
+    given = tuple(config.text_columns) or task.texts
+    scores = tuple(config.label_columns) or _SCORES
+    score = next((name for name in scores if name in found), None)
+    if config.label_columns and score is None:
+        raise missing_columns(path, found, {"label_columns": list(scores)})
+    if score is None:
+        if len(given) < 2:
+            raise UserError(f"{path}: found no column {' or '.join(map(repr, scores))}, expected scores of pairs of "
+                            f"texts, since a text alone ({given[0]}) has nothing to find; name theirs with "
+                            "--label_columns")
+        texts = given[:2] + tuple(name for name in given[2:] if name in found)  # it need not hold hard negatives
+        flag = "text_columns"
+    else:
+        known = [pair for pair in (*_SCORED, given[:2]) if len(pair) == 2 and set(pair) <= set(found)]
+        texts = tuple(config.embedding.scored_columns) or (known[0] if known else _SCORED[0])
+        flag = "embedding.scored_columns"
+    if missing := [name for name in texts if name not in found]:
+        raise missing_columns(path, found, {flag: missing})
+    return FileColumns(texts, score)
+
+
+def columns_in(config: FinetuneConfig, task: Task, path: str) -> FileColumns:
+    """The same of a file whose first row is looked at."""
+    return columns_of_file(config, task, path, _names(config, path))
+
+
+def check_files(config: FinetuneConfig, task: Task) -> None:
+    """Raise UserError for the first file whose first row lacks what is learned from or measured."""
+    found, texts = _names(config, config.train_file), tuple(config.text_columns) or task.texts
+    if missing := [name for name in texts if name not in found]:
+        raise missing_columns(config.train_file, found, {"text_columns": missing})
+    for path in (config.validation, *config.test):
+        columns_in(config, task, path)
+
+
+def _names(config: FinetuneConfig, path: str) -> tuple[str, ...]:
+    """Names of a file's columns, of its first row in JSON lines."""
+    reading = open_table(path, (), "", config.skip_malformed_rows)
+    first = next(reading.rows)
+    return reading.columns or tuple(first.values)
+
+
+class VectorExamples(Examples):
+    """The texts of a file, each different one a unit, whose outputs are its vector.
+
+    width: of the model's vectors; whoever knows the model sets it.
+
+    Args:
+        sizes: smaller ones that are measured too.
+    """
+
+    labelled = True
+    width = 0
+
+    def __init__(self, table: Table, columns: FileColumns, tokenizer: Tokenizer, truncation: Truncation,
+                 sizes: list[int]) -> None:
+        self.name = table.path.name.split(".")[0]
+        self._rows, self._columns, self._sizes = table.rows, columns, sizes
+        self._texts, self._found, self._sequences, cut = distinct_texts(table, columns.texts, tokenizer, truncation)
+        self.lengths = self._sequences.lengths
+        self.num_places = len(self._texts)
+        left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
+        self.facts = (f"{len(table.rows):,} rows, {self.num_places:,} different texts, {self.lengths.sum():,} tokens, "
+                      f"at most {self.lengths.max()}, {cut}{left_out}")
+
+    def batch(self, units: np.ndarray) -> dict:
+        return self._sequences.batch(units, self.segments)
+
+    def targets(self, units: np.ndarray) -> dict:
+        raise NotImplementedError("texts are measured, not learned from")
+
+    def outputs(self, output: Any) -> torch.Tensor:
+        return output.vectors
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        return units
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        """Those of whole vectors by their names, those of smaller ones as NAME/SIZE."""
+        found = self._metrics(normalized(outputs))
+        for size in sorted(self._sizes, reverse=True):
+            smaller = self._metrics(normalized(outputs[:, :size]))
+            found |= {f"{name}/{size}": value for name, value in smaller.items()}
+        return found
+
+    @abstractmethod
+    def _metrics(self, vectors: np.ndarray) -> dict[str, float]:
+        """Of the vectors of all texts, (num_places, size), each of length 1."""
+
+
+class ScoredPairs(VectorExamples):
+    """Pairs of texts with a score each, which the cosine of their vectors is to rank alike."""
+
+    measured = ", ".join(_SCORED_METRICS) + " (of cosines with scores)"
+
+    def __init__(self, table: Table, columns: FileColumns, *reading: Any) -> None:
+        super().__init__(table, columns, *reading)
+        score = columns.score
+        assert score is not None, "read_vectors makes such files another kind"
+        self._true = np.array([number_in(row, score) for row in table.rows])
+
+    def _cosines(self, vectors: np.ndarray) -> np.ndarray:
+        return np.einsum("nh,nh->n", vectors[self._found[:, 0]], vectors[self._found[:, 1]]).astype(np.float64)
+
+    def _metrics(self, vectors: np.ndarray) -> dict[str, float]:
+        return scoring.measure(_SCORED_METRICS, self._true, self._cosines(vectors))
+
+    def text(self, number: int) -> str:
+        return " / ".join(self._texts[place] for place in self._found[number])
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        """Cosines; `rank_error`: how far apart a pair's ranks by cosine and by score are, as a share of all pairs."""
+        cosines = self._cosines(normalized(outputs))
+        apart = np.abs(scoring.ranks(cosines) - scoring.ranks(self._true)) / len(cosines)
+        return [predicted(row, {"prediction": cosine, "rank_error": error, "label": score})
+                for row, cosine, error, score in zip(self._rows, cosines.tolist(), apart.tolist(), self._true.tolist(),
+                                                     strict=True)]
+
+
+class HeldOutPairs(VectorExamples):
+    """Pairs, of which each first text is to find its second ones among the second ones (and hard negatives) of all.
+
+    A text does not compete with itself: where a first text stands among the second ones of other rows, it is left out.
+    """
+
+    measured = scoring.explained(scoring.RETRIEVAL, dict.fromkeys(scoring.RETRIEVAL[-1:], "of the texts of the file"))
+
+    def __init__(self, table: Table, columns: FileColumns, *reading: Any) -> None:
+        super().__init__(table, columns, *reading)
+        self._queries, number = np.unique(self._found[:, 0], return_inverse=True)
+        self._documents, place = np.unique(self._found[:, 1:], return_inverse=True)
+        wanted = np.unique(np.stack([number, place.reshape(len(table.rows), -1)[:, 0]], 1), axis=0)
+        self._wanted, self._wanted_of = wanted[:, 1], ragged.to_offsets(np.bincount(wanted[:, 0]))
+        # The place of each query's own text among the documents, -1 if it is none, or is wanted.
+        own = np.searchsorted(self._documents, self._queries).clip(max=len(self._documents) - 1)
+        own = np.where(self._documents[own] == self._queries, own, -1)
+        kept = np.array([place in self._of(query) for query, place in enumerate(own)])
+        self._own = np.where(kept, -1, own)
+
+    def _of(self, query: int) -> np.ndarray:
+        """Places of the documents that a query is to find."""
+        return self._wanted[self._wanted_of[query]: self._wanted_of[query + 1]]
+
+    def _ranked(self, vectors: np.ndarray) -> list[scoring.Ranked]:
+        return scoring.ranked(vectors[self._queries], vectors[self._documents], self._own,
+                              [self._of(query) for query in range(len(self._queries))])
+
+    def _metrics(self, vectors: np.ndarray) -> dict[str, float]:
+        return scoring.measure_ranks([found.ranks for found in self._ranked(vectors)])
+
+    def text(self, number: int) -> str:
+        return self._texts[self._queries[number]]
+
+    def predictions(self, outputs: np.ndarray) -> list[dict]:
+        """A query each: the nearest text, and `rank_error`: how many texts are nearer than the first right one."""
+        described = []
+        firsts = {query: place for place, query in reversed(list(enumerate(self._found[:, 0].tolist())))}
+        for query, found in enumerate(self._ranked(normalized(outputs))):
+            row = self._rows[firsts[int(self._queries[query])]]
+            described.append({
+                "place": row.place.rsplit(": ", 1)[1], "text": self.text(query),
+                "prediction": self._texts[self._documents[found.nearest]], "rank_error": int(found.ranks.min()) - 1,
+                "label": [self._texts[self._documents[place]] for place in self._of(query)]})
+        return described
+
+
+def read_vectors(table: Table, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, truncation: Truncation
+                 ) -> VectorExamples:
+    """The texts of a validation or test file. Raises UserError."""
+    columns = columns_of_file(config, task, str(table.path), table.columns)
+    kind = HeldOutPairs if columns.score is None else ScoredPairs
+    return kind(table, columns, tokenizer, truncation, config.embedding.dimensions)
+
+
+def metrics_of(columns: FileColumns) -> tuple[str, ...]:
+    """Metrics of a file with these columns, the first of which decides what is best."""
+    return scoring.RETRIEVAL if columns.score is None else _SCORED_METRICS

@@ -1,0 +1,73 @@
+"""What a fine-tuning run reads, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import Task, find_task
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.glue import submission_names
+from cloze.launch.finetune.kinds import check_columns, check_fields, check_shape, measured_task, read_examples
+from cloze.launch.pretrained.source import Source, find_source
+from cloze.launch.training import running
+from cloze.model.bert import BertPreTrained
+from cloze.model.config import HeadConfig
+from cloze.model.flops import encoder_weights
+from cloze.pipeline.storage import sha256_of
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a fine-tuning run has read: its files, its model, and what its configuration comes to with them."""
+
+    config: FinetuneConfig
+    """With what files and model decide filled in."""
+    task: Task
+    source: Source
+    architecture: type[BertPreTrained]
+    head: HeadConfig | None
+    train: Examples
+    validation: Examples
+    test: Sequence[Examples]
+    rate: str
+    """Where its peak learning rate is from."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the run may not go on with another of."""
+        return {"train_hash": _hash(Path(self.config.train_file)),
+                "tokenizer_fingerprint": self.source.tokenizer.fingerprint}
+
+
+def _hash(path: Path) -> str:
+    """SHA-256 of a file; of a folder's files by name."""
+    if path.is_file():
+        return sha256_of(path)
+    return json.dumps({file.name: sha256_of(file) for file in sorted(path.iterdir()) if file.is_file()})
+
+
+def read_job(config: FinetuneConfig) -> Job:
+    """Read the model, the tokenizer and every file.
+
+    Raises:
+        UserError, ModelError: one of them is missing, damaged or does not fit.
+    """
+    task = find_task(config.task)
+    submission_names(config)  # whatever is wrong with them is said before anything is read
+    check_fields(config, task)
+    check_columns(config, task)
+    task = measured_task(config, task)
+    source = find_source(config)
+    shape, given = source.config, config.train.learning_rate
+    size = encoder_weights(shape)
+    if task.kind == "embedding":
+        check_shape(config, shape, len(config.text_columns) == 1)
+    config = config.for_task(task, shape.max_position_embeddings, source.pooling).for_size(size)
+    rate = running.origin_of_rate(given, size)
+    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, shape.segments,
+                                                                shape.hidden_size)
+    return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test, rate)

@@ -1,0 +1,155 @@
+"""Replaced-token detection: a small generator fills in masked tokens, and the model tells which are not the original
+ones, as ELECTRA was trained (arXiv 2003.10555).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.objectives.masked import MaskedTokens, is_real
+from cloze.launch.pretrain.objectives.objective import Term, check_option, flops_of
+from cloze.model.bert import BertPreTrained, PreTrainingOutput, encode_masked
+from cloze.model.config import BertConfig
+from cloze.model.dropout import DropoutKey
+from cloze.model.embeddings import Embeddings
+from cloze.model.heads import DetectionHead
+from cloze.model.sampling import draw_tokens, token_bits
+from cloze.model.tasks import BertForMaskedLM, detection_losses
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import NO_LABEL
+
+GENERATOR = "generator."  # before the names of its parameters
+
+
+class ElectraOutput(NamedTuple):
+    """What both models say of a micro-batch with labels."""
+
+    generator: PreTrainingOutput
+    detection_losses: Tensor
+    """(T,) fp32, 0 in a filler of an evaluation."""
+    detection_correct: Tensor
+    """(T,) bool."""
+
+
+def generator_config(model: BertConfig, generator_size: float = 0.25, generator_layers: int | None = None
+                     ) -> BertConfig:
+    """The generator's shape: a share of the discriminator's heads, at least one, of the same size, and of its
+    feed-forward network; its embeddings are the discriminator's."""
+    heads = max(1, round(model.num_attention_heads * generator_size))
+    return replace(
+        model, embedding_size=model.embedding_width, num_attention_heads=heads, hidden_size=heads * model.head_size,
+        intermediate_size=max(1, model.intermediate_size * heads // model.num_attention_heads),
+        num_hidden_layers=model.num_hidden_layers if generator_layers is None else generator_layers)
+
+
+class Electra(BertPreTrained):
+    """The discriminator, which has the parameters of BertForReplacedTokenDetection, and in it the generator."""
+
+    uses_pooler = False
+
+    def __init__(self, config: BertConfig, generator: BertConfig, temperature: float, **options: Any) -> None:
+        super().__init__(config, **options)
+        self.detection = DetectionHead(config)
+        self.generator = BertForMaskedLM(generator, **options)
+        _share(self.bert.embeddings, self.generator)
+        self._temperature = temperature
+
+    def forward(self, input_ids: Tensor, *,  # concatenated inputs alone
+                sequence_offsets: Tensor, masked_positions: Tensor | None = None,
+                labels: Tensor | None = None, next_sentence_label: Tensor | None = None,
+                dropout_seed: int | None = None, step_seed: int = 0, **inputs: Any
+                ) -> PreTrainingOutput | ElectraOutput:
+        """Concatenated inputs as BertForPreTraining takes them; pairs are not judged. Without labels what the generator
+        says. `step_seed`: with the text of a sample the key of what is drawn in it.
+        """
+        inputs["sequence_offsets"] = sequence_offsets
+        key = None if dropout_seed is None else DropoutKey(dropout_seed, self.config.num_hidden_layers + 2).at(0)
+        if labels is None or masked_positions is None:
+            return self.generator(input_ids, masked_positions=masked_positions, dropout_seed=key, **inputs)
+        head = self.generator.masked_lm
+        _, hidden = encode_masked(self.generator.bert, masked_positions, input_ids=input_ids, dropout_seed=key,
+                                  **inputs)
+        losses, correct = head(hidden, labels)
+        with torch.no_grad():
+            scores = head(hidden)
+        said = PreTrainingOutput(mlm_losses=losses, mlm_correct=correct, num_masked=(labels != NO_LABEL).sum())
+        original = input_ids.index_put((masked_positions,), labels.where(labels != NO_LABEL, 0))
+        bits = token_bits(step_seed, original, sequence_offsets, masked_positions)
+        shown = original.index_put((masked_positions,), draw_tokens(scores, bits, self._temperature))
+        told = self.detection(self.bert(shown, dropout_seed=dropout_seed, **inputs).last_hidden_state)
+        found, correct = detection_losses(told, shown != original)
+        real = is_real(labels)
+        return ElectraOutput(said, found * real, correct & real)
+
+
+def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:
+    """Give the generator these embeddings, but for its own map into its encoder; parameters are shared and modules are
+    not, which ZeRO-3 would fetch and release twice."""
+    own = generator.bert.embeddings
+    for name, parameter in embeddings.named_parameters():
+        if not name.startswith("projection."):
+            module, _, leaf = name.rpartition(".")
+            setattr(own.get_submodule(module), leaf, parameter)
+    if generator.config.tie_word_embeddings:
+        shared = embeddings.word.weight
+        assert isinstance(shared, nn.Parameter)  # which torch does not declare
+        generator.masked_lm.decoder.weight = shared
+
+
+class ReplacedTokens(MaskedTokens):
+    """The generator's loss of masked tokens, and the discriminator's of all tokens.
+
+    Options: `generator_size`: share of the discriminator's heads (and so of its width) that the generator has.
+    `generator_layers`: its layers; null: the discriminator's. `temperature`: what its scores are divided by when tokens
+    are drawn. `detection`: weight of the discriminator's loss. The defaults are ELECTRA-Small's.
+    """
+
+    TERMS = ("mlm", "detection")
+    STEP_SEED = True
+
+    def __init__(self, config: PretrainConfig, generator_size: float = 0.25, generator_layers: int | None = None,
+                 temperature: float = 1.0, detection: float = 50.0) -> None:
+        super().__init__(config)
+        check_option("generator_size", generator_size, 0)
+        if generator_layers is not None:
+            check_option("generator_layers", generator_layers, 1, whole=True)
+        check_option("temperature", temperature, 1e-3)
+        check_option("detection", detection, 0)
+        if config.model.embedding_size is None or config.model.pooler:
+            raise UserError(f"model.embedding_size, model.pooler: found {config.model.embedding_size or 'null'} and "
+                            f"{str(config.model.pooler).lower()} with objective replaced_tokens, expected a width that "
+                            "both models share and false: add --model.embedding_size "
+                            f"{config.model.hidden_size} --model.pooler false, as ELECTRA-Base has them")
+        self.generator = generator_config(config.model, generator_size, generator_layers)
+        self._temperature, self.weights = temperature, {"detection": detection}
+
+    def build_model(self) -> Electra:
+        """Both models. Exports are of the discriminator, or of the generator where asked for."""
+        train = self.config.train
+        return Electra(self.config.model, self.generator, self._temperature, attention_kernel=train.attention_kernel,
+                       gradient_checkpointing=train.gradient_checkpointing)
+
+    def pretraining_output(self, output: ElectraOutput) -> PreTrainingOutput:
+        """The generator's."""
+        return output.generator
+
+    def flops(self, micro_batch: dict) -> float:
+        """The generator's, and the discriminator's with its head over all tokens."""
+        model, tokens = self.config.model, len(micro_batch["input_ids"])
+        return (flops_of(self.generator, micro_batch) + flops_of(model, micro_batch, num_masked=0)
+                + 6.0 * tokens * model.hidden_size * (model.hidden_size + 1))
+
+    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
+        """Masked tokens; all tokens, of a filler none."""
+        return {"mlm": super().divisors(micro_batch)["mlm"],
+                "detection": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"])}
+
+    def terms(self, output: ElectraOutput, micro_batch: dict) -> dict[str, Term]:
+        """One for each model."""
+        return {"mlm": super().terms(output.generator, micro_batch)["mlm"],
+                "detection": Term(output.detection_losses, output.detection_correct)}

@@ -1,0 +1,25 @@
+"""How a model has learned to make one vector of a text: the same where it learns and where it is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+VECTORS = "cloze_vectors"  # entry of a model's config.json: the fields of a Vectors
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """How a vector is made of those of the tokens of the last layer."""
+
+    pooling: Literal["cls", "mean", "max"] = "mean"
+    """The vector of [CLS], or mean or maximum over all tokens, special ones included."""
+    normalize: bool = False
+    """Whether it is divided by its length."""
+
+
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    """Vectors (..., size) divided by their lengths; one of zeros stays so."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

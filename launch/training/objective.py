@@ -1,0 +1,84 @@
+"""What the trainer asks of what is minimised, whichever room it is from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+
+class TrainingObjective(Protocol):
+    """A loss over the global batch, the same for any split of it into ranks and micro-batches."""
+
+    @property
+    def NAMES(self) -> tuple[str, ...]:
+        """What the sums of a call hold, in this order; the first is the loss."""
+
+    @property
+    def STEP_SEED(self) -> bool:
+        """Whether the model's forward takes a `step_seed` in training, the same for all of a step."""
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether it is a WholeBatchObjective, shown the outputs of all micro-batches before the first backward."""
+
+    def counts(self, micro_batches: Sequence[dict]) -> list[float]:
+        """This rank's divisors, to be summed over the ranks before the first backward."""
+
+    def __call__(self, output: Any, micro_batch: dict, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A micro-batch's share of the loss, (), and its sums, float64 (len(NAMES),).
+
+        Args:
+            output: what the model has returned for the micro-batch.
+            totals: (divisors,) float64, `counts` summed over the ranks.
+        """
+
+    def scalars(self, sums: list[float]) -> dict[str, float]:
+        """Curves beside the loss, by name, of the sums of several steps over all ranks."""
+
+
+@runtime_checkable
+class WholeBatchObjective(Protocol):
+    """An objective whose loss needs more of the whole batch than sums."""
+
+    def see(self, outputs: Sequence[Any], totals: torch.Tensor) -> None:
+        """Take the outputs of all micro-batches of this rank, before the first backward. Collective.
+
+        Args:
+            outputs: in the order of the micro-batches.
+            totals: as of a call.
+        """
+
+
+class MeasuredObjective(TrainingObjective, Protocol):
+    """An objective that is also measured on validation data."""
+
+    @property
+    def TERMS(self) -> tuple[str, ...]:
+        """Names of its parts."""
+
+    def total(self, means: Mapping[str, float]) -> float:
+        """The loss, of its parts' means by name."""
+
+
+class SourceSums(Protocol):
+    """What measures each source of a mixture by itself (launch/pretrain/sources.py)."""
+
+    @property
+    def num_sums(self) -> int:
+        """Length of `sums`."""
+
+    def sums(self, output: Any, micro_batch: dict, sources: torch.Tensor) -> torch.Tensor:
+        """Of a micro-batch, float64 (num_sums,).
+
+        Args:
+            output: what the model has returned for it.
+            sources: (B,) of its samples.
+        """
+
+    def scalars(self, sums: list[float]) -> dict[str, float]:
+        """Curves by name, of the sums of several steps over all ranks."""
+
+    def progress(self, position: int) -> dict[str, float]:
+        """How far each source has been read at a position of the stream, by name."""

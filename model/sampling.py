@@ -1,0 +1,65 @@
+"""Tokens drawn from scores, by keys that hang on what is read and never on how a batch is split.
+
+All arithmetic about what is drawn is of integers: sums of 64 bits, which wrap, are the same in any order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_UNIT = 1 << 30  # a probability of 1; below half of 1 / _UNIT nothing is drawn
+# Scores looked at at once, by whether it is on a GPU: on a CPU what fits into its caches.
+_CHUNK_ELEMENTS = {False: 1 << 20, True: 1 << 25}
+
+
+def _signed(number: int) -> int:
+    """The lowest 64 bits as the int64 that has them."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+_STEP, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """splitmix64 of int64 of any shape, zeros moving in where it shifts."""
+    bits = bits + _STEP
+    bits = (bits ^ (bits >> 30 & (1 << 34) - 1)) * _FIRST
+    bits = (bits ^ (bits >> 27 & (1 << 37) - 1)) * _SECOND
+    return bits ^ (bits >> 31 & (1 << 33) - 1)
+
+
+def token_bits(seed: int, tokens: Tensor, offsets: Tensor, positions: Tensor) -> Tensor:
+    """32 random bits for each position: int64 (M,), 0 to 2^32 - 1, of (seed, all tokens of its sequence, its place in
+    it). So a sequence draws the same in whatever batch it stands.
+
+    Args:
+        seed: 0 to 2^63 - 1.
+        tokens: (T,) int64, of concatenated sequences.
+        offsets: (B + 1,) int32, where each begins.
+        positions: (M,) int64, indices into T.
+    """
+    starts = offsets[:-1].long()
+    places = torch.arange(len(tokens), device=tokens.device)
+    sequence = torch.searchsorted(starts, places, right=True) - 1
+    places = places - starts[sequence]
+    keys = torch.zeros_like(starts).index_add(0, sequence, _mixed(_mixed(places) ^ tokens))
+    chosen = _mixed(_mixed(keys[sequence[positions]] ^ seed) ^ places[positions])
+    return chosen >> 32 & (1 << 32) - 1
+
+
+def draw_tokens(scores: Tensor, bits: Tensor, temperature: float = 1.0) -> Tensor:
+    """One index of each row of `scores` (M, V), by their softmax in fp32 at a temperature: int64 (M,).
+
+    The same probabilities and `bits` (M,), as of `token_bits`, draw the same on any device: they are rounded to whole
+    multiples of 2^-30, of which all sums are exact.
+    """
+    drawn = torch.empty_like(bits)
+    size = max(1, _CHUNK_ELEMENTS[scores.is_cuda] // max(1, scores.shape[-1]))
+    for start in range(0, len(scores), size):
+        rows = slice(start, start + size)
+        shares = (scores[rows].float() / temperature).softmax(-1)
+        sums = (shares * _UNIT).round().long().cumsum(-1)
+        wanted = bits[rows, None] * sums[:, -1:] >> 32  # below the whole sum, which is about 2^30
+        drawn[rows] = torch.searchsorted(sums, wanted, right=True)[:, 0]
+    return drawn

@@ -1,0 +1,119 @@
+"""The moving average of the weights against a loop written here, at all stages; kills, other processes, exports."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from cloze.launch.checkpoint import read_weights
+from cloze.launch.cli import main
+from cloze.launch.run.runs import read_metrics
+from cloze.model.tasks import saved_class
+from tests.forked import ForkedRun
+from tests.launching import (
+    assert_same_weights,
+    curve,
+    finish,
+    kill_when,
+    pretrain_arguments,
+    saved,
+    step_of,
+    train,
+    weights,
+)
+from tests.slowed import slow_from
+from tests.synthetic import make_shards
+
+STILL = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
+# The first step has the rate 0: its checkpoint holds the weights that the average began with.
+EVERY = ("--schedule.warmup_steps", "1", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "9")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("data"))
+
+
+def averaged(run, step=None) -> dict[str, torch.Tensor]:
+    return read_weights(run, step, ema=True)[1]
+
+
+def expected_average(run, steps: int, decay: float, warmup: bool = True) -> dict[str, torch.Tensor]:
+    """By its formula, of the weights in the checkpoints."""
+    average = weights(run, 1)
+    for step in range(1, steps + 1):
+        kept = min(decay, (1 + step) / (10 + step)) if warmup else decay
+        share = torch.tensor(1 - kept, dtype=torch.float64).float()
+        average = {name: average[name] + (tensor - average[name]) * share
+                   for name, tensor in weights(run, step).items()}
+    return average
+
+
+@pytest.mark.parametrize("stage", [0, 2, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 3))])
+def test_the_average_is_that_of_its_formula_and_is_measured_at_every_stage(data, tmp_path, stage):
+    run, processes = tmp_path / "run", 2 if stage else 1
+    train(data, run, *EVERY, "--zero.stage", str(stage), "--train.max_steps", "6", "--ema.decay", "0.4",
+          processes=processes)
+    assert_same_weights(averaged(run), expected_average(run, 6, 0.4))
+    assert not torch.equal(averaged(run)["bert.embeddings.word.weight"], weights(run)["bert.embeddings.word.weight"])
+    # What validation says of it is what a run says that starts from its export.
+    assert main(["export", str(run), "--output", str(tmp_path / "exported"), "--ema", "true"]) == 0
+    assert "the moving average at step 6" in (tmp_path / "exported/README.md").read_text()
+    exported = saved_class(tmp_path / "exported").from_folder(tmp_path / "exported").state_dict()
+    assert torch.equal(exported["bert.pooler.dense.weight"], averaged(run)["bert.pooler.dense.weight"])
+    train(data, tmp_path / "next", "--init_from", str(tmp_path / "exported"), "--train.max_steps", "1")
+    (last,) = (line for line in read_metrics(run) if line["step"] == 6 and "validation/loss" in line)
+    (first,) = (line for line in read_metrics(tmp_path / "next") if line["step"] == 0 and "validation/loss" in line)
+    for name in ("loss", "mlm_loss", "mlm_accuracy", "next_sentence_loss"):
+        assert last[f"validation/ema_{name}"] == pytest.approx(first[f"validation/{name}"], rel=1e-6)
+    assert last["validation/ema_loss"] != last["validation/loss"]
+    # It changes nothing about the run, whose weights came back as they were.
+    train(data, tmp_path / "without", *EVERY, "--zero.stage", str(stage), "--train.max_steps", "6",
+          "--evaluation.samples", "1", processes=processes)
+    assert_same_weights(weights(tmp_path / "without"), weights(run))
+
+
+def test_a_decay_without_warmup_16_bits_and_a_run_that_begins_to_average(data, tmp_path):
+    run = tmp_path / "run"
+    train(data, run, *EVERY, "--train.max_steps", "2", "--train.precision", "bf16", "--zero.stage", "1")
+    said = train(data, run, *EVERY, "--train.max_steps", "5", "--train.precision", "bf16", "--zero.stage", "1",
+                 "--ema.decay", "0.9", "--ema.warmup", "false", "--checkpoint.accept_changes", "true")
+    assert "step 2 holds no moving average of the weights: one begins with them here" in said
+    average = weights(run, 2)
+    for step in (3, 4, 5):
+        share = torch.tensor(1 - 0.9, dtype=torch.float64).float()
+        average = {name: average[name] + (tensor - average[name]) * share
+                   for name, tensor in weights(run, step).items()}
+    assert_same_weights(averaged(run), average)
+
+
+def test_what_is_wrong_is_one_line(data, tmp_path, capsys):
+    assert "ema.decay: found 1.0, expected 0 <= decay < 1" in train(data, tmp_path / "r", "--ema.decay", "1", status=2)
+    train(data, tmp_path / "run", "--train.max_steps", "1")
+    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--ema", "true"]) == 2
+    assert "ema: found no moving average in" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_the_average_survives_a_kill_and_another_number_of_processes(data, tmp_path, stage):
+    arguments = (*STILL, "--train.max_steps", "16", "--checkpoint.every_steps", "4", "--checkpoint.keep_last", "9",
+                 "--zero.stage", str(stage), "--ema.decay", "0.8")
+    whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
+    finish(ForkedRun(whole, 2))
+    kill_when(ForkedRun(cut, 2, slow_from(9)),
+              lambda: step_of(tmp_path / "cut") >= 9 and len(saved(tmp_path / "cut")) > 1)
+    finish(ForkedRun(cut, 2))
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert_same_weights(averaged(tmp_path / "whole"), averaged(tmp_path / "cut"))
+    for path in saved(tmp_path / "cut")[1:]:
+        shutil.rmtree(path)
+    before = averaged(tmp_path / "cut", 4)
+    assert_same_weights(before, averaged(tmp_path / "whole", 4))
+    for processes in (1, 4):  # from what two processes have saved
+        other = tmp_path / f"on-{processes}"
+        shutil.copytree(tmp_path / "cut", other)
+        finish(ForkedRun(pretrain_arguments(data, other, *arguments), processes))
+        assert_same_weights(averaged(tmp_path / "whole"), averaged(other), 2e-4)

@@ -1,0 +1,123 @@
+"""ELECTRA's classes against transformers', in both directions, and what is drawn from a generator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from cloze.model.bert import BertModel
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.flops import num_parameters, training_flops
+from cloze.model.huggingface import family_of, load_note
+from cloze.model.initialization import init_weights
+from cloze.model.sampling import draw_tokens, token_bits
+from cloze.model.tasks import (
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForReplacedTokenDetection,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    saved_class,
+)
+
+CONFIG = BertConfig(vocab_size=61, hidden_size=32, embedding_size=16, num_hidden_layers=2, num_attention_heads=2,
+                    intermediate_size=64, max_position_embeddings=32, pooler=False, initializer_range=0.2)
+CLASSES = {BertModel: "ElectraModel", BertForReplacedTokenDetection: "ElectraForPreTraining",
+           BertForMaskedLM: "ElectraForMaskedLM", BertForTokenClassification: "ElectraForTokenClassification",
+           BertForQuestionAnswering: "ElectraForQuestionAnswering"}
+
+
+def drawn(kind, config=CONFIG):
+    model = kind(config).eval()
+    init_weights(model, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # which would all be 0 or 1
+                parameter.normal_(0, 0.3)
+    return model
+
+
+def outputs(model, ids, segments) -> list[torch.Tensor]:
+    with torch.no_grad():
+        found = model(ids, token_type_ids=segments)
+    found = found._asdict() if isinstance(found, tuple) and hasattr(found, "_asdict") else dict(found)
+    names = ("logits", "prediction_logits", "start_logits", "end_logits", "last_hidden_state")
+    return [found[name] for name in names if found.get(name) is not None]
+
+
+@pytest.mark.parametrize("width", [16, 32], ids=["projected", "same width"])
+@pytest.mark.parametrize("kind", CLASSES, ids=CLASSES.values())
+def test_every_class_is_equal_in_transformers_and_comes_back(kind, width, tmp_path):
+    config = replace(CONFIG, embedding_size=width)
+    model = drawn(kind, config)
+    model.save(tmp_path / "ours")
+    theirs, loading = getattr(transformers, CLASSES[kind]).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(loading.values()), loading
+    ids, segments = torch.randint(5, 61, (3, 9)), torch.randint(0, 2, (3, 9))
+    expected = outputs(model, ids, segments)
+    for ours, other in zip(expected, outputs(theirs.eval(), ids, segments), strict=True):
+        torch.testing.assert_close(ours, other, atol=1e-5, rtol=0)
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert saved_class(tmp_path / "theirs") is kind
+    back = kind.from_folder(tmp_path / "theirs")
+    assert back.config == config
+    for ours, other in zip(expected, outputs(back, ids, segments), strict=True):
+        torch.testing.assert_close(ours, other, atol=0, rtol=0)
+
+
+def test_what_electra_lacks_in_transformers_is_in_our_own_format(tmp_path):
+    drawn(BertForSequenceClassification).save(tmp_path / "classifier")
+    assert load_note(tmp_path / "classifier", "model_type") == "cloze"
+    assert BertForSequenceClassification.from_folder(tmp_path / "classifier").config == CONFIG
+    drawn(BertForReplacedTokenDetection, replace(CONFIG, embedding_size=None)).save(tmp_path / "detector")
+    assert load_note(tmp_path / "detector", "model_type") == "cloze"
+    assert family_of(replace(CONFIG, pooler=True)) is None and family_of(replace(CONFIG, hidden_act="relu")) is None
+
+
+def test_a_configuration_that_leaves_sizes_out_is_electra_smalls(tmp_path):
+    transformers.ElectraForPreTraining(transformers.ElectraConfig(num_hidden_layers=1)).save_pretrained(tmp_path)
+    config = BertForReplacedTokenDetection.from_folder(tmp_path).config
+    assert (config.hidden_size, config.embedding_size, config.num_attention_heads, config.intermediate_size) == (
+        256, 128, 4, 1024)
+    with pytest.raises(ModelError, match="mlm_head: linear has no map"):
+        replace(CONFIG, mlm_head="linear")
+
+
+def test_the_preset_is_electra_small():
+    config = BertConfig.preset("electra-small", vocab_size=30522, vocab_padding_multiple=1)
+    theirs = transformers.ElectraForPreTraining(transformers.ElectraConfig())  # whose defaults are
+    assert num_parameters(BertForReplacedTokenDetection(config)) == theirs.num_parameters() == 13_549_057
+    # Forward and backward of a token in two sequences of 100, 20 of them predicted, by its matrices.
+    layer = 4 * 256**2 + 2 * 256 * 1024
+    expected = 6 * 200 * (12 * layer + 128 * 256) + 12 * 12 * 256 * 2 * 100**2 + 6 * 20 * 128 * (256 + 30522)
+    assert training_flops(config, [100, 100], 20) == expected
+
+
+def test_tokens_are_drawn_by_their_probabilities_for_any_split():
+    torch.manual_seed(0)
+    scores = torch.tensor([[2.0, 0.0, -1.0, 1.0, -60.0]])
+    lengths = torch.full((400,), 20)
+    tokens = torch.randint(0, 50, (8000,))
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).int()
+    positions = torch.arange(8000)
+    bits = token_bits(7, tokens, offsets, positions)
+    for temperature in (1.0, 2.0):
+        found = torch.bincount(draw_tokens(scores.expand(8000, -1), bits, temperature), minlength=5) / 8000
+        torch.testing.assert_close(found, (scores[0] / temperature).softmax(0), atol=0.015, rtol=0)
+        assert found[4] == 0
+    # A sequence alone, and in other company, draws the same; another seed, place or text draws anew.
+    alone = token_bits(7, tokens[40:60], torch.tensor([0, 20]).int(), torch.arange(20))
+    assert torch.equal(alone, bits[40:60])
+    swapped = torch.cat((tokens[40:60], tokens[:20]))
+    assert torch.equal(token_bits(7, swapped, torch.tensor([0, 20, 40]).int(), torch.arange(40))[20:], bits[:20])
+    changed = tokens[40:60].clone()
+    changed[5] += 1
+    for other in (token_bits(8, tokens[40:60], torch.tensor([0, 20]).int(), torch.arange(20)),
+                  token_bits(7, changed, torch.tensor([0, 20]).int(), torch.arange(20)), alone.roll(1)):
+        assert not (other == alone).any()
+    shares = bits.double() / 2**32
+    assert abs(shares.mean() - 0.5) < 0.02 and abs(shares.var() - 1 / 12) < 0.005
+    assert draw_tokens(scores.expand(0, -1), bits[:0]).shape == (0,)
