@@ -341,7 +341,7 @@ def _waits(said: bool) -> bool:
     return not met and not environment.is_main
 
 
-def _nobody_reads(output: Any) -> bool:
+def _reader_is_gone(output: Any) -> bool:
     """Whether the other end of a pipe is closed, as that of standard output behind `| head`."""
     ends = select.poll()
     try:
@@ -430,7 +430,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.flush()  # what the exit would write could not be caught here
         return status
     except BrokenPipeError:
-        if not _nobody_reads(sys.stdout):
+        if not _reader_is_gone(sys.stdout):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
         return 128 + signal.SIGPIPE  # the shell's convention for what dies of it

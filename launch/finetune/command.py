@@ -115,7 +115,7 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
 def _objective(job: Job, rank: int) -> TrainingObjective:
     if isinstance(job.train, ContrastiveExamples):
         return ContrastiveObjective(job.config.embedding, job.train.group_size, rank)
-    return FinetuningObjective()
+    return FinetuningObjective(job.train)
 
 
 def _with_features(job: Job, engine: Engine, process: Process) -> Job:

@@ -26,7 +26,7 @@ class CachedExamples(Examples):
         self._examples, self._features = examples, features
         self.name, self.labelled, self.lengths = examples.name, examples.labelled, examples.lengths
         self.num_places, self.width, self.facts = examples.num_places, examples.width, examples.facts
-        self.measured = examples.measured
+        self.measured, self.kind = examples.measured, examples.kind
 
     def batch(self, units: np.ndarray) -> dict:
         kept = {name: value for name, value in self._examples.batch(units).items() if name not in _IDS}
@@ -34,6 +34,12 @@ class CachedExamples(Examples):
 
     def targets(self, units: np.ndarray) -> dict:
         return self._examples.targets(units)
+
+    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+        return self._examples.num_targets(micro_batch)
+
+    def losses(self, output: Any) -> torch.Tensor:
+        return self._examples.losses(output)
 
     def outputs(self, output: Any) -> torch.Tensor:
         return self._examples.outputs(output)

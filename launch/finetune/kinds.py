@@ -11,7 +11,7 @@ from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.answering import AnswerExamples
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.choice import ChoiceExamples
-from cloze.launch.finetune.examples.classification import TextExamples, find_head
+from cloze.launch.finetune.examples.classification import PROBLEMS, TextExamples
 from cloze.launch.finetune.examples.contrastive import ContrastiveExamples
 from cloze.launch.finetune.examples.similarity import check_files, columns_in, metrics_of, read_vectors
 from cloze.launch.finetune.examples.tagging import Sentences, TagExamples, find_tags, read_conll, read_entities
@@ -215,10 +215,10 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         if task.diagnostic and set(task.diagnostic) <= set(read.columns):
             measured = replace(task, metrics=(*task.metrics, "matthews_correlation"))
             columns = task.diagnostic[:2], task.diagnostic[2:]
-        return TextExamples(read, measured, *columns, head, tokenizer, truncation_of(config, task))
+        return PROBLEMS[task.kind](read, measured, *columns, head, tokenizer, truncation_of(config, task))
 
     train = table(config.train_file)
-    head = find_head(task, targets, train, config.labels, config.pooling or "pooler")
+    head = PROBLEMS[task.kind].find_head(task, targets, train, config.labels, config.pooling or "pooler")
     head = replace(head, layers=config.read_layers)
     if config.keep == "pieces":
         head = replace(head, pieces=config.piece_pooling, piece_length=length, piece_step=step)

@@ -70,7 +70,7 @@ class Evaluation:
             predictions = self._job.validation.predictions(self._outputs)
             for name, table in mistakes.tables(self._job.validation, predictions).items():
                 metrics.text(f"validation/{name}", step, table)
-            if scores := mistakes.binary_scores(predictions):
+            if scores := self._job.validation.kind.binary_scores(predictions):
                 name, labels, probabilities = scores
                 metrics.precision_recall(f"validation/precision and recall of {name}", step, labels, probabilities)
 

@@ -25,19 +25,19 @@ ENDING_SECONDS = 30.0
 SAYING_SECONDS = 5.0
 
 
-class _Hearing:
-    """Stop signals, whose numbers a thread of their own hands on.
+class _SignalThread:
+    """A thread that hands on the numbers of stop signals.
 
     A handler runs between two steps of Python alone: not in a collective that hangs, nor in an import that loads a
     library. The number of each signal goes into a pipe at once, and the thread reads it.
 
     Args:
-        hear: is given the number of each, by the thread.
+        on_signal: is given the number of each, by the thread.
         handle: what is called between two steps of Python.
     """
 
-    def __init__(self, hear: Callable[[int], None], handle: Callable[[int, object], None]) -> None:
-        self._hear = hear
+    def __init__(self, on_signal: Callable[[int], None], handle: Callable[[int, object], None]) -> None:
+        self._on_signal = on_signal
         reading, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         self._previous_pipe = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
@@ -55,7 +55,7 @@ class _Hearing:
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
                 if number[0] in SIGNALS:
-                    self._hear(number[0])
+                    self._on_signal(number[0])
 
 
 class Starting:
@@ -70,11 +70,11 @@ class Starting:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._hearing: _Hearing | None = None
+        self._signals: _SignalThread | None = None
 
     def __enter__(self) -> Starting:
         Starting._current = self
-        self._hearing = _Hearing(self._end, lambda number, frame: None)
+        self._signals = _SignalThread(self._end, lambda number, frame: None)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -84,8 +84,8 @@ class Starting:
     def leave(cls) -> None:
         """From here on signals are somebody else's."""
         current, cls._current = cls._current, None
-        if current is not None and current._hearing is not None:
-            current._hearing.close()
+        if current is not None and current._signals is not None:
+            current._signals.close()
 
     def _end(self, number: int) -> None:
         # status.json stays: launchers send the same signal where another process could not start, which a job that is
@@ -112,19 +112,19 @@ class StopRequest:
     def __init__(self, deadline: float | None = None, say: Callable[[str], None] = lambda line: None) -> None:
         self.received: signal.Signals | None = None
         self._deadline, self._say = deadline, say
-        self._hearing: _Hearing | None = None
-        self._deaf_until: float | None = None  # set by the first signal
+        self._signals: _SignalThread | None = None
+        self._ignored_until: float | None = None  # set by the first signal
 
     def __enter__(self) -> StopRequest:
         Starting.leave()
-        self._hearing = _Hearing(self._end_at_the_second, self._note)
+        self._signals = _SignalThread(self._end_at_the_second, self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self.received is not None:
-            self._deaf_until = time.monotonic() + ENDING_SECONDS
-        elif self._hearing is not None:
-            self._hearing.close()
+            self._ignored_until = time.monotonic() + ENDING_SECONDS
+        elif self._signals is not None:
+            self._signals.close()
 
     @property
     def wanted(self) -> bool:
@@ -138,11 +138,11 @@ class StopRequest:
     def _end_at_the_second(self, number: int) -> None:
         """Acknowledge the first signal; end the process at one that is no part of it."""
         now = time.monotonic()
-        if self._deaf_until is None:
-            self._deaf_until = now + ONE_REQUEST_SECONDS
+        if self._ignored_until is None:
+            self._ignored_until = now + ONE_REQUEST_SECONDS
             line = (f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; a second "
                     "signal ends the run at once, without")
-            # Aside: an output that nobody reads must not keep the second signal from being heard.
+            # Aside: an output that nobody reads must not keep the second signal from being seen.
             threading.Thread(target=self._say, args=(line,), daemon=True).start()
-        elif now > self._deaf_until:
+        elif now > self._ignored_until:
             os._exit(128 + number)  # the shell's convention for death by signal

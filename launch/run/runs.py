@@ -112,6 +112,8 @@ def read_fields(path: Path) -> dict:
             text = path.read_text(encoding="utf-8")
             # JSON is not read as YAML, to which 1e-05 and NaN are words.
             content = json.loads(text) if path.suffix == ".json" else load_yaml(text, name=str(path))
+    except UserError:  # a ValueError too, which says more
+        raise
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
         raise UserError(f"{path}: found what is no {kind}, {expected}") from error

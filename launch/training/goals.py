@@ -10,7 +10,7 @@ from cloze.launch.config import EvaluationConfig, RunConfig, TrainConfig
 from cloze.pipeline.errors import UserError
 
 
-def judged(config: EvaluationConfig, state: TrainState, scalars: dict[str, float], weights_step: int) -> TrainState:
+def evaluated(config: EvaluationConfig, state: TrainState, scalars: dict[str, float], weights_step: int) -> TrainState:
     """The state after an evaluation of the weights of step `weights_step` that gave these `validation/...` scalars.
 
     A best value by another metric, from before the configuration was changed, counts for nothing.

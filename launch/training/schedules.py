@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 from cloze.launch.config import ScheduleConfig, TrainConfig
 
@@ -12,6 +14,32 @@ def warmup_steps(config: ScheduleConfig, end: float) -> int:
     if config.warmup_tokens is not None:
         return 0
     return round(config.warmup_share * end) if config.warmup_steps is None else config.warmup_steps
+
+
+class Progress(NamedTuple):
+    """How far a run is behind its warmup."""
+
+    at: float
+    """The step, or the seconds used; at most `end`."""
+    end: float
+    warmup: float
+    done: float
+    """Share of what follows the warmup that is done, 0 to 1."""
+    left: float
+    """Share of the last part, `decay_share` of the run, that is left, 0 to 1."""
+
+
+SHAPES: dict[str, Callable[[ScheduleConfig, Progress], float]] = {
+    "linear": lambda config, run: 1 - run.done,
+    "cosine": lambda config, run: (1 + math.cos(math.pi * run.done)) / 2,
+    "polynomial": lambda config, run: (1 - run.done) ** config.power,
+    "poly_nvidia": lambda config, run: (1 - run.at / run.end) ** config.power,
+    "constant": lambda config, run: 1.0,
+    "inverse_sqrt": lambda config, run: math.sqrt(max(1, run.warmup) / max(1, run.at)),
+    "wsd": lambda config, run: run.left if config.decay_shape == "linear" else 1 - math.sqrt(1 - run.left),
+    "exponential": lambda config, run: config.factor ** ((run.at - run.warmup) // config.factor_steps),
+}
+UNSCALED = ("constant", "inverse_sqrt", "exponential")  # which do not end at final_share
 
 
 def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -> float:
@@ -47,17 +75,8 @@ def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -
     at = min(at, end)
     done = min(1.0, (at - warmup) / max(1, end - warmup))
     left = min(1.0, (end - at) / max(1, round(config.decay_share * end)))
-    shape = {
-        "linear": lambda: 1 - done,
-        "cosine": lambda: (1 + math.cos(math.pi * done)) / 2,
-        "polynomial": lambda: (1 - done) ** config.power,
-        "poly_nvidia": lambda: (1 - at / end) ** config.power,
-        "constant": lambda: 1.0,
-        "inverse_sqrt": lambda: math.sqrt(max(1, warmup) / max(1, at)),
-        "wsd": lambda: left if config.decay_shape == "linear" else 1 - math.sqrt(1 - left),
-        "exponential": lambda: config.factor ** ((at - warmup) // config.factor_steps),
-    }[config.name]()
-    if config.name in ("constant", "inverse_sqrt", "exponential"):
+    shape = SHAPES[config.name](config, Progress(at, end, warmup, done, left))
+    if config.name in UNSCALED:
         return shape
     return config.final_share + (1 - config.final_share) * shape
 

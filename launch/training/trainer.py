@@ -6,9 +6,8 @@ import contextlib
 import hashlib
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,10 @@ from cloze.launch.system.devices import doubt_of_peak, measured_anew, numbers_on
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
-from cloze.launch.training.goals import completion, ending, judged
+from cloze.launch.training.goals import completion, ending, evaluated
 from cloze.launch.training.inspection import Inspector
 from cloze.launch.training.objective import SourceSums, TrainingObjective, WholeBatchObjective
+from cloze.launch.training.outcomes import Outcomes, Step
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.throughput import Throughput
@@ -48,18 +48,6 @@ def dropout_seed(*key: int) -> int:
     """
     digest = hashlib.blake2b(b"".join(part.to_bytes(8, "little") for part in key), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step that is done, or queued on the device: how it went, and what a checkpoint after it would hold."""
-
-    skipped: distributed.HostCopy
-    """Whether its loss or gradient was infinite or NaN."""
-    state: TrainState
-    window: torch.Tensor
-    position: int
-    """Of its first sample in the stream."""
 
 
 class Trainer:
@@ -97,31 +85,30 @@ class Trainer:
         self.inspector = Inspector(engine, device, environment.world_size)
         self.show: Callable[[int], None] | None = None
         self._num_sums = len(objective.NAMES) + (sources.num_sums if sources else 0)
-        self._window = torch.zeros(self._num_sums + len(_WINDOW), dtype=torch.float64, device=device)
-        self._pending: deque[_Step] = deque()  # steps whose outcome the host has not looked at yet, oldest first
+        self.outcomes = Outcomes(self._num_sums + len(_WINDOW), device, most_skipped=self.train.max_skipped_steps,
+                                 keeps_skipped=engine.fp16_enabled(), on_skip=self._tell_of_skip)
         self._stop_agreed = False
         self._began = 0.0  # when the clock would have been started without interruption
         self._seconds = 0.0  # by rank 0's clock, as all ranks know them
         self._rate = 0.0
-        self._good = self.state, self._window.clone()  # after the last good step
-        self._skipped_in_a_row = 0
         self._peak_doubted = False
         self._slow_since = -1, math.inf  # the rank that the others wait for, and the moment since when
         self._told_slow: set[int] = set()
-        self._saved: TrainState | None = None
 
     @property
     def saved_step(self) -> int | None:
         """Step of the newest checkpoint."""
-        return None if self._saved is None else self._saved.step
+        saved = self.outcomes.saved
+        return None if saved is None else saved.step
 
     def resume(self, step: int) -> None:
         """Go on from a published checkpoint of this run."""
         self.state, rank_states = self.checkpoints.load(self.engine, step)
         for saved in rank_states:
-            if saved["window"].shape == self._window.shape:  # another one had other sources: their sums are left out
-                self._window += saved["window"].to(self.device)
-        self._saved = self.state
+            # One of another shape had other sources: their sums are left out.
+            if saved["window"].shape == self.outcomes.window.shape:
+                self.outcomes.window += saved["window"].to(self.device)
+        self.outcomes.saved = self.state
         self._seconds = self.state.seconds
         if self.average:
             elastic = self.checkpoints.state(step)["world_size"] != self.environment.world_size
@@ -155,7 +142,7 @@ class Trainer:
         if self.average:
             self.average.begin()
         self._began = time.monotonic() - self.state.seconds
-        self._good = self.state, self._window.clone()
+        self.outcomes.begin(self.state)
         for callback in self.callbacks:
             callback.on_start(self._view())
         self._evaluate_if_due()
@@ -174,7 +161,7 @@ class Trainer:
         self.profiler.close()
         self._save()
         with self._not_training("save"):
-            proven = self.completion and not self._skipped_in_a_row
+            proven = self.completion and not self.outcomes.skipped_in_a_row
             self._finish_saving(self.state.best_step if proven else None)
         for callback in self.callbacks:
             callback.on_end(self._view(), self.completion is not None)
@@ -196,7 +183,7 @@ class Trainer:
                   self.checkpoints.votes(), seconds]
         totals = distributed.reduce_sum(numbers_on(self.device, *counts))
         # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
-        told = distributed.HostCopy(totals[-4:])
+        shared = distributed.HostCopy(totals[-4:])
 
         self.throughput.passes.start()
         self._set_rate()
@@ -219,21 +206,21 @@ class Trainer:
             self.average.update(self.state.step + 1, skipped)
         share = 1 / self.environment.world_size
         # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
-        self._window += torch.cat([
+        self.outcomes.window += torch.cat([
             torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share,
             numbers_on(self.device, batch.num_tokens, batch.num_padding),
         ])
         self.throughput.add(batch.num_tokens)
         outcome = distributed.HostCopy(skipped)
-        tokens, *heard = told.take()
+        tokens, *agreed = shared.take()
         self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
                              samples_consumed=batch.position + batch.num_samples,
                              tokens=self.state.tokens + int(tokens))
-        self._pending.append(_Step(outcome, self.state, self._window.clone(), batch.position))
-        self._hear(*heard)
-        self._settle(but=1)
+        self.outcomes.add(outcome, self.state, batch.position)
+        self._act_on(*agreed)
+        self._look_at_outcomes(leave=1)
         if inspect:
-            self._settle()
+            self._look_at_outcomes()
             self._write(self.inspector.scalars(), progress=False)
 
     def _set_rate(self) -> None:
@@ -295,7 +282,7 @@ class Trainer:
         self.engine.step()
         return sums
 
-    def _hear(self, stops: float, votes: float, seconds: float) -> None:
+    def _act_on(self, stops: float, votes: float, seconds: float) -> None:
         """Act on what all ranks know since this step began: wishes to stop, votes for publishing a checkpoint, rank 0's
         clock.
         """
@@ -305,49 +292,30 @@ class Trainer:
             with self._not_training("save"):
                 self.checkpoints.publish()
 
-    def _settle(self, but: int = 0) -> None:
-        """Look at the outcome of the steps done: skipped or good.
+    def _look_at_outcomes(self, leave: int = 0) -> None:
+        """Learn which of the steps done were skipped; too many in a row end the run.
 
         Args:
-            but: newest steps left for later: the last one may still be running on a GPU, which the host need not await.
+            leave: newest steps left for later (Outcomes.look).
         """
-        failed = None
-        while len(self._pending) > but:
-            step = self._pending.popleft()
-            (skipped,) = step.skipped.take()
-            if skipped:
-                self._note_skip(step)
-            # An fp16 step that was skipped has changed the loss scale, and may well have been the scale's fault.
-            if not skipped or self.engine.fp16_enabled():
-                self._good = replace(step.state, skipped_steps=self.state.skipped_steps), step.window
-            if not skipped:
-                self._skipped_in_a_row = 0
-            if self._skipped_in_a_row == self.train.max_skipped_steps:
-                failed, but = step, 0  # newer steps are in the weights, if they were good
+        self.state, failed = self.outcomes.look(self.state, leave)
         if failed:
             self._give_up(failed)
 
-    def _note_skip(self, step: _Step) -> None:
-        self.state = replace(self.state, skipped_steps=self.state.skipped_steps + 1)
-        self._skipped_in_a_row += 1
-        self.console.warn(f"loss or gradient of {self._place(step)} are infinite or NaN; the step changes nothing")
-
-    @staticmethod
-    def _place(step: _Step) -> str:
-        return (f"step {step.state.step}, on samples {step.position:,} to {step.state.samples_consumed - 1:,} of the "
-                f"stream (epoch {step.state.epoch})")
+    def _tell_of_skip(self, step: Step) -> None:
+        self.console.warn(f"loss or gradient of {step} are infinite or NaN; the step changes nothing")
 
     def _finish_saving(self, best: int | None) -> None:
         self.checkpoints.finish(best, partial(self.heartbeat.beat, self.state.step, "save"))
 
-    def _give_up(self, last: _Step) -> None:
+    def _give_up(self, last: Step) -> None:
         """Leave a checkpoint of the last good state and end the run."""
         self._save()
         self._finish_saving(None)
         kept = ", ".join(map(str, self.checkpoints.steps()))
         raise UserError(
             f"train.learning_rate: found {self.train.max_skipped_steps} steps in a row whose loss or gradient are "
-            f"infinite or NaN, the last being {self._place(last)}, expected fewer (train.max_skipped_steps); lower the "
+            f"infinite or NaN, the last being {last}, expected fewer (train.max_skipped_steps); lower the "
             f"rate, lengthen the warmup or look at the data; checkpoints are there of steps {kept}: remove those that "
             "are too late to continue from"
         )
@@ -359,7 +327,7 @@ class Trainer:
         due = step == 0 or ended or (every and step % every == 0)
         if not due or self.evaluate is None or self.state.evaluated_step == step:
             return False
-        self._settle()
+        self._look_at_outcomes()
         if self._stop_agreed and not ended:
             return False  # a stop leaves little time: the resume evaluates first
         with self._not_training("evaluate"):
@@ -369,16 +337,16 @@ class Trainer:
                 with self.average.in_place():
                     measured |= {f"ema_{name}": value for name, value in self.evaluate(beat).items()}
             scalars = {f"validation/{name}": value for name, value in measured.items()}
-            scalars = self._as_main_judges(with_more(self.callbacks, "on_evaluation", self._view(), scalars))
+            scalars = self._as_measured_by_main(with_more(self.callbacks, "on_evaluation", self._view(), scalars))
             self._write(scalars)
             if self.show is not None:
                 self.show(step)
-        good_step = self._good[0].step  # the weights are still those, if steps have been skipped since
-        self.state = judged(self.config.evaluation, replace(self.state, evaluated_step=step), scalars, good_step)
-        self._state_changed()
+        good_step = self.outcomes.good[0].step  # the weights are still those, if steps have been skipped since
+        self.state = evaluated(self.config.evaluation, replace(self.state, evaluated_step=step), scalars, good_step)
+        self.outcomes.changed(self.state)
         return self.state.best_step == good_step
 
-    def _as_main_judges(self, scalars: dict[str, float]) -> dict[str, float]:
+    def _as_measured_by_main(self, scalars: dict[str, float]) -> dict[str, float]:
         """The scalars of an evaluation with rank 0's value of `evaluation.metric`. Collective.
 
         What ours measure is the same on all ranks; a callback's may not be, by a rounding or more, and what it decides
@@ -390,16 +358,11 @@ class Trainer:
         value = distributed.from_main(scalars.get(name, math.nan), self.device)
         return scalars | {name: value} if name in scalars else scalars
 
-    def _state_changed(self) -> None:
-        """Keep what a checkpoint would hold up to date, if the last step was a good one."""
-        if self._good[0].step == self.state.step:
-            self._good = self.state, self._window.clone()
-
     def _log(self) -> None:
-        self._settle()
-        *sums, steps, _, tokens, padding = distributed.reduce_sum(self._window.clone()).tolist()
-        self._window.zero_()
-        self._state_changed()
+        self._look_at_outcomes()
+        *sums, steps, _, tokens, padding = distributed.reduce_sum(self.outcomes.window.clone()).tolist()
+        self.outcomes.window.zero_()
+        self.outcomes.changed(self.state)
         scalars = {}
         if steps > 0.5:  # whole numbers but for rounding; without a good step there is no loss
             scalars["train/loss"] = sums[0] / steps
@@ -488,15 +451,15 @@ class Trainer:
 
         local: as CheckpointManager.save.
         """
-        self._settle()
-        state, window = self._good
-        if self._saved == state:  # of a step alone it would not do: an evaluation after a resume changes the state
+        self._look_at_outcomes()
+        state, window = self.outcomes.good
+        if self.outcomes.saved == state:  # not by the step: an evaluation after a resume changes the state
             return
         with self._not_training("save"):
-            if not self._skipped_in_a_row:
+            if not self.outcomes.skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
             self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()},
                                   self.average.files(self.environment.rank) if self.average else {}, local=local)
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
-        self._saved = state
+        self.outcomes.saved = state

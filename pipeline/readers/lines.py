@@ -42,9 +42,7 @@ def read(segment: Segment) -> Iterator[Document]:
     separators = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}
     separator = separators.get(form, NEWLINE)
     longest = {"pairs": None, "jsonl": LONGEST_JSON_LINE}.get(form, LONGEST_PIECE)
-    parsers: dict[str, Callable[[Segment, Block, re.Pattern | None], Iterator[Document]]] = {
-        "jsonl": _json_documents, "pairs": _pairs}
-    parse = parsers.get(form, _texts)
+    parse = PARSERS.get(form, _texts)
     found = _without_mark(blocks(segment, separator, longest))
     for block in _without_long_lines(segment, found) if form == "jsonl" else found:
         if isinstance(block, Document):
@@ -229,3 +227,9 @@ def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:
         f"{segment.file.path}: {where}: found {what}, expected UTF-8; convert the file, or replace such bytes "
         "with --source.encoding_errors replace"
     )
+
+
+# Documents of the blocks of a format, which the separator parts; others are plain text.
+PARSERS: dict[str, Callable[[Segment, Block, re.Pattern | None], Iterator[Document]]] = {
+    "jsonl": _json_documents, "pairs": _pairs,
+}

@@ -147,7 +147,7 @@ def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
     reference = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "saved").eval()
     everything = np.arange(len(examples))
     micro = examples.batch(everything) | examples.targets(everything)
-    objective = FinetuningObjective()
+    objective = FinetuningObjective(examples)
     loss, _ = objective(reader(**micro), micro, torch.tensor(objective.counts([micro]), dtype=torch.float64))
     loss.backward()
 

@@ -12,8 +12,9 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from cloze.launch.cli import main, parse
 from cloze.launch.finetune import reporting
+from cloze.launch.finetune.examples import predicted
 from cloze.launch.finetune.glue import submission, submission_names
-from cloze.launch.finetune.mistakes import binary_scores, tables
+from cloze.launch.finetune.mistakes import tables
 from cloze.launch.run import runs
 from tests.finetuning.running import arguments, finetune, lines
 from tests.finetuning.small import sst2, write_tsv
@@ -159,8 +160,15 @@ def entries(kind: str) -> list[dict]:
             for n, (text, p) in enumerate([("yes", 0.9), ("no", 0.3), ("well", 0.5)])]
 
 
+KINDS = {"columns": predicted.ClassOfEachColumn, "labels": predicted.Labels, "numbers": predicted.Number,
+         "tags": predicted.Tags, "answers": predicted.Answer}
+
+
 class Texts:
     """Of examples, what the tables need."""
+
+    def __init__(self, kind) -> None:
+        self.kind = kind
 
     def text(self, number: int) -> str:
         return f"the | text\n{number}"
@@ -175,11 +183,11 @@ class Texts:
     ("tags", {"confusion": [["true \\ predicted", "B-x", "O"], ["B-x", "1", "2"], ["O", "0", "3"]]}),
 ])
 def test_every_kind_of_task_has_its_tables(kind, confusions):
-    found = tables(Texts(), entries(kind))
+    found = tables(Texts(KINDS[kind]), entries(kind))
     worst = cells(found.pop("worst"))
     assert [row[0] for row in worst[1:]] == ["row 2", "row 1"] and worst[1][1] == "the \\| text 2"
     assert {name: cells(table) for name, table in found.items()} == confusions
-    assert binary_scores(entries(kind)) is None
+    assert KINDS[kind].binary_scores(entries(kind)) is None
 
 
 def test_independent_labels_are_counted_as_sklearn_does():
@@ -193,7 +201,7 @@ def test_independent_labels_are_counted_as_sklearn_does():
 
     predictions = [{"place": "p", "label": named(a), "prediction": named(b), "probabilities": dict.fromkeys(names, 0.5)}
                    for a, b in zip(true, guessed, strict=True)]
-    _, *rows = cells(tables(Texts(), predictions)["confusion"])
+    _, *rows = cells(tables(Texts(predicted.Labels), predictions)["confusion"])
     expected = {name: [matrix[1, 1], matrix[1, 0], matrix[0, 1], matrix[0, 0]] for name, matrix in
                 zip(names, multilabel_confusion_matrix(true, guessed), strict=True)}
     errors = sorted((each[1] + each[2] for each in expected.values()), reverse=True)
@@ -205,7 +213,7 @@ def test_of_very_many_classes_the_pairs_that_are_confused_most():
     pairs = [(str(n), str(n // 2)) for n in range(40)] + [("7", "9")] * 3
     predictions = [{"place": "p", "label": true, "prediction": guessed, "probabilities": {true: 0.5}}
                    for true, guessed in pairs]
-    assert cells(tables(Texts(), predictions)["confusion"])[1] == ["7", "9", "3"]
+    assert cells(tables(Texts(predicted.OneClass), predictions)["confusion"])[1] == ["7", "9", "3"]
 
 
 # Label forms, as gluebenchmark.com's training files have them; an index from 0.

@@ -370,7 +370,7 @@ def rank_1_ends(command: list[str]) -> int:
     """The command, which one process leaves in the middle of training with a message of its own. The other is deaf
     to the signal by which the launcher ends it then, so that it comes to its line."""
     advance, cli.SAID_SECONDS = trainer.Trainer._advance, 2.0
-    StopRequest.__exit__ = lambda self, *exception: setattr(self, "_deaf_until", time.monotonic() + 60)
+    StopRequest.__exit__ = lambda self, *exception: setattr(self, "_ignored_until", time.monotonic() + 60)
 
     def leaves(self, *arguments):
         if self.environment.rank == 1 and self.state.step == 2:

@@ -8,7 +8,7 @@ import torch
 from cloze.launch.checkpoint import CheckpointManager, TrainState, read_state, read_weights
 from cloze.launch.config import EvaluationConfig, TrainConfig
 from cloze.launch.system.environment import Environment
-from cloze.launch.training.goals import completion, judged
+from cloze.launch.training.goals import completion, evaluated
 from cloze.pipeline.errors import UserError
 from tests.launching import curve, train
 from tests.synthetic import make_shards
@@ -17,7 +17,7 @@ from tests.synthetic import make_shards
 def after(config: EvaluationConfig, *values: float) -> TrainState:
     state = TrainState()
     for number, value in enumerate(values, 1):
-        state = judged(config, TrainState(**{**vars(state), "step": number * 10, "evaluated_step": number * 10}),
+        state = evaluated(config, TrainState(**{**vars(state), "step": number * 10, "evaluated_step": number * 10}),
                        {f"validation/{config.metric}": value}, number * 10)
     return state
 
@@ -55,13 +55,13 @@ def test_the_best_by_another_metric_counts_for_nothing():
     state = after(EvaluationConfig(), 6.9)
     changed = EvaluationConfig(metric="mlm_accuracy", target=0.72, patience=1)
     assert completion(SimpleNamespace(train=TrainConfig(max_steps=1000), evaluation=changed), state) is None
-    state = judged(changed, state, {"validation/mlm_accuracy": 0.1}, 20)
+    state = evaluated(changed, state, {"validation/mlm_accuracy": 0.1}, 20)
     assert (state.best_step, state.best_value) == (20, 0.1)
 
 
 def test_a_metric_that_is_not_measured():
     with pytest.raises(UserError, match="found 'accuracy', expected one of .*mlm_accuracy"):
-        judged(EvaluationConfig(metric="accuracy"), TrainState(), {"validation/mlm_accuracy": 0.5}, 0)
+        evaluated(EvaluationConfig(metric="accuracy"), TrainState(), {"validation/mlm_accuracy": 0.5}, 0)
 
 
 @pytest.mark.slow

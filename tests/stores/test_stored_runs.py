@@ -181,9 +181,11 @@ def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed
     def killed(at: int) -> tuple[str, int]:
         """Killed when both have that step; what was printed, and the last step that both have."""
         processes = start_on(two, data, output, *run, step_seconds=0.3)
-        wait_until(lambda: min(map(last, two)) >= at, processes[0])
-        for process in processes:
-            kill_all(process)
+        try:
+            wait_until(lambda: min(map(last, two)) >= at, processes[0])
+        finally:
+            for process in processes:
+                kill_all(process)
         return finish(processes[0], None), min(map(last, two))
 
     _, both = killed(11)

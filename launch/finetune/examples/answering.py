@@ -11,6 +11,7 @@ import torch
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.predicted import Answer
 from cloze.launch.finetune.squad import (
     Question,
     best_threshold,
@@ -53,7 +54,7 @@ class AnswerExamples(Examples):
     in the one window where it counts. A question that may have no answer has every window's [CLS] for it.
     """
 
-    width = 2
+    width, kind = 2, Answer
 
     def __init__(self, path: str, config: FinetuneConfig, tokenizer: Tokenizer, version_2: bool) -> None:
         self.name = Path(path).name.split(".")[0]
@@ -164,6 +165,15 @@ class AnswerExamples(Examples):
                     "start_targets": starts, "end_targets": ends, "num_softmaxes": len(units)}
         starts, ends = torch.from_numpy(self._positions[units]).unbind(1)
         return {"start_positions": starts, "end_positions": ends}
+
+    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+        """Of starts and of ends."""
+        if self._shared:
+            return torch.full((2,), micro_batch["num_softmaxes"])
+        return torch.stack([(micro_batch[name] >= 0).sum() for name in ("start_positions", "end_positions")])
+
+    def losses(self, output: Any) -> torch.Tensor:
+        return torch.stack([output.start_losses.sum(), output.end_losses.sum()]) / 2
 
     def outputs(self, output: Any) -> torch.Tensor:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)

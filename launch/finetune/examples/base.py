@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from cloze.launch.finetune.examples.predicted import Prediction
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
 from cloze.pipeline.loading import order
 from cloze.pipeline.loading.batches import RankBatch, deal
+from cloze.pipeline.records import NO_LABEL
 
 
 class Examples(ABC):
@@ -33,6 +35,8 @@ class Examples(ABC):
     width: int
     segments: tuple[int, int] = (0, 1)
     """The model's types of segments A and B."""
+    kind: type[Prediction]
+    """What its predictions are."""
     facts: str
     """What is worth saying about them, in one line."""
     measured: str
@@ -53,6 +57,15 @@ class Examples(ABC):
     @abstractmethod
     def targets(self, units: np.ndarray) -> dict:
         """What forward takes beside, so that it gives losses; only if `labelled`."""
+
+    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+        """Targets that have a loss, of each part of a loss that is averaged by itself: (parts,). One part for each
+        column of labels."""
+        return (micro_batch["labels"] != NO_LABEL).sum(0).reshape(-1)
+
+    def losses(self, output: Any) -> torch.Tensor:
+        """Sum of the losses of each part in what the model has returned: (parts,)."""
+        return output.losses.sum(0).reshape(-1)
 
     @abstractmethod
     def outputs(self, output: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.classification import has_labels, label_of, number_of, predicted, text_of
+from cloze.launch.finetune.examples.predicted import OneClass
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.tables import Table
@@ -24,6 +25,8 @@ class ChoiceExamples(Examples):
         shared: columns whose texts are joined to the first segment.
         choices: columns of the choices; `task.choice_prefix` names one whose text each of them begins with.
     """
+
+    kind = OneClass
 
     def __init__(self, table: Table, task: Task, shared: tuple[str, ...], choices: tuple[str, ...], target: str,
                  labels: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation | None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,14 @@ from torch.nn import functional
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune import scoring
 from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.predicted import (
+    ClassOfEachColumn,
+    Labels,
+    Number,
+    NumberOfEachColumn,
+    OneClass,
+    Prediction,
+)
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.tables import Row, Table
@@ -22,35 +31,6 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # What stands in a column where nothing is known: test files of GLUE and SWAG that carry labels at all hold -1.
 _UNKNOWN = (None, "", -1, "-1")
-
-
-def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str],
-              pooling: Literal["pooler", "cls", "mean", "max"]) -> HeadConfig:
-    """Labels as listed, as the task knows them, or as the training file holds them.
-
-    Raises:
-        UserError: a target column is missing, or labels are listed that are columns.
-    """
-    table.need(targets, "label_columns")
-    if task.kind == "regression":
-        return HeadConfig(targets, "regression", pooling=pooling)
-    if task.kind == "columns":
-        columns = tuple((name, _sorted(label_of(row, name) for row in table.rows)) for name in targets)
-        names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
-        return HeadConfig(names, "columns", columns, pooling)
-    if task.kind == "multi_label":
-        if len(targets) > 1:
-            if listed:
-                raise UserError(f"labels: found {', '.join(listed)} with the label columns {', '.join(targets)}, "
-                                "expected none: each column is a label; leave --labels out")
-            return HeadConfig(targets, "multi_label", pooling=pooling)
-        found = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
-        return HeadConfig(tuple(listed) or found, "multi_label", pooling=pooling)
-    labels = tuple(listed) or task.labels or _sorted(label_of(row, targets[0]) for row in table.rows)
-    if len(labels) < 2:
-        raise UserError(f"{table.path}: found {len(labels)} label in column {targets[0]!r}, expected at least two; "
-                        "list them with --labels, or take a task of numbers")
-    return HeadConfig(labels, "single_label", pooling=pooling)
 
 
 def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
@@ -76,13 +56,19 @@ def _label_set(row: Row, column: str) -> list[str]:
     return [str(part) for part in value]
 
 
+Pooling = Literal["pooler", "cls", "mean", "max"]
+
+
 class TextExamples(Examples):
-    """A text or a pair of texts each, and what is predicted of it.
+    """A text or a pair of texts each, and what is predicted of it: a subclass for each problem of a head.
 
     Args:
         texts, targets: names of columns.
         truncation: None with a head that reads pieces.
     """
+
+    averaged: Mapping[str, str]
+    """What metrics are averaged over, where their names do not say."""
 
     def __init__(self, table: Table, task: Task, texts: tuple[str, ...], targets: tuple[str, ...], head: HeadConfig,
                  tokenizer: Tokenizer, truncation: Truncation | None) -> None:
@@ -102,40 +88,36 @@ class TextExamples(Examples):
         self.lengths = np.diff(self._sequences.offsets[self._of_row])
         self.num_places, self.width = len(table.rows), head.num_outputs
         self.labelled = has_labels(table, targets)
-        self._true = self._read_targets() if self.labelled else np.empty(0)
-        self.measured = self._meanings()
+        self._true = np.array([self._target(row) for row in self._rows]) if self.labelled else np.empty(0)
+        self.measured = scoring.explained(task.metrics, dict(self.averaged))
         left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
         self.facts = (f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}"
                       f"{left_out}")
 
-    def _read_targets(self) -> np.ndarray:
-        problem = self._head.problem
-        if problem == "regression":
-            return np.array([[number_in(row, column) for column in self._columns] for row in self._rows])
-        if problem == "columns":
-            return np.array([[number_of(row, label_of(row, name), labels, "mend the row")
-                              for name, labels in self._head.columns] for row in self._rows])
-        if problem == "single_label":
-            column = self._columns[0]
-            return np.array([number_of(row, label_of(row, column), self._head.labels) for row in self._rows])
-        if len(self._columns) > 1:
-            return np.array([[_yes_or_no(row, column) for column in self._columns] for row in self._rows])
-        true = np.zeros((len(self._rows), len(self._head.labels)), np.int64)
-        for number, row in enumerate(self._rows):
-            for label in _label_set(row, self._columns[0]):
-                true[number, number_of(row, label, self._head.labels)] = 1
-        return true
+    @staticmethod
+    @abstractmethod
+    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+                  ) -> HeadConfig:
+        """Labels as listed, as the task knows them, or as the training file holds them. Raises UserError."""
 
-    def _meanings(self) -> str:
-        several = self._head.problem == "multi_label"
-        meanings = {
-            "f1": f"of class {self._head.labels[-1]}", "f1_micro": "over all labels together",
-            "f1_macro": f"mean over {'labels' if several else 'classes'}", "exact_match": "all labels of an example",
-            "accuracy_mean": "mean over columns",
-        }
-        if self._head.problem == "regression" and len(self._columns) > 1:
-            meanings = dict.fromkeys(self._task.metrics, "mean over columns")
-        return scoring.explained(self._task.metrics, meanings)
+    @abstractmethod
+    def _target(self, row: Row) -> Any:
+        """What is true of a row, as a number or numbers. Raises UserError."""
+
+    @abstractmethod
+    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+        """The same as it is predicted for each row, (N,) or (N, ...), of outputs (N, width)."""
+
+    @abstractmethod
+    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float: ...
+
+    @abstractmethod
+    def _named(self, numbers: Any) -> Any:
+        """What `_target` or `_guesses` has for a row, as a person reads it."""
+
+    @abstractmethod
+    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
+        """The entry `probabilities` of a prediction, from the scores (width,) of a row; nothing if there are none."""
 
     def batch(self, units: np.ndarray) -> dict:
         batch = self._sequences.batch(self.feature_rows(units), self.segments)
@@ -147,9 +129,7 @@ class TextExamples(Examples):
         return ragged.ranges(self._of_row[:-1][units], np.diff(self._of_row)[units])
 
     def targets(self, units: np.ndarray) -> dict:
-        true = self._true[units]
-        return {"labels": torch.from_numpy(true if self._head.problem in ("single_label", "columns")
-                                           else true.astype(np.float32))}
+        return {"labels": torch.from_numpy(self._true[units])}
 
     def outputs(self, output: Any) -> torch.Tensor:
         return output.logits
@@ -157,49 +137,12 @@ class TextExamples(Examples):
     def places(self, units: np.ndarray) -> np.ndarray:
         return units
 
-    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
-        """Predicted numbers of classes (N,), (N, columns); 0 and 1 (N, labels); values (N, targets)."""
-        if self._head.problem == "single_label":
-            return outputs.argmax(1)
-        if self._head.problem == "columns":
-            return np.stack([part.argmax(1) for part in self._split(outputs)], 1)
-        return outputs if self._head.problem == "regression" else (outputs > 0).astype(np.int64)
-
-    def _split(self, outputs: np.ndarray) -> list[np.ndarray]:
-        return np.split(outputs, np.cumsum([len(labels) for _, labels in self._head.columns])[:-1], axis=1)
-
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
-        guesses, true = self._guesses(outputs), self._true
-        values = {"loss": self._loss(outputs)}
-        if self._head.problem == "columns":
-            each = {f"accuracy_{name}": float(np.mean(true[:, number] == guesses[:, number]))
-                    for number, (name, _) in enumerate(self._head.columns)}
-            return values | {"accuracy_mean": float(np.mean(list(each.values())))} | each
-        if self._head.problem != "regression":
-            return values | scoring.measure(self._task.metrics, true, guesses)
-        if len(self._columns) == 1:
-            return values | scoring.measure(self._task.metrics, true[:, 0], guesses[:, 0])
-        parts = [scoring.measure(self._task.metrics, true[:, n], guesses[:, n]) for n in range(len(self._columns))]
-        means = {name: float(np.mean([part[name] for part in parts])) for name in self._task.metrics}
-        return values | means | {f"{name}_{column}": value for column, part in zip(self._columns, parts, strict=True)
-                                 for name, value in part.items()}
+        loss = self._loss(torch.from_numpy(outputs), torch.from_numpy(self._true))
+        return {"loss": loss} | self._measured(self._guesses(outputs))
 
-    def majority(self) -> dict[str, float]:
-        if self._head.problem != "single_label":
-            return {}
-        guesses = np.full_like(self._true, np.bincount(self._true).argmax())
+    def _measured(self, guesses: np.ndarray) -> dict[str, float]:
         return scoring.measure(self._task.metrics, self._true, guesses)
-
-    def _loss(self, outputs: np.ndarray) -> float:
-        scores, true = torch.from_numpy(outputs), torch.from_numpy(self._true)
-        if self._head.problem == "single_label":
-            return functional.cross_entropy(scores, true).item()
-        if self._head.problem == "columns":
-            parts = [torch.from_numpy(part) for part in self._split(outputs)]
-            return sum(functional.cross_entropy(part, true[:, n]).item() for n, part in enumerate(parts))
-        measure = functional.mse_loss if self._head.problem == "regression" else (
-            functional.binary_cross_entropy_with_logits)
-        return measure(scores, true.float()).item()
 
     def text(self, number: int) -> str:
         return " / ".join(text_of(self._rows[number], column) for column in self._texts)
@@ -207,41 +150,195 @@ class TextExamples(Examples):
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         described = []
         for number, row in enumerate(self._rows):
-            entry = predicted(row, self._described(outputs[number]))
+            guess = self._named(self._guesses(outputs[number][None])[0])
+            entry = predicted(row, {"prediction": guess} | self._chances(outputs[number]))
             if self.labelled:
                 entry["label"] = self._named(self._true[number])
             described.append(entry)
         return described
 
-    def _named(self, numbers: Any) -> object:
-        """Labels of numbers as `_guesses` gives them for one example."""
-        head = self._head
-        if head.problem == "single_label":
-            return head.labels[int(numbers)]
-        if head.problem == "columns":
-            return {name: labels[int(number)] for (name, labels), number in zip(head.columns, numbers, strict=True)}
-        if head.problem == "regression":
-            values = dict(zip(self._columns, map(float, numbers), strict=True))
-            return values if len(values) > 1 else values[self._columns[0]]
-        return [label for label, number in zip(head.labels, numbers, strict=True) if number]
 
-    def _described(self, scores: np.ndarray) -> dict:
-        head = self._head
-        prediction = self._named(self._guesses(scores[None])[0])
-        if head.problem == "regression":
-            return {"prediction": prediction}
-        if head.problem == "columns":
-            parts = zip(head.columns, self._split(scores[None]), strict=True)
-            chances: dict[str, Any] = {name: _chances(part[0], labels) for (name, labels), part in parts}
-        elif head.problem == "multi_label":
-            values = torch.from_numpy(scores).double().sigmoid().tolist()
-            chances = dict(zip(head.labels, values, strict=True))
-        else:
-            chances = _chances(scores, head.labels)
-        return {"prediction": prediction, "probabilities": chances}
+class ClassExamples(TextExamples):
+    """One class of several."""
+
+    kind = OneClass
+
+    @property
+    def averaged(self) -> Mapping[str, str]:  # type: ignore[override]  # which depends on the labels here
+        return {"f1": f"of class {self._head.labels[-1]}", "f1_macro": "mean over classes"}
+
+    @staticmethod
+    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+                  ) -> HeadConfig:
+        table.need(targets, "label_columns")
+        labels = tuple(listed) or task.labels or _sorted(label_of(row, targets[0]) for row in table.rows)
+        if len(labels) < 2:
+            raise UserError(f"{table.path}: found {len(labels)} label in column {targets[0]!r}, expected at least two; "
+                            "list them with --labels, or take a task of numbers")
+        return HeadConfig(labels, "single_label", pooling=pooling)
+
+    def _target(self, row: Row) -> int:
+        return number_of(row, label_of(row, self._columns[0]), self._head.labels)
+
+    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs.argmax(1)
+
+    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
+        return functional.cross_entropy(scores, true).item()
+
+    def majority(self) -> dict[str, float]:
+        guesses = np.full_like(self._true, np.bincount(self._true).argmax())
+        return scoring.measure(self._task.metrics, self._true, guesses)
+
+    def _named(self, numbers: Any) -> str:
+        return self._head.labels[int(numbers)]
+
+    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
+        return {"probabilities": _shares(scores, self._head.labels)}
 
 
-def _chances(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
+class ColumnExamples(TextExamples):
+    """A class in each of several columns of labels, each with a softmax of its own."""
+
+    kind = ClassOfEachColumn
+    averaged: Mapping[str, str] = {"accuracy_mean": "mean over columns"}
+
+    @staticmethod
+    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+                  ) -> HeadConfig:
+        table.need(targets, "label_columns")
+        columns = tuple((name, _sorted(label_of(row, name) for row in table.rows)) for name in targets)
+        names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
+        return HeadConfig(names, "columns", columns, pooling)
+
+    def _target(self, row: Row) -> list[int]:
+        return [number_of(row, label_of(row, name), labels, "mend the row") for name, labels in self._head.columns]
+
+    def _split(self, outputs: np.ndarray) -> list[np.ndarray]:
+        return np.split(outputs, np.cumsum([len(labels) for _, labels in self._head.columns])[:-1], axis=1)
+
+    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+        return np.stack([part.argmax(1) for part in self._split(outputs)], 1)
+
+    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
+        parts = [torch.from_numpy(part) for part in self._split(scores.numpy())]
+        return sum(functional.cross_entropy(part, true[:, n]).item() for n, part in enumerate(parts))
+
+    def _measured(self, guesses: np.ndarray) -> dict[str, float]:
+        each = {f"accuracy_{name}": float(np.mean(self._true[:, number] == guesses[:, number]))
+                for number, (name, _) in enumerate(self._head.columns)}
+        return {"accuracy_mean": float(np.mean(list(each.values())))} | each
+
+    def _named(self, numbers: Any) -> dict[str, str]:
+        return {name: labels[int(number)] for (name, labels), number in zip(self._head.columns, numbers, strict=True)}
+
+    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
+        parts = zip(self._head.columns, self._split(scores[None]), strict=True)
+        return {"probabilities": {name: _shares(part[0], labels) for (name, labels), part in parts}}
+
+
+class LabelExamples(TextExamples):
+    """Independent labels: a column with a list of them, or a column of 0 and 1 for each."""
+
+    kind = Labels
+    averaged: Mapping[str, str] = {"f1_micro": "over all labels together", "f1_macro": "mean over labels",
+                                   "exact_match": "all labels of an example"}
+
+    @staticmethod
+    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+                  ) -> HeadConfig:
+        table.need(targets, "label_columns")
+        if len(targets) > 1:
+            if listed:
+                raise UserError(f"labels: found {', '.join(listed)} with the label columns {', '.join(targets)}, "
+                                "expected none: each column is a label; leave --labels out")
+            return HeadConfig(targets, "multi_label", pooling=pooling)
+        found = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
+        return HeadConfig(tuple(listed) or found, "multi_label", pooling=pooling)
+
+    def _target(self, row: Row) -> list[int]:
+        if len(self._columns) > 1:
+            return [_yes_or_no(row, column) for column in self._columns]
+        given = {number_of(row, label, self._head.labels) for label in _label_set(row, self._columns[0])}
+        return [int(number in given) for number in range(len(self._head.labels))]
+
+    def targets(self, units: np.ndarray) -> dict:
+        return {"labels": torch.from_numpy(self._true[units].astype(np.float32))}
+
+    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+        return torch.tensor([len(micro_batch["labels"])])  # one loss an example
+
+    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+        return (outputs > 0).astype(np.int64)
+
+    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
+        return functional.binary_cross_entropy_with_logits(scores, true.float()).item()
+
+    def _named(self, numbers: Any) -> list[str]:
+        return [label for label, number in zip(self._head.labels, numbers, strict=True) if number]
+
+    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
+        values = torch.from_numpy(scores).double().sigmoid().tolist()
+        return {"probabilities": dict(zip(self._head.labels, values, strict=True))}
+
+
+class NumberExamples(TextExamples):
+    """A number, or one for each of several columns."""
+
+    @property
+    def kind(self) -> type[Prediction]:  # type: ignore[override]  # which depends on the columns here
+        return NumberOfEachColumn if len(self._columns) > 1 else Number
+
+    @property
+    def averaged(self) -> Mapping[str, str]:  # type: ignore[override]
+        return dict.fromkeys(self._task.metrics, "mean over columns") if len(self._columns) > 1 else {}
+
+    @staticmethod
+    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+                  ) -> HeadConfig:
+        table.need(targets, "label_columns")
+        return HeadConfig(targets, "regression", pooling=pooling)
+
+    def _target(self, row: Row) -> list[float]:
+        return [number_in(row, column) for column in self._columns]
+
+    def targets(self, units: np.ndarray) -> dict:
+        return {"labels": torch.from_numpy(self._true[units].astype(np.float32))}
+
+    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+        return torch.tensor([len(micro_batch["labels"])])  # one loss an example
+
+    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs
+
+    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
+        return functional.mse_loss(scores, true.float()).item()
+
+    def _measured(self, guesses: np.ndarray) -> dict[str, float]:
+        names = self._task.metrics
+        parts = [scoring.measure(names, self._true[:, n], guesses[:, n]) for n in range(len(self._columns))]
+        if len(parts) == 1:
+            return parts[0]
+        means = {name: float(np.mean([part[name] for part in parts])) for name in names}
+        return means | {f"{name}_{column}": value for column, part in zip(self._columns, parts, strict=True)
+                        for name, value in part.items()}
+
+    def _named(self, numbers: Any) -> float | dict[str, float]:
+        values = dict(zip(self._columns, map(float, numbers), strict=True))
+        return values if len(values) > 1 else values[self._columns[0]]
+
+    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
+        return {}
+
+
+PROBLEMS: dict[str, type[TextExamples]] = {
+    "classification": ClassExamples, "columns": ColumnExamples, "multi_label": LabelExamples,
+    "regression": NumberExamples,
+}
+"""By the kind of a task."""
+
+
+def _shares(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
     return dict(zip(labels, torch.from_numpy(scores).double().softmax(-1).tolist(), strict=True))
 
 

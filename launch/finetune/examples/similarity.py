@@ -15,6 +15,7 @@ from cloze.launch.finetune import scoring
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.classification import number_in, predicted
 from cloze.launch.finetune.examples.contrastive import distinct_texts
+from cloze.launch.finetune.examples.predicted import Ranks
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.tables import Table, missing_columns, open_table
 from cloze.launch.texts.vectors import normalized
@@ -95,6 +96,7 @@ class VectorExamples(Examples):
 
     labelled = True
     width = 0
+    kind = Ranks
 
     def __init__(self, table: Table, columns: FileColumns, tokenizer: Tokenizer, truncation: Truncation,
                  sizes: list[int]) -> None:

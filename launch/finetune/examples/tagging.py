@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.predicted import Tags
 from cloze.launch.finetune.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
 from cloze.launch.texts.encoding import characters
 from cloze.launch.texts.sequences import Sequences
@@ -126,6 +127,8 @@ class TagExamples(Examples):
     A word's tag is learned and read at its first token. A word that the tokenizer makes nothing of is [UNK].
     by_character: whether the words of the training file are single characters, between which texts have no space.
     """
+
+    kind = Tags
 
     def __init__(self, sentences: Sentences, task: Task, head: HeadConfig, tokenizer: Tokenizer, max_length: int,
                  by_character: bool = False) -> None:

@@ -1,0 +1,100 @@
+"""What the steps of a run have come to: sums since the last line of metrics, and what a checkpoint would hold."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from cloze.launch.checkpoint import TrainState
+
+
+class Awaited(Protocol):
+    """Numbers that are on their way from the device."""
+
+    def take(self) -> list[float]:
+        """The numbers, once they are here."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that is done, or queued on the device: how it went, and what a checkpoint after it would hold."""
+
+    skipped: Awaited
+    """Whether its loss or gradient was infinite or NaN."""
+    state: TrainState
+    window: torch.Tensor
+    position: int
+    """Of its first sample in the stream."""
+
+    def __str__(self) -> str:
+        return (f"step {self.state.step}, on samples {self.position:,} to {self.state.samples_consumed - 1:,} of the "
+                f"stream (epoch {self.state.epoch})")
+
+
+class Outcomes:
+    """Steps whose outcome is not known yet, the state after the last good one, and what was saved.
+
+    Args:
+        size: of the window.
+        most_skipped: skipped steps in a row after which the run is to be given up.
+        keeps_skipped: whether a skipped step changes what a checkpoint holds, as in fp16, whose loss scale it lowers.
+        on_skip: is told of each skipped step.
+    """
+
+    def __init__(self, size: int, device: torch.device, *, most_skipped: int, keeps_skipped: bool,
+                 on_skip: Callable[[Step], None]) -> None:
+        self.window = torch.zeros(size, dtype=torch.float64, device=device)
+        """Sums since the last line of metrics, of this rank."""
+        self.skipped_in_a_row = 0
+        self.saved: TrainState | None = None
+        """The state of the newest checkpoint."""
+        self._pending: deque[Step] = deque()  # oldest first
+        self._good = TrainState(), self.window.clone()
+        self._most_skipped, self._keeps_skipped, self._on_skip = most_skipped, keeps_skipped, on_skip
+
+    @property
+    def good(self) -> tuple[TrainState, torch.Tensor]:
+        """State and window after the last good step: what a checkpoint holds."""
+        return self._good
+
+    def begin(self, state: TrainState) -> None:
+        """Take this state, and the window as it is, for those after a good step."""
+        self._good = state, self.window.clone()
+
+    def add(self, skipped: Awaited, state: TrainState, position: int) -> None:
+        """A step was queued, whose sums are in the window; the state is that after it."""
+        self._pending.append(Step(skipped, state, self.window.clone(), position))
+
+    def look(self, state: TrainState, leave: int = 0) -> tuple[TrainState, Step | None]:
+        """Look at the outcomes, oldest first: the state with its skipped steps counted; and the step at which there
+        were too many in a row, or None.
+
+        Args:
+            leave: newest steps left for later: the last one may still be running on a GPU, which the host need not
+                await.
+        """
+        failed = None
+        while len(self._pending) > leave:
+            step = self._pending.popleft()
+            (skipped,) = step.skipped.take()
+            if skipped:
+                state = replace(state, skipped_steps=state.skipped_steps + 1)
+                self.skipped_in_a_row += 1
+                self._on_skip(step)
+            if not skipped or self._keeps_skipped:
+                self._good = replace(step.state, skipped_steps=state.skipped_steps), step.window
+            if not skipped:
+                self.skipped_in_a_row = 0
+            if self.skipped_in_a_row == self._most_skipped:
+                failed, leave = step, 0  # newer steps are in the weights, if they were good
+        return state, failed
+
+    def changed(self, state: TrainState) -> None:
+        """Keep what a checkpoint would hold up to date with a state that changed between steps, if the last step was a
+        good one."""
+        if self._good[0].step == state.step:
+            self.begin(state)
