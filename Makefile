@@ -26,7 +26,7 @@ env: $(VENV)/.installed
 
 # Rebuilt when what is to be installed changes; the mark is made last, so a broken installation is repeated.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
-	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'cloze needs Python 3.10 or newer, found ' + sys.version.split()[0] + '; name one: make env PYTHON=python3.11')"
+	@$(PYTHON) -c "import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14) and 'cloze needs Python 3.10 to 3.13, found ' + sys.version.split()[0] + '; name one: make env PYTHON=python3.11')"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python .ci/install.py --constraint constraints.txt --editable '.[test]'
 	@touch $@

@@ -26,8 +26,9 @@ def average_content(parts: Parts, tied: dict[str, str]) -> dict:
 
 
 def has_average(folder: Path) -> bool:
-    """Whether a checkpoint holds a moving average."""
-    return any((folder / average_file(rank)).is_file() for rank in (None, 0))
+    """Whether a checkpoint holds a moving average, or what a machine has of it: the files of its own processes, where
+    it fetched the checkpoint from a store."""
+    return any(folder.glob("ema*.pt"))
 
 
 def read_parts(folder: Path, rank: int | None = None) -> Iterator[tuple[str, int, torch.Tensor]]:

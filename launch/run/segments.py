@@ -7,12 +7,14 @@ end of a line or of an event; of a file that is replaced each object has it whol
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING, kept_lines, lines_of
@@ -67,11 +69,11 @@ class Shipper:
         self._thread = threading.Thread(target=self._work, name="log", daemon=True)
         self._thread.start()
 
-    def begin(self, step: int, evaluated_step: int) -> None:
-        """From here on the curves are sent: what stands in them now is of before, and lies in the store already."""
-        with self._sending:
-            path = self._folder / METRICS
-            self._sent[METRICS] = path.stat().st_size if path.exists() else 0
+    def begin(self, step: int, evaluated_step: int, arrived: list[dict]) -> None:
+        """From here on the curves are sent, but for what of the lines that have `arrived` was kept for this start."""
+        count, path = len(kept_lines(arrived, step, evaluated_step)), self._folder / METRICS
+        with self._sending, open(path, "rb") if path.exists() else io.BytesIO() as file:
+            self._sent[METRICS] = sum(map(len, islice(file, count)))
         (self._folder / START).write_text(json.dumps({"step": step, "evaluated_step": evaluated_step}))
 
     def ship(self) -> None:
@@ -127,6 +129,23 @@ class Shipper:
                     self._warned = True
                     self._warn(f"the run's curves and status do not arrive in the store; the run goes on, and they are "
                                f"sent when they can be ({error})")
+
+
+def add_unsent(path: Path, before: list[dict]) -> list[dict]:
+    """Append to a metrics.jsonl, as it arrived in the store, what an earlier start on this machine has not sent before
+    it was killed: a run that goes on from this machine's scratch may do so from there. Returns the lines that arrived.
+
+    Args:
+        before: the lines of that start.
+    """
+    arrived = lines_of(path.read_bytes())[0] if path.exists() else []
+    last = arrived[-1]["step"] if arrived else 0
+    known = {(line["step"], "validation/loss" in line) for line in arrived}
+    unsent = [line for line in before
+              if line["step"] >= last and (line["step"], "validation/loss" in line) not in known]
+    if unsent:
+        publish_text(path, "".join(json.dumps(line) + "\n" for line in arrived + unsent), durable=False)
+    return arrived
 
 
 def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:

@@ -25,7 +25,7 @@ from typing import TypeVar
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
-from cloze.launch.run.segments import LOG, LogReader, Shipper, fetch_heartbeats
+from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch_heartbeats
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
@@ -71,6 +71,7 @@ class StoredRun:
         self._seconds = config.monitor.store_seconds
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
+        self._arrived: list[dict] = []  # lines of metrics.jsonl that are in the store, on rank 0
         self._lease: Lease | Unchecked | None = None
 
     @property
@@ -101,8 +102,11 @@ class StoredRun:
                     raise UserError(f"output: found {self.place} in use by another job, expected it free; wait for "
                                     "that job or choose another --output")
                 self._lease = lease
+                metrics = self.folder / runs.METRICS
+                before = runs.read_metrics(self.folder) if metrics.exists() else []
                 self._make_folder()
                 LogReader(self.place).write(self.folder)
+                self._arrived = add_unsent(metrics, before)
                 self.log = CommitLog(self.checkpoints / COMMITS)
                 self.meet(self.log.claim())
                 if not self.log.conditional:
@@ -143,7 +147,7 @@ class StoredRun:
         for path in paths + [path for name in names if (path := self.folder / name).exists()]:
             self.send(path)
         assert self._shipper is not None, "`meet` comes first"
-        self._shipper.begin(step, evaluated_step)
+        self._shipper.begin(step, evaluated_step, self._arrived)
 
     def send(self, path: Path) -> None:
         """Write a file of the folder to its place in the store. Raises UserError if the store can't be used."""

@@ -16,7 +16,8 @@ from cloze.launch.checkpoint.transfer import Damaged, Patience, fetch, parts_of,
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.commits import Commit, CommitLog, TakenOver, read_commits
 from cloze.launch.run.heartbeat import Heartbeat
-from cloze.launch.run.segments import LogReader, Shipper, fetch_heartbeats
+from cloze.launch.run.runs import lines_of
+from cloze.launch.run.segments import LogReader, Shipper, add_unsent, fetch_heartbeats
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients
@@ -130,6 +131,10 @@ def lines(*steps):
     return "".join(f'{{"step": {step}, "train/loss": {step}.0}}\n' for step in steps)
 
 
+def parsed(*steps: int) -> list[dict]:
+    return lines_of(lines(*steps).encode())[0]
+
+
 def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
     """Of two attempts the later one wins by step; a line that is being written waits; nothing is sent twice."""
     place = to_place(bucket) / "run"
@@ -141,7 +146,7 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
             assert (folder / "metrics.jsonl").read_text() == lines(1, 2, 3, 4)
             (folder / "metrics.jsonl").write_text(lines(1, 2))  # as the writer of metrics does
         shipper = Shipper(folder, place / "log" / f"000{number}-a", 0, 1000, print)
-        shipper.begin(start, start)
+        shipper.begin(start, start, parsed(1, 2, 3, 4) if number else [])
         board = SummaryWriter(str(folder))
         for step in own:
             with open(folder / "metrics.jsonl", "a") as file:
@@ -181,10 +186,27 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
     assert sorted(events) == [3, 4, 5]
 
 
+def test_what_a_killed_start_has_not_sent_is_sent_by_the_next_on_its_machine(bucket, tmp_path):
+    """It goes on from scratch, from a later step than any that the store was told of."""
+    place, path = to_place(bucket) / "run", tmp_path / "metrics.jsonl"
+    (place / "log/0001-a/metrics.jsonl.000000").write(lines(1, 2, 3).encode())
+    before = parsed(1, 2, 3, 4, 5) + [{"step": 5, "validation/loss": 1.0}]
+    LogReader(place).write(tmp_path)
+    arrived = add_unsent(path, before)
+    assert arrived == parsed(1, 2, 3) and lines_of(path.read_bytes())[0] == before
+    path.write_text(lines(1, 2, 3, 4))  # as the writer of metrics does, of a run that goes on from step 4
+    shipper = Shipper(tmp_path, place / "log/0002-b", 0, 1000, print)
+    shipper.begin(4, -1, arrived)
+    shipper.close(60)
+    assert (place / "log/0002-b/metrics.jsonl.000000").read_text() == lines(4)
+    LogReader(place).write(tmp_path)
+    assert path.read_text() == lines(1, 2, 3, 4)
+
+
 def test_a_store_that_is_away_is_no_harm_to_what_tells(bucket, proxy, impatient, tmp_path):
     place, said = to_place(bucket) / "run/log/0001-a", []
     shipper = Shipper(tmp_path, place, 0, 0.02, said.append)
-    shipper.begin(0, -1)
+    shipper.begin(0, -1, [])
     proxy.fault = lambda request: lambda _: BUSY
     (tmp_path / "metrics.jsonl").write_text(lines(1, 2))
     while not said:

@@ -79,8 +79,8 @@ def test_processes_killed_at_random_moments(tmp_path, bucket, proxy):
             if kill % 2:
                 _wait(lambda: uploads.under_way > 0, processes)
             victims = draw.choice([processes, processes[:1], processes[1:]])
+            assert all(process.poll() is None for process in processes), "a run ended before it was killed"
             for victim in victims:
-                assert victim.poll() is None, victim.communicate(timeout=10)[0][-4000:]
                 kill_all(victim)
             printed = [_end(process) for process in processes]
         finally:

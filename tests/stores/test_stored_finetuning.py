@@ -36,10 +36,12 @@ def test_killed_on_two_machines_and_gone_on_with(task, bucket, tmp_path, capsys)
     output = f"{bucket}/tuned"
     command = arguments("sst2", *task, output, *OPTIONS)
     processes = begin_on([Machine(tmp_path / "a"), Machine(tmp_path / "b")], command, step_seconds=0.1)
-    wait_until(lambda: bool(committed(output)), processes[0])
-    for process in processes:
-        kill_all(process)
-        finish(process, None)
+    try:
+        wait_until(lambda: bool(committed(output)), processes[0])
+    finally:
+        for process in processes:
+            kill_all(process)
+            finish(process, None)
     assert main(["predict", "classify", output, "a great w1"]) == 2
     assert f"{output}: found a run of `cloze finetune` without its model" in capsys.readouterr().err
     printed = finish_all(begin_on([Machine(tmp_path / "c"), Machine(tmp_path / "d")], command))

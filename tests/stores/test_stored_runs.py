@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cloze.launch.checkpoint import fetch_run
+from cloze.launch.checkpoint import fetch_run, read_weights
 from cloze.launch.cli import main
 from cloze.pipeline.stores.places import to_place
 from tests.launching import assert_same_weights, children, finish, kill_all, train, weights
@@ -29,7 +29,7 @@ from tests.stores.stored_runs import (
 from tests.synthetic import make_shards
 
 STEPS = 16
-RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "4", "--zero.stage", "1")
+RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "4", "--zero.stage", "1", "--ema.decay", "0.9")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,7 @@ def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed
     assert_no_secrets(output, printed)
     local = fetch_run(to_place(output))
     assert_same_weights(weights(local), weights(undisturbed))
+    assert_same_weights(*(read_weights(run, ema=True)[1] for run in (local, undisturbed)))
 
 
 @pytest.mark.slow
@@ -180,9 +181,11 @@ def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed
     def killed(at: int) -> tuple[str, int]:
         """Killed when both have that step; what was printed, and the last step that both have."""
         processes = start_on(two, data, output, *run, step_seconds=0.3)
-        wait_until(lambda: min(map(last, two)) >= at, processes[0])
-        for process in processes:
-            kill_all(process)
+        try:
+            wait_until(lambda: min(map(last, two)) >= at, processes[0])
+        finally:
+            for process in processes:
+                kill_all(process)
         return finish(processes[0], None), min(map(last, two))
 
     _, both = killed(11)
@@ -246,7 +249,7 @@ def test_damage_is_passed_over_by_all_and_one_process_goes_on(data, machines, bu
     output = f"{bucket}/own"
     no_dropout = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
                   "--checkpoint.every_steps", "4", "--zero.stage", "1", "--checkpoint.accept_changes", "true",
-                  "--schedule.name", "constant")
+                  "--schedule.name", "constant", "--ema.decay", "0.9")
     finish_all(start_on(machines(2), data, output, *no_dropout, "--train.max_steps", "8"))
     (key,) = [key for key in keys(output) if "step-00000008" in key and "pp_rank_1" in key]
     part = to_place(f"{output}/{key}")
@@ -259,4 +262,6 @@ def test_damage_is_passed_over_by_all_and_one_process_goes_on(data, machines, bu
     assert "resumed from step 12 of 16" in printed
     folder = machine.folder / "undisturbed"
     train(data, folder, *no_dropout, "--train.max_steps", "16", processes=2)
-    assert_same_weights(weights(fetch_run(to_place(output))), weights(folder), 1e-5)
+    local = fetch_run(to_place(output))
+    assert_same_weights(weights(local), weights(folder), 1e-5)
+    assert_same_weights(*(read_weights(run, ema=True)[1] for run in (local, folder)), 1e-5)
