@@ -35,7 +35,7 @@ EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
 # Refusals of the file system, wherever they are met: no command can go on without what it was given.
-_MENDABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+_USERS_TO_FIX = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -416,7 +416,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command. Exit status: 0 complete, 1 other processes of the run are gone, 2 an error that the user can mend,
+    """Run a command. Exit status: 0 complete, 1 other processes of the run are gone, 2 an error that the user can fix,
     75 stopped early with a checkpoint, 141 nobody reads the output any more.
     """
     end_with_parent()
@@ -436,7 +436,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
     except (UserError, ModelError, OSError) as error:
         if isinstance(error, OSError):
-            if error.errno not in _MENDABLE or error.filename is None:
+            if error.errno not in _USERS_TO_FIX or error.filename is None:
                 raise
             line = describe(error, Path(str(error.filename)))
         else:

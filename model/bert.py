@@ -74,7 +74,7 @@ class BertModel(InFolders):
     ) -> BertOutput:
         """Encode ids (or `inputs_embeds`, with a last dimension more) in one of two layouts.
 
-        Concatenated: ids (T,) with `sequence_offsets` (B + 1,) int32 and, lest the device be asked, the host
+        Concatenated: ids (T,) with `sequence_offsets` (B + 1,) int32 and, so that the device is not asked, the host
         integer `max_sequence_length`. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B, S,
         S). `position_ids` are those of embeddings and rotations; ALiBi and local windows count tokens.
         `head_mask`: (heads,) or (layers, heads), multiplies probabilities of attention and cross-attention.

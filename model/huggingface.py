@@ -567,7 +567,7 @@ def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
     found = {match[1] for match in map(_LAYER.search, weights) if match}
     if config.num_hidden_layers > len(found):
         raise ModelError(f"{folder / 'config.json'}: found num_hidden_layers {config.num_hidden_layers}, expected "
-                         f"{len(found)}, the layers among the weights; mend it, or fetch the model again")
+                         f"{len(found)}, the layers among the weights; fix it, or fetch the model again")
 
 
 def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
@@ -658,7 +658,7 @@ def _reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, AttributeError, LookupError) as error:
-        raise ModelError(f"{folder / 'config.json'}: found a value of another kind than its field's ({error}); mend "
+        raise ModelError(f"{folder / 'config.json'}: found a value of another kind than its field's ({error}); fix "
                          "it, or fetch or export the model again") from error
 
 

@@ -137,7 +137,7 @@ def alone(output: Place, lock: Place, note: Callable[[str], None] = lambda _: No
 
 @contextmanager
 def readable_errors(path: Place | str) -> Iterator[None]:
-    """Turn an OSError that a user can mend into a UserError that names `path`."""
+    """Turn an OSError that a user can fix into a UserError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -155,7 +155,7 @@ def describe(error: OSError, path: Place | str) -> str:
         errno.EPERM: "not permitted; choose another folder or change its permissions",
         errno.ENOENT: "not found (any more); restore it, then run the same command again",
         errno.ENOTDIR: "a part of this path is a file; choose another path",
-    }.get(error.errno or 0, f"{error.strerror or error}; mend this, then run the same command again")
+    }.get(error.errno or 0, f"{error.strerror or error}; fix this, then run the same command again")
     return f"{where}: {advice}"
 
 

@@ -43,7 +43,7 @@ def only_tensors(path: str | Path) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}; mend this, then run the same command again") from error
+        raise UserError(f"{path}: {error.strerror or error}; fix this, then run the same command again") from error
     except Exception as error:  # torch raises many kinds here; every one means the same to the user
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
@@ -137,7 +137,7 @@ def convert_to_universal(folder: Path, target: Path) -> None:
             load_pickled(path)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{target}: found {folder.name} good but could not write its form for another number of "
-                        f"processes ({reason}), expected room and permission there; mend this, then run the same "
+                        f"processes ({reason}), expected room and permission there; fix this, then run the same "
                         "command again") from error
     (target.parent / "latest_universal").unlink(missing_ok=True)  # a note of the converter, which nothing here reads
 

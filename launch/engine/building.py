@@ -42,7 +42,7 @@ def build_engine(
     """
     check_deepspeed()
     _check_fp16(made, device)
-    # Its warnings about its own internals are not the user's to mend; its errors raise.
+    # Its warnings about its own internals are not the user's to fix; its errors raise.
     deepspeed_logger.setLevel(logging.ERROR)
     # On CPU it would compile a C++ kernel at every start, which only its inference code uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

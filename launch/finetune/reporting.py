@@ -108,7 +108,7 @@ def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest)
         outputs = predict(model, examples, config.train.micro_batch, environment.rank, environment.world_size,
                           trainer.device, partial(trainer.heartbeat.beat, trainer.state.step, "evaluate"))
         metrics = examples.metrics(outputs) if examples.labelled else {}
-        results[split] = {"examples": len(examples)} | metrics
+        results[split] = {"examples": examples.num_examples} | metrics
         if environment.is_main:
             predictions = _write_predictions(output / PREDICTIONS, split.replace("/", "-"), examples, outputs)
             if name := submissions.get(examples.name):

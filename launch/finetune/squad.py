@@ -59,7 +59,7 @@ def _question(path: Path, qa: dict, number: int, context: str) -> Question:
     for text, start in answers:
         if start < 0 or context[start : start + len(text)] != text or not text:
             raise UserError(f"{path}: question {qa['id']}: found {context[start : start + len(text)]!r} at character "
-                            f"{start} of its text, expected the answer {text!r}; mend answer_start")
+                            f"{start} of its text, expected the answer {text!r}; fix answer_start")
     return Question(str(qa["id"]), qa["question"], number, answers, bool(qa.get("is_impossible", False)))
 
 

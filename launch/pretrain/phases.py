@@ -148,10 +148,10 @@ def _check_shape(config: PretrainConfig, source: Source) -> None:
         raise UserError(f"model.max_position_embeddings: found {wanted}, expected at least the {found} that "
                         f"init_from = {source.name} has learned; set it to {found}")
     if config.init_positions != "extend" or config.init_optimizer:
-        mend = ("--init_optimizer false and --init_positions extend" if config.init_optimizer else
+        fix = ("--init_optimizer false and --init_positions extend" if config.init_optimizer else
                 "--init_positions extend")
         raise UserError(f"model.max_position_embeddings: found {wanted}, expected {found}, those that init_from = "
-                        f"{source.name} has learned; with {mend} the further ones are drawn")
+                        f"{source.name} has learned; with {fix} the further ones are drawn")
 
 
 def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:

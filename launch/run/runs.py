@@ -249,7 +249,7 @@ def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
 
 
 def _refuse_another(found: str, before: dict[str, object], config: RunConfig, facts: Facts,
-                    mend: str) -> None:
+                    fix: str) -> None:
     """Raise UserError, which begins with `found`, for the first field that may not differ from before and does."""
     # What an earlier version did not know is as it would be if nobody had set it.
     unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
@@ -261,8 +261,8 @@ def _refuse_another(found: str, before: dict[str, object], config: RunConfig, fa
         if not name.startswith(FIXED):
             if config.checkpoint.accept_changes:
                 continue
-            mend += ", or accept the change with --checkpoint.accept_changes true"
-        raise UserError(f"{found}, whose {name} is {before.get(name)!r}, expected {now.get(name)!r}; {mend}")
+            fix += ", or accept the change with --checkpoint.accept_changes true"
+        raise UserError(f"{found}, whose {name} is {before.get(name)!r}, expected {now.get(name)!r}; {fix}")
 
 
 def _entries(folder: Path) -> set[str]:

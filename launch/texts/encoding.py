@@ -197,7 +197,7 @@ class Encoder:
         encoded apart.
         """
         if half := half_character(text):
-            raise UserError(f"{place}: found {half}, expected whole characters; mend the text")
+            raise UserError(f"{place}: found {half}, expected whole characters; fix the text")
         if self.truncation.words == "characters":
             tokens = self._character_tokens(text)
         else:

@@ -207,7 +207,7 @@ def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
             line = f" (line {reader.line_num})" if reader.line_num != number else ""
             yield f"row {number}{line}", fields
     except csv.Error as error:
-        raise UserError(f"{path}: row {number + 1} (line {reader.line_num}): can't be read as CSV ({error}); mend it"
+        raise UserError(f"{path}: row {number + 1} (line {reader.line_num}): can't be read as CSV ({error}); fix it"
                         ) from error
 
 
@@ -241,7 +241,7 @@ def _separated(reading: Reading, records: Iterator[tuple[str, list[str]]], heade
         else:
             how = "" if skip_malformed is None else ", or leave such rows out with --skip_malformed_rows true"
             raise UserError(f"{path}: {place}: found {len(fields)} fields, expected {len(columns)} "
-                            f"({', '.join(columns)}); mend it{how}")
+                            f"({', '.join(columns)}); fix it{how}")
 
 
 def _read_json_lines(path: Path) -> Iterator[Row]:

@@ -134,7 +134,7 @@ class _Examiner:
                              advice or "see whether the disk or the device behind it hangs")]
         elif errors:
             text = str(errors[0]) if isinstance(errors[0], UserError) else f"{type(errors[0]).__name__}: {errors[0]}"
-            found = [Finding(check, text.splitlines()[0], "problem", advice or "mend this")]
+            found = [Finding(check, text.splitlines()[0], "problem", advice or "fix this")]
         self.findings += found
         return not errors and not thread.is_alive()
 

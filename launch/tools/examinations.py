@@ -229,7 +229,7 @@ def clock(device: torch.device, world_size: int) -> list[Finding]:
 def collective(device: torch.device, world_size: int) -> list[Finding]:
     """Whether a sum over all ranks is right, and how fast. Collective."""
     if world_size == 1:
-        return [Finding("all-reduce", "one process alone has nobody to add to", "skipped")]
+        return [Finding("all-reduce", "found one process, expected several to add up over", "skipped")]
     size = _REDUCED_BYTES[device.type]
     seconds = []
     for _ in range(4):

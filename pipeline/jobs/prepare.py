@@ -49,7 +49,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     """Prepare a corpus into `config.output` and return its manifest (that of `max_length`, if there are several).
 
     Continues an interrupted run of the same command; returns at once if it is complete.
-    Raises UserError if the folder holds another run, and for whatever else a user can mend.
+    Raises UserError if the folder holds another run, and for whatever else a user can fix.
     """
     progress = progress or Silent()
     output, tokenizer = to_output(_given_output(config)), Tokenizer.from_folder(_given_tokenizer(config))

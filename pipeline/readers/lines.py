@@ -125,7 +125,7 @@ def _pairs(segment: Segment, block: Block, separator: re.Pattern | None) -> Iter
             if line.count(b"\t") != 1:
                 raise UserError(
                     f"{segment.file.path}: byte {offset}: found {line.count(9)} tabs in {line[:40]!r}, expected one "
-                    "between the two segments of a pair; mend the line"
+                    "between the two segments of a pair; fix the line"
                 )
             text, damaged = _valid(segment, line.rstrip(b"\r"), offset)
             yield Document(order(segment, offset), text, damaged=damaged)
@@ -141,7 +141,7 @@ def _json_documents(segment: Segment, block: Block, separator: re.Pattern | None
             try:
                 record = _DECODER.decode(data.decode("utf-8-sig"))  # a mark may stand where files were joined
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}: byte {offset}: the line isn't JSON ({error}); mend it") from error
+                raise UserError(f"{path}: byte {offset}: the line isn't JSON ({error}); fix it") from error
             text, name = field(record, config.text_field, config.id_field, f"{path}: byte {offset}")
             encoded, broken = _encode(segment, text, offset)
             place = order(segment, offset)

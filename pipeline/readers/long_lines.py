@@ -70,13 +70,13 @@ class LongLine:
     def finish(self) -> None:
         """The line has ended. Raises UserError if the text hasn't."""
         if self._place != "after":
-            raise UserError(f"{self.where}: the line isn't JSON (a string doesn't end); mend it")
+            raise UserError(f"{self.where}: the line isn't JSON (a string doesn't end); fix it")
 
     def decode(self, piece: bytes) -> str:
         try:
             return json.loads(b'"' + piece + b'"')
         except ValueError as error:
-            raise UserError(f"{self.where}: the line isn't JSON ({error}); mend it") from error
+            raise UserError(f"{self.where}: the line isn't JSON ({error}); fix it") from error
 
     def _find_text(self) -> int:
         """Where the text begins, in bytes behind its quote; also finds the id."""
@@ -120,5 +120,5 @@ class LongLine:
             return space + 1
         place = between_characters(data, _matched(_UNITS, data, 0, limit))
         if place == 0:
-            raise UserError(f"{self.where}: found an escape that JSON doesn't have; mend it")
+            raise UserError(f"{self.where}: found an escape that JSON doesn't have; fix it")
         return place

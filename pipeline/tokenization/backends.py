@@ -27,7 +27,7 @@ def read_tokenizer_config(folder: Path) -> dict:
             try:
                 config |= json.loads((folder / name).read_text(encoding="utf-8"))
             except (ValueError, TypeError) as error:
-                raise UserError(f"{folder / name}: isn't JSON: {error}; mend or remove it") from error
+                raise UserError(f"{folder / name}: isn't JSON: {error}; fix or remove it") from error
     return config
 
 

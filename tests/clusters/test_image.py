@@ -99,7 +99,7 @@ def test_a_torch_that_the_base_brings_is_kept(tmp_path, torch):
 
 
 def test_what_must_be_in_the_environment_comes_first():
-    """python3 without venv, as Debian has it, is mended by the same step; the rest runs in the environment."""
+    """python3 without venv, as Debian has it, is fixed by the same step; the rest runs in the environment."""
     steps = of("RUN")
     assert "python3-venv" in steps[0] and steps[1] == "python3 -m venv --system-site-packages /opt/cloze"
     assert "PATH=/opt/cloze/bin:${PATH}" in of("ENV")

@@ -204,6 +204,7 @@ def test_the_pooling_is_kept_and_sentence_transformers_gives_the_same_vectors(po
         vectors = ours.embed([*texts, long])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     cosines = (vectors[:-1:2] * vectors[1:-1:2]).sum(1)
+    assert results["validation"]["examples"] == len(rows)
     said = [each["prediction"] for each in lines(tmp_path / "run" / "predictions" / "validation.jsonl")]
     assert said == pytest.approx(cosines, abs=1e-5)
     spearman = spearmanr(said, [float(row[2]) for row in rows]).statistic

@@ -92,9 +92,9 @@ def test_the_labelled_diagnostic_set_is_a_test_file_of_mnli(model, tmp_path):
 
 
 @pytest.mark.parametrize("task, seen, found, said", [
-    ("label-columns", "s", "xl", "row 1: found the label 'xl', expected one of the 1 of the training set: s; mend the "
+    ("label-columns", "s", "xl", "row 1: found the label 'xl', expected one of the 1 of the training set: s; fix the "
                                  "row"),
-    ("multi-label", 1, 2, "row 1: found 2 in column 'a', expected 0 or 1; mend the row"),
+    ("multi-label", 1, 2, "row 1: found 2 in column 'a', expected 0 or 1; fix the row"),
 ])
 def test_labels_that_columns_do_not_have_are_not_to_be_listed(model, tmp_path, capsys, task, seen, found, said):
     """--labels is refused for these."""

@@ -1,4 +1,4 @@
-"""What a user can mend ends in one line on stderr and exit status 2, before any process group is joined."""
+"""What a user can fix ends in one line on stderr and exit status 2, before any process group is joined."""
 
 import json
 import os

@@ -91,7 +91,7 @@ def test_a_checkpoint_with_a_nan_is_neither_asked_nor_exported(tmp_path, capsys,
     run = tmp_path / "run"
     ours.save(run / "tokenizer")
     (run / "config.yaml").write_text(yaml.safe_dump({"model": dataclasses.asdict(config)}))
-    monkeypatch.setattr("cloze.launch.tools.export.read_run_average", lambda *_: ([7], weights))
+    monkeypatch.setattr("cloze.launch.tools.export.read_run_average", lambda *_, **__: ([7], weights))
     monkeypatch.setattr("cloze.launch.pretrained.loading.read_run_weights", lambda *_: (7, weights))
     for command in (["export", str(run)], ["predict", "fill-mask", str(run), "the [MASK]"]):
         assert main(command) == 2

@@ -46,6 +46,11 @@ class Examples(ABC):
         return len(self.lengths)
 
     @property
+    def num_examples(self) -> int:
+        """Those of the file, as its results count them."""
+        return len(self)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return int(self.lengths.max())

@@ -46,13 +46,13 @@ def _label_set(row: Row, column: str) -> list[str]:
     """Independent labels of a row: a list, or words with commas between them."""
     if row.values.get(column) is None:
         raise UserError(f"{row.place}: found nothing in column {column!r}, expected a list of labels, which may be "
-                        "empty; mend the row")
+                        "empty; fix the row")
     value = row.values[column]
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list):
         raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a list of labels, or labels with "
-                        "commas between them; mend the row")
+                        "commas between them; fix the row")
     return [str(part) for part in value]
 
 
@@ -212,7 +212,7 @@ class ColumnExamples(TextExamples):
         return HeadConfig(names, "columns", columns, pooling)
 
     def _target(self, row: Row) -> list[int]:
-        return [number_of(row, label_of(row, name), labels, "mend the row") for name, labels in self._head.columns]
+        return [number_of(row, label_of(row, name), labels, "fix the row") for name, labels in self._head.columns]
 
     def _split(self, outputs: np.ndarray) -> list[np.ndarray]:
         return np.split(outputs, np.cumsum([len(labels) for _, labels in self._head.columns])[:-1], axis=1)
@@ -351,7 +351,7 @@ def predicted(row: Row, prediction: dict) -> dict:
 def text_of(row: Row, column: str) -> str:
     value = row.values.get(column)
     if not isinstance(value, str):
-        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a text; mend the row")
+        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a text; fix the row")
     return value
 
 
@@ -365,7 +365,7 @@ def label_of(row: Row, column: str) -> str:
     """The label in a column. Raises UserError, with the row, if there is none."""
     value = row.values.get(column)
     if value is None or value == "":
-        raise UserError(f"{row.place}: found no label in column {column!r}, expected one; mend the row")
+        raise UserError(f"{row.place}: found no label in column {column!r}, expected one; fix the row")
     return str(value)
 
 
@@ -377,7 +377,7 @@ def number_in(row: Row, column: str) -> float:
         number = float("nan")
     if not np.isfinite(number):
         raise UserError(f"{row.place}: found {row.values.get(column)!r} in column {column!r}, expected a number; "
-                        "mend the row")
+                        "fix the row")
     return number
 
 
@@ -385,15 +385,15 @@ def _yes_or_no(row: Row, column: str) -> int:
     """1 or 0, however a table writes them: as a number, whole or not, or a truth value. Raises UserError."""
     found = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}.get(label_of(row, column).lower())
     if found is None:
-        raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; mend the "
+        raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; fix the "
                         "row")
     return found
 
 
 def number_of(row: Row, label: str, labels: tuple[str, ...],
-              mend: str = "mend the row, or list all labels with --labels") -> int:
+              fix: str = "fix the row, or list all labels with --labels") -> int:
     if label not in labels:
         shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
         raise UserError(f"{row.place}: found the label {label!r}, expected one of the {len(labels)} of the training "
-                        f"set: {shown}; {mend}")
+                        f"set: {shown}; {fix}")
     return labels.index(label)

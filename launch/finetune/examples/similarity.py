@@ -109,6 +109,10 @@ class VectorExamples(Examples):
         self.facts = (f"{len(table.rows):,} rows, {self.num_places:,} different texts, {self.lengths.sum():,} tokens, "
                       f"at most {self.lengths.max()}, {cut}{left_out}")
 
+    @property
+    def num_examples(self) -> int:
+        return len(self._rows)
+
     def batch(self, units: np.ndarray) -> dict:
         return self._sequences.batch(units, self.segments)
 

@@ -74,7 +74,7 @@ def read_conll(path: str | Path) -> Sentences:
             continue
         if fields_of and len(fields) != len(fields_of[0]) or not fields[0]:
             raise UserError(f"{path}: row {number}: found {len(fields)} fields in {line.strip()!r}, expected "
-                            f"{len(fields_of[0]) if fields_of else 'a word'}, as in the first row; mend the line")
+                            f"{len(fields_of[0]) if fields_of else 'a word'}, as in the first row; fix the line")
         fields_of.append(fields)
         lines.append(number)
     if ends[-1] != len(lines):
@@ -189,7 +189,7 @@ class TagExamples(Examples):
         for line, tag in zip(self._sentences.lines, tags, strict=True):
             if tag not in labels:
                 raise UserError(f"{self._sentences.path}: row {line}: found the label {tag!r}, expected one of the "
-                                f"{len(labels)} of the training set: {', '.join(labels)}; mend the row, or list all "
+                                f"{len(labels)} of the training set: {', '.join(labels)}; fix the row, or list all "
                                 "labels with --labels")
         return np.array([labels[tag] for tag in tags])
 
