@@ -338,8 +338,9 @@ def read_status(folder: Path) -> dict:
         told = json.loads((folder / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    right = isinstance(told, dict) and isinstance(told.get("state"), str) and type(told.get("step")) is int
-    return told if right else {}
+    if not isinstance(told, dict) or not isinstance(told.get("state"), str):
+        return {}
+    return told | {"step": told["step"] if type(told.get("step")) is int else 0}
 
 
 def num_starts(folder: Path) -> int:
