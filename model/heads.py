@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cloze.model.config import BertConfig, ModelError
+from cloze.model.config import BertConfig
 from cloze.model.copies import Copied
 from cloze.model.embeddings import compute_dtype, encoder_norm
 from cloze.model.encoder import ACTIVATIONS
@@ -218,28 +218,3 @@ def exponentials_by_group(scores: Tensor, group: Tensor, num_groups: int) -> tup
     largest = scores.new_full((num_groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
     shares = (scores - largest[group]).exp()
     return shares, torch.zeros_like(largest).index_add(0, group, shares), largest
-
-
-def pool(hidden: Tensor, kind: str, offsets: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-    """One vector a sequence, (B, hidden), from its tokens: the first one's (cls), their mean or their max.
-
-    `hidden`: (T, hidden) with `offsets`, or (B, S, hidden) with a mask of lengths (B,) or (B, S), None for no
-    padding.
-    """
-    if kind not in ("cls", "mean", "max"):
-        raise ModelError(f"pooling: found {kind!r}, expected cls, mean or max (the pooler is part of the model)")
-    if kind == "cls":
-        return hidden[:, 0] if offsets is None else hidden.index_select(0, offsets[:-1])
-    if offsets is not None:
-        # The kernel has no 16-bit form on every device.
-        return torch.segment_reduce(hidden.float(), kind, offsets=offsets.long()).to(hidden.dtype)
-    if attention_mask is None:
-        return hidden.mean(1) if kind == "mean" else hidden.amax(1)
-    if attention_mask.dim() == 1:
-        attention_mask = torch.arange(hidden.shape[1], device=hidden.device) < attention_mask[:, None]
-    if attention_mask.dim() != 2:
-        raise ModelError("attention_mask: pooling needs lengths (B,) or a mask (B, S)")
-    seen = attention_mask.bool()[..., None]
-    if kind == "max":
-        return hidden.masked_fill(~seen, -torch.inf).amax(1)
-    return (hidden * seen).sum(1) / seen.sum(1)

@@ -1,4 +1,4 @@
-"""One vector a text: the encoder, and what its tokens' vectors become."""
+"""One vector a text: the encoder, and how its tokens' vectors are pooled to one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from cloze.model.bert import BertPreTrained
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.heads import pool
 
 POOLINGS = ("cls", "mean", "max")
 
@@ -52,3 +51,28 @@ class SentenceEncoder(BertPreTrained):
             hidden = self.bert(input_ids, **inputs).last_hidden_state
             vectors = pool(hidden, self.pooling, offsets, inputs.get("attention_mask"))
         return SentenceOutput(vectors.float(), texts)
+
+
+def pool(hidden: Tensor, kind: str, offsets: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+    """One vector a sequence, (B, hidden), from its tokens: the first one's (cls), their mean or their max.
+
+    `hidden`: (T, hidden) with `offsets`, or (B, S, hidden) with a mask of lengths (B,) or (B, S), None for no
+    padding.
+    """
+    if kind not in ("cls", "mean", "max"):
+        raise ModelError(f"pooling: found {kind!r}, expected cls, mean or max (the pooler is part of the model)")
+    if kind == "cls":
+        return hidden[:, 0] if offsets is None else hidden.index_select(0, offsets[:-1])
+    if offsets is not None:
+        # The kernel has no 16-bit form on every device.
+        return torch.segment_reduce(hidden.float(), kind, offsets=offsets.long()).to(hidden.dtype)
+    if attention_mask is None:
+        return hidden.mean(1) if kind == "mean" else hidden.amax(1)
+    if attention_mask.dim() == 1:
+        attention_mask = torch.arange(hidden.shape[1], device=hidden.device) < attention_mask[:, None]
+    if attention_mask.dim() != 2:
+        raise ModelError("attention_mask: pooling needs lengths (B,) or a mask (B, S)")
+    seen = attention_mask.bool()[..., None]
+    if kind == "max":
+        return hidden.masked_fill(~seen, -torch.inf).amax(1)
+    return (hidden * seen).sum(1) / seen.sum(1)

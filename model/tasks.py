@@ -33,9 +33,9 @@ from cloze.model.heads import (
     NextSentenceHead,
     class_losses,
     exponentials_by_group,
-    pool,
 )
 from cloze.model.huggingface import InFolders, load_architecture
+from cloze.model.sentences import pool
 
 
 class TaskOutput(NamedTuple):

@@ -59,7 +59,7 @@ class Pooled(OfLayer):
         return vector if self.dimensions is None else normalized(vector[: self.dimensions])
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
-        from cloze.model.heads import pool
+        from cloze.model.sentences import pool
 
         assert self.pooling is not None, "`settled` comes first"
         vectors = pool(self.hidden(model, batch), self.pooling, batch.inputs["sequence_offsets"])

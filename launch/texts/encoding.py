@@ -1,4 +1,5 @@
-"""Single texts and pairs as a model reads them, with the place of each token in the text that was given."""
+"""Single texts and pairs as a model reads them: how much of each stays where they are too long, and the place of each
+token in the text that was given."""
 
 from __future__ import annotations
 

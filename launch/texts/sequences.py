@@ -1,4 +1,4 @@
-"""Texts as sequences of token ids: special tokens around them, cut where they are too long, counted where cut."""
+"""Many texts as sequences of token ids: special tokens around them, and how many were cut (encoding.py says how)."""
 
 from __future__ import annotations
 

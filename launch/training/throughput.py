@@ -1,4 +1,5 @@
-"""How fast a run goes: tokens a second, share of padding, data wait, model FLOPs utilisation."""
+"""How fast a run goes: tokens a second, share of padding, data wait, model FLOPs utilisation; and which rank
+is slower than the others."""
 
 from __future__ import annotations
 

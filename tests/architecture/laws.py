@@ -23,7 +23,7 @@ LATE_IMPORTS = {
     ("cloze/__init__.py", "cloze.launch.predict"): "workers and other floors import the package without torch",
     ("launch/cli.py", "cloze.launch.parsing"): "worker processes import the command line too, and parse nothing",
     ("launch/predict/__init__.py", "cloze.launch.predict.predictor"): "the options of commands are read without torch",
-    ("launch/predict/vectors.py", "cloze.model.heads"): "the options of commands are read without torch",
+    ("launch/predict/vectors.py", "cloze.model.sentences"): "the options of commands are read without torch",
     ("launch/pretrained/finding.py", "cloze.launch.checkpoint"): "a model's folder does not wait for DeepSpeed",
 }
 LONGEST_FUNCTION = 70  # lines; a screen is about 60

@@ -7,7 +7,7 @@ import torch
 
 from cloze.model.bert import BertModel
 from cloze.model.config import ModelError
-from cloze.model.heads import pool
+from cloze.model.sentences import pool
 from tests.model.model_batches import TINY, assert_equal_gradients, both_inputs, scramble, theirs_of
 
 TOLERANCE = dict(atol=1e-5, rtol=0)
