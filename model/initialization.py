@@ -102,8 +102,8 @@ def init_word_embeddings(model: nn.Module, path: str | os.PathLike, tokens: Mapp
                 raise ModelError(f"{path}:{number}: found {line[:40]!r}, expected a word and numbers") from None
             if len(vector) != weight.shape[1]:
                 raise ModelError(
-                    f"{path}:{number}: found {len(vector)} numbers, expected {weight.shape[1]}, the "
-                    "width of the embeddings"
+                    f"{path}:{number}: found {len(vector)} numbers, expected {weight.shape[1]}, the width of the "
+                    "embeddings (model.hidden_size, or model.embedding_size where that is given)"
                 )
             weight[tokens[word]] = vector
             found.add(word)

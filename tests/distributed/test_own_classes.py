@@ -211,7 +211,8 @@ def test_what_is_wrong_with_a_class_is_one_line(data, tmp_path, capsys, monkeypa
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    (("--objective", "faulty_mine.Foreign"), "found a Linear made by Foreign.build_model, expected a cloze.model."),
+    (("--objective", "faulty_mine.Foreign"),
+     "found a Linear made by Foreign.build_model, expected a subclass of cloze.model.bert.BertPreTrained"),
     (("--objective", "faulty_mine.Strict"), "found nothing in what Strict.terms has returned, expected its TERMS"),
     (("--objective", "faulty_mine.Bare"), "found Tensor for mlm in what Bare.terms has returned, expected a Term"),
     (("--callbacks", "faulty_mine.Says"), "callbacks: found 'text' returned by Says.on_log, expected None or a dict"),
