@@ -28,7 +28,7 @@ def load(model: str | Path, **options: Any) -> Predictor:
 
     Args:
         model: the folder of a Cloze run (of pretraining: its newest good checkpoint), a Hugging Face folder, or the
-            name of a hub model.
+            name of a hub model; ~ is the home folder.
         options: of a hub model: revision, cache_dir, offline, pickled_weights, as of `ModelConfig`.
 
     Raises:
@@ -36,4 +36,4 @@ def load(model: str | Path, **options: Any) -> Predictor:
     """
     from cloze.launch.predict import Predictor
 
-    return Predictor.from_hub(str(model), **options)
+    return Predictor.from_hub(model, **options)

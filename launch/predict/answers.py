@@ -49,8 +49,8 @@ class AnswerQuestion(Operation):
     were in the model's fine-tuning (SQuAD 2.0)."""
 
     def __post_init__(self) -> None:
-        at_least("predict", self, top_k=1, max_answer_tokens=1, max_length=8, window_step=1, candidates=1)
         super().__post_init__()
+        at_least("predict", self, top_k=1, max_answer_tokens=1, max_length=8, window_step=1, candidates=1)
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         asked = self._as_learned(encoder.answering)

@@ -30,8 +30,8 @@ class FillMask(Operation):
     """Guesses for each blank, at least 1."""
 
     def __post_init__(self) -> None:
-        at_least("predict", self, top_k=1)
         super().__post_init__()
+        at_least("predict", self, top_k=1)
 
     def check(self, loaded: LoadedModel) -> None:
         if self.top_k > (size := loaded.config.vocab_size):

@@ -41,8 +41,8 @@ class Classify(Operation):
     """Labels given for each text (for each label column), at least 1; null: all."""
 
     def __post_init__(self) -> None:
-        at_least("predict", self, top_k=1)
         super().__post_init__()
+        at_least("predict", self, top_k=1)
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         if encoder.pieces is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from cloze.launch.predict.arguments import check_options
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
@@ -94,6 +95,7 @@ class Operation:
     key: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        check_options(self)
         # A command's configuration is an operation and what it reads its texts from: each checks its own fields.
         if checks := getattr(super(), "__post_init__", None):
             checks()

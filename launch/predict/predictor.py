@@ -14,10 +14,12 @@ import torch
 
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.predict.answers import AnswerQuestion, Span
+from cloze.launch.predict.arguments import model_name
 from cloze.launch.predict.blanks import FillMask, Guess, Score, SentenceScore
 from cloze.launch.predict.choices import Choice, Choose
 from cloze.launch.predict.labels import Classify, Label
 from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.rows import given_rows, listed
 from cloze.launch.predict.tags import Tag, TagWords
 from cloze.launch.predict.tokens import Tokenize, Tokens
 from cloze.launch.predict.vectors import (
@@ -68,17 +70,17 @@ class Predictor:
         Raises:
             UserError, ModelError: the folder holds neither, or something in it is damaged, or it has no such step.
         """
-        return cls(load_model(folder, step))
+        return cls(load_model(model_name(folder), step))
 
     @classmethod
-    def from_hub(cls, name: str, **options: Any) -> Predictor:
+    def from_hub(cls, name: str | Path, **options: Any) -> Predictor:
         """From a folder, or a model by its name on the hub; options are those of
         `cloze.launch.config.model.ModelConfig`: revision, cache_dir, offline, pickled_weights.
 
         Raises:
             UserError, ModelError: there is none of that name, or as `from_folder`.
         """
-        return cls.from_folder(model_path(ModelConfig(name, **options)))
+        return cls.from_folder(model_path(ModelConfig(model_name(name), **options)))
 
     # ---- one text, or a list ----
 
@@ -94,7 +96,7 @@ class Predictor:
         """Pseudo-log-likelihood of a text, with each token's share: of two sentences the likelier has the higher."""
         return self._one(Score(), text)
 
-    def classify(self, text: str | Sequence[str | tuple[str, str]], pair: str | Sequence[str] | None = None,
+    def classify(self, text: str | Iterable[str | tuple[str, str]], pair: str | Iterable[str] | None = None,
                  top_k: int | None = None) -> list[Label] | list[list[Label]]:
         """Labels of a text or pair, the most probable first; of a list of them (pairs as tuples, or as two lists) a
         list each. A longer text than the model reads is cut, with a warning.
@@ -104,13 +106,13 @@ class Predictor:
         found = [result.labels for result in results]
         return found[0] if isinstance(text, str) else found
 
-    def tag(self, text: str | Sequence[str],
+    def tag(self, text: str | Iterable[str],
             aggregation: Literal["none", "simple", "first", "average", "max"] = "first") -> list[Tag] | list[list[Tag]]:
         """Tagged words of a text of any length, of a list of texts a list each; `aggregation` as in `TagWords`."""
         results = self._each(TagWords(aggregation=aggregation), text)
         return results[0] if isinstance(text, str) else results
 
-    def answer(self, question: str | Sequence[str], context: str | Sequence[str], top_k: int = 1, **options: Any
+    def answer(self, question: str | Iterable[str], context: str | Iterable[str], top_k: int = 1, **options: Any
                ) -> list[Span] | list[list[Span]]:
         """The best answers in a context of any length; of a list of questions, about one context or about as many, a
         list each. Further options are those of `AnswerQuestion`.
@@ -118,11 +120,11 @@ class Predictor:
         results = self._each(AnswerQuestion(top_k=top_k, **options), question, context)
         return results[0] if isinstance(question, str) else results
 
-    def choose(self, text: str, choices: Sequence[str]) -> list[Choice]:
+    def choose(self, text: str, choices: Iterable[str]) -> list[Choice]:
         """What goes on with a text best, of at least two choices: the most probable first. What is longer than the
         model reads is cut, with a warning.
         """
-        (result,) = self.map(Choose(), [Row(text, choices=tuple(choices))])
+        (result,) = self.map(Choose(), [Row(text, choices=tuple(listed("choices", choices)))])
         self._warn(result.cut_tokens)
         return result.ranking
 
@@ -133,18 +135,16 @@ class Predictor:
         self._warn(result.cut_tokens)
         return result.cosine
 
-    def embed(self, texts: Sequence[str], pooling: Literal["cls", "mean", "max"] | None = None, layer: int = -1,
-              dimensions: int | None = None) -> np.ndarray:
+    def embed(self, texts: Iterable[str | tuple[str, str]], pooling: Literal["cls", "mean", "max"] | None = None,
+              layer: int = -1, dimensions: int | None = None) -> np.ndarray:
         """(N, hidden) fp32: a vector a text. pooling: cls, mean, max, None: as the model has learned it, else mean.
         layer: 0 embeddings, 1 ..., -1 last. dimensions: (N, dimensions), the first numbers, of length 1. Longer texts
         than the model reads are cut, with a warning.
         """
-        if isinstance(texts, str):
-            raise UserError("texts: found one text, expected a list of them")
         results = list(self.map(Embed(pooling=pooling, layer=layer, dimensions=dimensions), texts))
         self._warn(sum(result.cut_tokens for result in results))
         return np.stack([result.vector for result in results]) if results else (
-            np.empty((0, dimensions or self.config.hidden_size)))
+            np.empty((0, dimensions or self.config.hidden_size), np.float32))
 
     def features(self, text: str, pair: str | None = None, layer: int = -1) -> TokenVectors:
         """The vector of every token, special ones included."""
@@ -171,7 +171,7 @@ class Predictor:
             UserError: the model lacks the head, or a text cannot be taken; results of earlier chunks came before.
         """
         self.require(operation)
-        rows = map(_row, texts)
+        rows = given_rows(texts)
         while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
             yield from self.run(operation, [(row, list(self.prepare(operation, row))) for row in chunk])
 
@@ -223,18 +223,21 @@ class Predictor:
             inputs["input_ids"][blanks] = self.tokenizer.special_tokens.mask
         return replace(batch, inputs=to_device(inputs, torch.device(self.loaded.device)))
 
-    def _each(self, operation: Operation, text: str | Sequence, pair: str | Sequence[str] | None = None) -> list[Any]:
+    def _each(self, operation: Operation, text: str | Iterable[Any], pair: str | Iterable[str] | None = None
+              ) -> list[Any]:
         """Results of a text or of a list of them, with one second text for all, with one each, or without."""
         if isinstance(text, str):
             if pair is not None and not isinstance(pair, str):
                 raise UserError("texts: found one text with a list of second ones, expected one second text, or two "
                                 "lists")
             return [self._one(operation, text, pair)]
-        seconds = [pair] * len(text) if pair is None or isinstance(pair, str) else pair
-        if len(seconds) != len(text):
-            raise UserError(f"texts: found {len(text)} texts with {len(seconds)} second ones, expected as many")
-        rows = [_row(each) if pair is None else Row(each, second) for each, second in zip(text, seconds, strict=True)]
-        return list(self.map(operation, [replace(row, place=f"text {n}") for n, row in enumerate(rows, 1)]))
+        texts = list(listed("texts", text))
+        if pair is None:
+            return list(self.map(operation, texts))
+        seconds = [pair] * len(texts) if isinstance(pair, str) else list(listed("second texts", pair))
+        if len(seconds) != len(texts):
+            raise UserError(f"texts: found {len(texts)} texts with {len(seconds)} second ones, expected as many")
+        return list(self.map(operation, list(zip(texts, seconds, strict=True))))
 
     def _one(self, operation: Operation, text: str, pair: str | None = None) -> Any:
         encoder = self.loaded.encoder
@@ -263,12 +266,6 @@ def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterato
         tokens += lengths[place]
     if batch:
         yield batch
-
-
-def _row(text: str | tuple[str, str] | Row) -> Row:
-    if isinstance(text, Row):
-        return text
-    return Row(text) if isinstance(text, str) else Row(*text)
 
 
 OPERATIONS: dict[str, type[Operation]] = {

@@ -1,4 +1,4 @@
-"""Texts from the command line, a file or standard input."""
+"""Texts from the command line, a file or standard input, and those that Python gives."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import codecs
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from cloze.launch.predict.arguments import shown
 from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Operation, Row
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
+
+_Item = TypeVar("_Item")
 
 
 def check_file(config: Input) -> None:
@@ -56,6 +60,36 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
             yield from _parse(file, config.file, config.lines == "json", kind)
     except OSError as error:
         raise UserError(f"file: {config.file}: {error.strerror}; expected a file of texts") from error
+
+
+def given_rows(texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Row]:
+    """Texts or pairs that Python gives, one after another, with their places: those that are no Row are numbered.
+
+    Raises:
+        UserError: they are no list, or one of them is no text and no pair.
+    """
+    for number, given in enumerate(listed("texts", texts), 1):
+        if isinstance(given, Row):
+            row = given
+        elif isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(each, str) for each in given):
+            row = Row(given[0], given[1], f"text {number}")
+        else:
+            row = Row(given, place=f"text {number}")  # type: ignore[arg-type]  # refused below if it is no text
+        wrong = [each for each in (row.text, *(() if row.pair is None else (row.pair,)), *row.choices)
+                 if not isinstance(each, str)]
+        if wrong:
+            raise UserError(f"{row.place}: found {shown(wrong[0])}, expected a text, or a pair of texts as a tuple of "
+                            "two")
+        yield row
+
+
+def listed(name: str, given: Iterable[_Item]) -> Iterable[_Item]:
+    """What was given, if it is a list or another ordered collection of texts. Raises UserError."""
+    if isinstance(given, str):
+        raise UserError(f"{name}: found one text, expected a list of them; put it between brackets: [text]")
+    if isinstance(given, bytes | Mapping | Set | Row) or not isinstance(given, Iterable):
+        raise UserError(f"{name}: found {shown(given)} of type {type(given).__name__}, expected a list of texts")
+    return given
 
 
 def _from_table(path: Path, asked: tuple[str, ...], learned: Columns | None, kind: type[Operation]) -> Iterator[Row]:

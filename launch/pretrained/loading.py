@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -36,6 +37,7 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     Raises:
         UserError, ModelError: the folder holds neither, or something in it is damaged, or it has no such checkpoint.
     """
+    _check_step(step)
     folder = fetched_run(folder, step) if is_url(folder) else Path(folder)
     runs.check_holds_model(folder)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
@@ -53,6 +55,12 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
                                   load_truncation(folder), _noted(folder, ANSWERING, Answering),
                                   columns_of(load_note(folder, COLUMNS)), load_vectors(folder)))
+
+
+def _check_step(step: object) -> None:
+    """Raise UserError for what names no checkpoint: no whole number, not "best" and not None."""
+    if step not in (None, "best") and (not isinstance(step, Integral) or isinstance(step, bool)):
+        raise UserError(f"step: found {step!r}, expected a whole number, 'best', or None for the newest good one")
 
 
 def load_truncation(folder: Path) -> Truncation | None:
