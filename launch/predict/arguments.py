@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from numbers import Integral
 from pathlib import Path
@@ -15,7 +14,7 @@ from cloze.pipeline.errors import UserError
 _NAMES = {int: "a whole number", str: "text", NoneType: "None"}
 
 
-def check_options(options: Any) -> None:
+def check_options(options: object) -> None:
     """Raise UserError, naming it, for a field of a dataclass that holds another kind of value than it is declared to,
     or none of its names."""
     for name, kinds in _kinds(type(options)).items():
@@ -26,7 +25,6 @@ def check_options(options: Any) -> None:
             raise UserError(f"{name}: found {shown(value)}, expected {' or '.join(expected)}")
 
 
-@functools.cache
 def _kinds(options: type) -> dict[str, tuple[Any, ...]]:
     """Of each field the kinds of value that it may have."""
     hints = get_type_hints(options)
