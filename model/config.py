@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -164,13 +165,17 @@ class BertConfig:
         """A shape of configs/model/ by its name: base, large, modern, ...; `changes`: fields with other values.
 
         Raises:
-            ModelError: there is no such shape.
+            ModelError: there is no such shape, or no such field.
         """
         folder = Path(__file__).parents[1] / "configs" / "model"
         shapes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
         if name not in shapes:
             raise ModelError(f"preset: found {name!r}, expected one of {', '.join(shapes)}")
         kinds = get_type_hints(cls)
+        for field in sorted(changes.keys() - kinds.keys()):
+            near = get_close_matches(field, kinds, 1)
+            raise ModelError(f"preset: found {field!r}, expected fields of BertConfig: "
+                             + (f"did you mean {near[0]}?" if near else ", ".join(kinds)))
         values: dict[str, Any] = {}
         for line in shapes[name].read_text(encoding="utf-8").splitlines():  # flat YAML; no library on this floor
             field, _, value = line.partition("#")[0].partition(":")

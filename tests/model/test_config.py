@@ -82,6 +82,13 @@ def test_models_are_refused_by_name():
         BertForPreTraining(TINY, attention_kernel="varlen")(torch.zeros(1, 4, dtype=torch.int64))
 
 
+def test_a_preset_names_a_field_that_there_is_not():
+    with pytest.raises(ModelError, match="^preset: found 'hiden_size', expected .*did you mean hidden_size[?]$"):
+        BertConfig.preset("base", hiden_size=3)
+    with pytest.raises(ModelError, match="^preset: found 'zzz', expected fields of BertConfig: vocab_size, .*, pooler"):
+        BertConfig.preset("base", zzz=3)
+
+
 def preset(name: str, **fields) -> BertConfig:
     return BertConfig(**yaml.safe_load((PRESETS / f"{name}.yaml").read_text()) | fields)
 
