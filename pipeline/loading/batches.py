@@ -90,7 +90,8 @@ class BatchStream:
     are read by two. So a global batch holds the same samples for any number of ranks, also while `warmup` lets it grow.
     Of a mixture each source has its share of a global batch, give or take a sample for each `streams` of them.
     `segments`: as in `collate`. `masking`: of masks that are drawn at load time. A thread prefetches; `close` ends it.
-    Raises UserError if a batch size isn't a multiple of micro_batch_size × world_size, or of `streams`.
+    Raises UserError, naming the argument, for one below its least value, and if a batch size isn't a multiple of
+    micro_batch_size × world_size, or of `streams`.
     """
 
     def __init__(
@@ -108,6 +109,12 @@ class BatchStream:
         segments: tuple[int, int] = (0, 1),
         masking: RunMasking | None = None,
     ):
+        sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size, "world_size": world_size,
+                 "streams": streams}
+        for name, value, least in (*((name, value, 1) for name, value in sizes.items()), ("seed", seed, 0),
+                                   ("samples_consumed", samples_consumed, 0)):
+            if value < least:
+                raise UserError(f"{name}: found {value}, expected a whole number, at least {least}")
         if not 0 <= rank < world_size:
             raise UserError(f"rank: found {rank} of {world_size} processes, expected 0 to {world_size - 1}")
         at_once = micro_batch_size * world_size

@@ -347,6 +347,11 @@ def test_refusals(data):
         take(data, 1, streams=16)
     with pytest.raises(UserError, match="rank: found 5 of 2 processes, expected 0 to 1"):
         take(data, 1, rank=5, world_size=2)
+    for wrong in (dict(streams=0), dict(size=0), dict(micro=0), dict(world_size=0), dict(seed=-1), dict(start=-1)):
+        (name, value), = wrong.items()
+        name = {"size": "global_batch_size", "micro": "micro_batch_size", "start": "samples_consumed"}.get(name, name)
+        with pytest.raises(UserError, match=f"^{name}: found {value}, expected a whole number, at least [01]$"):
+            take(data, 1, **wrong)
 
 
 def test_padding_and_fields(data):
