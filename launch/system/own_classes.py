@@ -28,6 +28,9 @@ def own_class(field: str, name: str, base: type[Kind], *attributes: str) -> type
         UserError: no such module or class, a module that fails, another kind of class, or one that lacks something.
     """
     module_name, _, class_name = name.rpartition(".")
+    if not (module_name and class_name):
+        raise UserError(f"{field}: found {name!r}, expected the dotted name of a class with its module, as "
+                        "my_module.MyClass for a class in my_module.py")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     importlib.invalidate_caches()

@@ -194,7 +194,7 @@ REFUSALS = {
     "breaks_mine.Any": "whose module fails at ",
     "needs_mine.Any": "whose module needs_mine needs no_library_of_this_name, which is not installed",
     "slips_mine.Any": "slips_mine.py:1: SyntaxError: ",
-    ".Any": "objective: found '.Any', but no module ",
+    ".Any": "objective: found '.Any', expected the dotted name of a class with its module, as my_module.MyClass",
 }
 
 
@@ -229,6 +229,7 @@ def test_options_and_callbacks_that_do_not_fit_are_one_line(data, here, capsys):
         (("--objective", "own_of_mine.Lengths",
           "--objective_options.shares", "1"), "an unexpected keyword argument 'shares'"),
         (("--objective_options", json.dumps({"share": 1})), "objective: found 'masked' with objective_options"),
+        (("--callbacks", "own_of_mine"), "callbacks: found 'own_of_mine', expected the dotted name of a class"),
         (("--callbacks", "own_of_mine.Lengths"), "callbacks: found 'own_of_mine.Lengths', a class that is no Callback"),
     ):
         assert main(pretrain_arguments(data, here / "run", *words)) == 2
