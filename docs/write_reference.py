@@ -72,7 +72,7 @@ def entry(name: str) -> str:
     head = _signature(made, own) if made else f"class {own}"
     parts = [title, _code(head), _text(node)]
     shown = set(wanted.split())
-    if fields := _fields(node, shown):
+    if fields := _fields(node, _source(module_name)):
         parts += [*fields, ""]
     for method in _functions(node):
         public = not method.name.startswith("_") or method.name in ("__call__", "__iter__", "__next__")
@@ -117,11 +117,15 @@ def _signature(node: ast.FunctionDef, name: str = "") -> str:
     return "\n".join(textwrap.wrap(line, 110, subsequent_indent="    ", break_long_words=False))
 
 
-def _fields(node: ast.ClassDef, shown: set[str]) -> list[str]:
-    """Annotated fields as a list: name, kind, default, and the text below them."""
+def _fields(node: ast.ClassDef, source: str) -> list[str]:
+    """Annotated fields as a list: name, kind, default, and the text below them; those of bases in its module first."""
     lines = []
+    here = {each.name: each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)}
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id in here:
+            lines += _fields(here[base.id], source)
     for field, after in zip(node.body, [*node.body[1:], None], strict=True):
-        if not isinstance(field, ast.AnnAssign) or ast.unparse(field.target).startswith("_") or shown:
+        if not isinstance(field, ast.AnnAssign) or ast.unparse(field.target).startswith("_"):
             continue
         text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
         default = f" = {ast.unparse(field.value)}" if field.value else ""

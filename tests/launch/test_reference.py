@@ -27,6 +27,14 @@ def test_what_the_page_of_examples_imports_is_in_it():
     assert [name for name in names if f"### `{name}`" not in page] == []
 
 
+def test_fields_are_shown_also_those_of_a_base():
+    page = generated()
+    for name, field in (("vectors.Embed", "pooling"), ("vectors.Features", "layer"),
+                        ("manifest.Manifest", "vocab_size")):
+        (entry,) = [each for each in page.split("\n### ") if each.startswith("`cloze.") and f".{name}`" in each[:80]]
+        assert f"\n- `{field}: " in entry, name
+
+
 def test_everything_in_it_says_what_it_is():
     """No bare signature: each function, method and class has its sentence."""
     lines = generated().split("\n")
