@@ -14,7 +14,7 @@ import pytest
 
 from cloze.launch.checkpoint import fetch_run
 from cloze.launch.checkpoint.fetching import read_index
-from cloze.launch.run.commits import read_commits
+from cloze.launch.run.commits import Commit, read_commits
 from cloze.pipeline.stores.places import to_place
 from tests.forked import GRACE_SECONDS, ForkedRun
 from tests.launching import PATIENCE_SECONDS, assert_same_weights, finish, kill_all, train, weights
@@ -22,7 +22,7 @@ from tests.stores.server import Answer, Proxy, Request
 from tests.stores.stored_runs import Machine, assert_nothing_but_what_counts, finish_all, read_log, start_on
 from tests.synthetic import make_shards
 
-KILLS = int(os.environ.get("STORE_KILLS", "10"))
+KILLS = int(os.environ.get("STORE_KILLS", "6"))
 WINDOW_SECONDS = 4.0  # after a start's first request, in which the moment lies; its first step comes some 3 after it
 # More than the starts can do before they are killed.
 STEP_SECONDS, STEPS = 0.15, 24 * KILLS
@@ -75,9 +75,12 @@ def test_processes_killed_at_random_moments(tmp_path, bucket, proxy):
         processes = start_on(machines, data, output, *RUN, *local, step_seconds=STEP_SECONDS)
         try:
             _wait(lambda seen=seen: len(proxy.requests) > seen, processes)
-            time.sleep(draw.uniform(0.0, WINDOW_SECONDS))
-            if kill % 2:
+            if kill % 2:  # while something is on its way, and not before the run has got further
+                _wait(lambda newest=newest: max(_commits(output), default=0) > newest, processes)
+                time.sleep(draw.uniform(0.0, 1.0))
                 _wait(lambda: uploads.under_way > 0, processes)
+            else:
+                time.sleep(draw.uniform(0.0, WINDOW_SECONDS))
             victims = draw.choice([processes, processes[:1], processes[1:]])
             assert all(process.poll() is None for process in processes), "a run ended before it was killed"
             for victim in victims:
@@ -115,13 +118,16 @@ def _wait(reached: Callable[[], bool], processes: list) -> None:
     while not reached():
         ended = [process for process in processes if process.poll() is not None]
         assert not ended and time.monotonic() < deadline, [each.communicate(timeout=10)[0][-4000:] for each in ended]
-        time.sleep(0.002)
+        time.sleep(0.01)
+
+
+def _commits(output: str) -> dict[int, Commit]:
+    return read_commits(to_place(output) / "checkpoints" / "commits.json")
 
 
 def _whole_checkpoints(output: str) -> list[int]:
     """Steps of the checkpoints that count, each of which has all its objects: `read_index` raises if not."""
-    place = to_place(output) / "checkpoints"
-    commits = read_commits(place / "commits.json")
+    commits = _commits(output)
     for step, commit in commits.items():
-        read_index(place, step, commit)
+        read_index(to_place(output) / "checkpoints", step, commit)
     return sorted(commits)
