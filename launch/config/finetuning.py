@@ -55,8 +55,9 @@ class FinetuneConfig(RunConfig):
     model: str
     """A Cloze run, a Hugging Face folder or hub name; or for random weights a file of configs/model/ or its name."""
     train_file: str = field(metadata=FREE)
-    """Examples to learn from: .tsv, .csv, .jsonl, .parquet or a saved data set. The flag is `--train`, the
-    name in a YAML file `train_file`."""
+    """Examples to learn from: of ner and pos CoNLL (a word a line with its tag behind, an empty line between
+    sentences), of squad and squad2 SQuAD's JSON, of all others .tsv, .csv, .jsonl, .parquet or a saved data set. The
+    flag is `--train`, the name in a YAML file `train_file`."""
     validation: str = field(metadata=FREE)
     """Examples that decide which checkpoint is best."""
     output: str = field(metadata=FREE)

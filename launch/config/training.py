@@ -222,6 +222,13 @@ class MaskingConfig:
             raise UserError(f"masking.change_begins: found {self.change_begins}, expected a share from 0, below 1")
 
 
+def _nearest_divisors(size: int, count: int) -> list[int]:
+    """The largest divisor of a size below a number that is none, and the smallest above it, if there is one."""
+    below = next(each for each in range(min(count, size), 0, -1) if size % each == 0)
+    above = next((each for each in range(count + 1, size + 1) if size % each == 0), None)
+    return [below] if above is None else [below, above]
+
+
 @dataclass(frozen=True)
 class BatchArithmetic:
     """How a global batch divides: global = micro x accumulation x processes."""
@@ -239,8 +246,10 @@ class BatchArithmetic:
             if size % world_size:
                 less = size - size % world_size
                 near = f"{less} or {less + world_size}" if less else world_size
+                dividing = _nearest_divisors(math.gcd(*train.batch_sizes.values()), world_size)
                 raise UserError(f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
-                                f"it to {near}")
+                                f"it to {near}, or, as a run that goes on must, take another number of processes: "
+                                + " or ".join(map(str, dividing)))
         share = math.gcd(*train.batch_sizes.values()) // world_size
         wished = train.micro_batch_size if isinstance(train.micro_batch_size, int) else 1
         micro_batch_size = next(size for size in range(min(wished, share), 0, -1) if share % size == 0)

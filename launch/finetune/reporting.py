@@ -93,6 +93,8 @@ def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest)
                      "checkpoint holds; the last one is taken")
         best = None
     step, weights = read_weights(output, trainer.checkpoints.bring(best), console.warn)
+    console.say(f"measured with the checkpoint of step {step} of {trainer.state.step}, "
+                + ("the last one" if best is None else f"the best by {config.evaluation.metric}"))
     model = job.architecture(trainer.engine.module.config, **head_options(job.architecture, job.head, config))
     model.load_state_dict(weights)
     model.to(trainer.device).eval()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,28 +40,68 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
     """
     path = Path(path)
     try:
-        paragraphs = [part for article in parse_json(read_text(path))["data"] for part in article["paragraphs"]]
-        contexts = [paragraph["context"] for paragraph in paragraphs]
-        questions = [_question(path, qa, number, contexts[number])
-                     for number, paragraph in enumerate(paragraphs) for qa in paragraph["qas"]]
-        known = all("answers" in qa for paragraph in paragraphs for qa in paragraph["qas"])
-    except (ValueError, KeyError, TypeError) as error:
+        content = parse_json(read_text(path))
+    except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path}: can't be read as SQuAD ({type(error).__name__}: {error}), expected data, paragraphs, "
-                        "context, qas") from error
+        raise UserError(f"{path}: can't be read as SQuAD's JSON ({error}), expected an object with 'data'") from error
+    paragraphs = [part for number, article in enumerate(_field(path, "", content, "data", list))
+                  for part in _field(path, f"data[{number}]", article, "paragraphs", list)]
+    contexts, questions, known = [], [], True
+    for number, paragraph in enumerate(paragraphs):
+        place = f"paragraph {number + 1}"
+        contexts.append(_field(path, place, paragraph, "context", str))
+        for qa in _field(path, place, paragraph, "qas", list):
+            questions.append(_question(path, f"{place}, question {len(questions) + 1}", qa, number, contexts[number]))
+            known = known and "answers" in qa
     if not questions:
         raise UserError(f"{path}: found no questions, expected examples")
     return contexts, questions, known
 
 
-def _question(path: Path, qa: dict, number: int, context: str) -> Question:
-    answers = tuple((answer["text"], int(answer["answer_start"])) for answer in qa.get("answers", ()))
-    for text, start in answers:
-        if start < 0 or context[start : start + len(text)] != text or not text:
-            raise UserError(f"{path}: question {qa['id']}: found {context[start : start + len(text)]!r} at character "
-                            f"{start} of its text, expected the answer {text!r}; fix answer_start")
-    return Question(str(qa["id"]), qa["question"], number, answers, bool(qa.get("is_impossible", False)))
+_KINDS = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false",
+          type(None): "null"}
+
+
+def _field(path: Path, place: str, holder: object, name: str, kind: type) -> Any:
+    """A field of an object of the file. Raises UserError that says what stands in its place."""
+    if not isinstance(holder, dict):
+        found, expected = _KINDS[type(holder)], f"an object with {name!r}"
+    elif name not in holder:
+        found, expected = f"the fields {', '.join(map(repr, holder))}" if holder else "no fields", repr(name)
+    elif not isinstance(holder[name], kind):
+        found, expected = f"{name!r} as {_KINDS[type(holder[name])]}", _KINDS[kind]
+    else:
+        return holder[name]
+    raise _not_squad(path, place, found, expected)
+
+
+def _not_squad(path: Path, place: str, found: str, expected: str) -> UserError:
+    where = f"{place}: " if place else ""
+    return UserError(f"{path}: can't be read as SQuAD: {where}found {found}, expected {expected}; "
+                     "articles in data have paragraphs, these context and qas, these id, question and answers")
+
+
+def _start(path: Path, place: str, answer: dict) -> int:
+    value = _field(path, place, answer, "answer_start", object)
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _not_squad(path, place, f"'answer_start' as {_KINDS[type(value)]}", "a number") from error
+
+
+def _question(path: Path, place: str, qa: object, number: int, context: str) -> Question:
+    text = _field(path, place, qa, "question", str)
+    assert isinstance(qa, dict), "it has a field"
+    identity = str(_field(path, place, qa, "id", object))
+    found = _field(path, place, qa, "answers", list) if "answers" in qa else []
+    answers = tuple((_field(path, f"{place}, answers", answer, "text", str),
+                     _start(path, f"{place}, answers", answer)) for answer in found)
+    for answer, start in answers:
+        if start < 0 or context[start : start + len(answer)] != answer or not answer:
+            raise UserError(f"{path}: question {identity}: found {context[start : start + len(answer)]!r} at character "
+                            f"{start} of its text, expected the answer {answer!r}; fix answer_start")
+    return Question(identity, text, number, answers, bool(qa.get("is_impossible", False)))
 
 
 def normalized_words(answer: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
@@ -17,14 +18,40 @@ from cloze.launch.predict.operation import Operation, Row
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors
+
+_CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
+_SQUAD = re.compile(rb'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
+_BEGINNING = 4096  # bytes in which it shows
 
 _Item = TypeVar("_Item")
 
 
 def check_file(config: Input) -> None:
-    """Raise UserError for a file of texts that is not there."""
-    if config.file not in (None, "-") and not Path(config.file).exists():
+    """Raise UserError for a file of texts that is not there, or has a form that only training reads."""
+    if config.file in (None, "-"):
+        return
+    path = Path(config.file)
+    if not path.exists():
         raise UserError(f"file: found no {config.file}, expected a file of texts")
+    if config.lines is not None or not path.is_file():
+        return
+    if path.suffix in _CONLL:
+        raise UserError(f"file: found {path}, CoNLL by its name, which is for training, expected a text a line or a "
+                        "table: `cloze finetune --test` predicts CoNLL's words; --lines text takes each line as a text")
+    if path.suffix == ".json":
+        with readable_errors(path), open(path, "rb") as file:
+            begin = file.read(_BEGINNING).removeprefix(codecs.BOM_UTF8)
+        if _SQUAD.match(begin):
+            raise UserError(f"file: found SQuAD's JSON in {path}, which is for training, expected {_lines_of(config)}; "
+                            "`cloze finetune --test` predicts the answers to its questions")
+        if begin.lstrip().startswith(b"["):
+            raise UserError(f"file: found a JSON list in {path}, expected {_lines_of(config)}")
+
+
+def _lines_of(config: Input) -> str:
+    needed = type(config).fields[: 1 if config.takes_pair == "never" else 2]
+    return f"JSON lines: on each an object with {' and '.join(needed)}"
 
 
 def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:

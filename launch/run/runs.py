@@ -20,6 +20,7 @@ from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE, holding, publish_text, readable_errors
+from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.yaml_text import load_yaml
 
 CONFIG = "config.yaml"
@@ -221,7 +222,8 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
         raise UserError(f"output: found {shown} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
     before = _shaping(read_fields(folder / CONFIG)) | read_fields(folder / DATA)
-    _refuse_another(f"output: found {shown} with another run", before, config, facts, "choose another --output")
+    _refuse_another(f"output: found {shown} with another run", before, config, facts,
+                    "choose another --output", repeated=None if is_url(shown) else folder / CONFIG)
 
 
 def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts) -> None:
@@ -249,8 +251,12 @@ def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
 
 
 def _refuse_another(found: str, before: dict[str, object], config: RunConfig, facts: Facts,
-                    fix: str) -> None:
-    """Raise UserError, which begins with `found`, for the first field that may not differ from before and does."""
+                    fix: str, repeated: Path | None = None) -> None:
+    """Raise UserError, which begins with `found`, for the first field that may not differ from before and does.
+
+    Args:
+        repeated: the run's configuration, which --config can name to have its fields.
+    """
     # What an earlier version did not know is as it would be if nobody had set it.
     unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
     before = _shaping(_defaults(config)) | unknown | before
@@ -258,9 +264,12 @@ def _refuse_another(found: str, before: dict[str, object], config: RunConfig, fa
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):
             continue
-        if not name.startswith(FIXED):
-            if config.checkpoint.accept_changes:
-                continue
+        acceptable = not name.startswith(FIXED)
+        if acceptable and config.checkpoint.accept_changes:
+            continue
+        if repeated and name not in facts:
+            fix += f", or repeat the run's configuration with --config {repeated}"
+        if acceptable:
             fix += ", or accept the change with --checkpoint.accept_changes true"
         raise UserError(f"{found}, whose {name} is {before.get(name)!r}, expected {now.get(name)!r}; {fix}")
 

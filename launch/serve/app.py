@@ -156,7 +156,10 @@ def _add_refusals(app: Any) -> None:
         # A field that is missing and an unknown one of the same object are likely one that is misspelled.
         shown = [each for each in errors if each["loc"][:-1] == errors[0]["loc"][:-1]][:2]
         lines = (f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in shown)
-        return JSONResponse({"detail": "; ".join(lines)}, 422)
+        said = "; ".join(lines)
+        if errors[0]["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
+            said += "; send JSON with the header content-type: application/json"
+        return JSONResponse({"detail": said}, 422)
 
     @app.exception_handler(UserError)
     async def unanswerable(request: Request, error: UserError) -> Response:

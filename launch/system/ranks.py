@@ -1,4 +1,6 @@
-"""A run's processes on this machine, started and ended together: what `--processes N` does instead of torchrun."""
+"""Processes that a command starts, and that end with it: those of a run on this machine (`--processes N`, instead of
+torchrun), and other commands.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Literal
+from typing import Any, Literal
 
 from cloze.launch.system.environment import child_variables, end_with, visible_gpus
 
@@ -35,24 +37,52 @@ def run_ranks(name: str, arguments: list[str], wished: int | Literal["auto"]) ->
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "cloze", *name.split(), *arguments]
-    ranks: list[subprocess.Popen] = []
-
-    def hand_on(number: int, frame: object) -> None:
-        _send(ranks, signal.SIGTERM if number == signal.SIGHUP else number)
-
-    heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-    before = {number: signal.signal(number, hand_on) for number in heard}
-    try:
+    with Children() as children:
         for rank in range(count):
-            # Sessions of their own: Ctrl-C reaches this process alone, which hands it on, once.
-            ranks.append(subprocess.Popen(command, start_new_session=True, env=child_variables(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count),
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **end_with(os.getpid()))))
-        return _wait(ranks)
-    finally:
-        _send(ranks, signal.SIGKILL)  # of which none is left, unless this process fails
-        for number, handler in before.items():
+            children.start(command, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count),
+                           LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        return _wait(children.processes)
+
+
+class Children:
+    """Context manager: signals that this process gets go on to those that `start` has started, of which none is left at
+    its end, nor when this process is killed (on Linux).
+    """
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen] = []
+        self.heard: int | None = None
+        """The signal that was handed on last."""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Children:
+        heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._hand_on) for number in heard}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _send(self.processes, signal.SIGKILL)  # of which none is left, unless this process fails
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def start(self, command: list[str], **variables: str) -> subprocess.Popen:
+        """Start a command with further environment variables."""
+        # A session of its own: Ctrl-C reaches this process alone, which hands it on, once.
+        process = subprocess.Popen(command, start_new_session=True,
+                                   env=child_variables(**variables, **end_with(os.getpid())))
+        self.processes.append(process)
+        if self.heard is not None:  # it may have come before this one was in the list
+            process.send_signal(self.heard)
+        return process
+
+    def _hand_on(self, number: int, frame: object) -> None:
+        self.heard = signal.SIGTERM if number == signal.SIGHUP else number
+        _send(self.processes, self.heard)
+
+
+def shell_status(status: int) -> int:
+    """A process's status as a shell gives it: 128 and the signal that it died of."""
+    return 128 - status if status < 0 else status
 
 
 def _send(ranks: list[subprocess.Popen], number: int) -> None:
@@ -77,4 +107,4 @@ def _wait(ranks: list[subprocess.Popen]) -> int:
     worst = failed if failed is not None else next((each for each in statuses if each not in (0, _EXIT_REQUEUE)), None)
     if worst is None:
         return _EXIT_REQUEUE if _EXIT_REQUEUE in statuses else 0
-    return 128 - worst if worst < 0 else worst  # the shell's convention for death by signal
+    return shell_status(worst)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -112,8 +113,9 @@ def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: dict) 
     console.table("ZeRO stages, each with its largest micro-batch",
                   ("stage", "memory", "micro-batch", "communication", "tokens/s"),
                   [_stage_row(*each) for each in figures["stages"].items()])
-    if advice := _advice(config.zero.stage, figures):
-        console.say(advice)
+    for advice in (_advice(config.zero.stage, figures), _limited_by_batch(config, estimator, figures)):
+        if advice:
+            console.say(advice)
     console.say(_assumed(config, estimator))
 
 
@@ -180,6 +182,16 @@ def _advice(stage: int, figures: dict) -> str | None:
         return f"fits: --zero.stage {fastest}, unlike stage {stage}"
     return (f"faster: --zero.stage {fastest} --train.micro_batch_size {stages[fastest]['micro_batch_size']}: "
             f"{rates[fastest] / rates[stage] - 1:.0%} more tokens/s than stage {stage}")
+
+
+def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: dict) -> str | None:
+    """What is said if the largest micro-batch is a device's whole share of the batch and a larger one would fit."""
+    share, stage = math.gcd(*config.train.batch_sizes.values()) // config.gpus, config.zero.stage
+    reached = config.gpus > 1 and figures["largest_micro_batch_size"] == share
+    if not reached or not estimator.fits(estimator.memory(stage, 2 * share)):
+        return None
+    return (f"limited by the batch, not by memory: it gives each of {config.gpus} devices {share} "
+            f"sequence{'s' * (share > 1)}; take fewer devices, or a recipe with a larger batch")
 
 
 def _assumed(config: PlanConfig, estimator: Estimator) -> str:

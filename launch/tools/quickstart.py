@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,8 @@ from cloze.launch.run import runs
 from cloze.launch.run.metrics import tensorboard_command
 from cloze.launch.run.runs import METRICS, read_metrics
 from cloze.launch.system.console import Console, clock
-from cloze.launch.system.environment import child_variables, device_type
+from cloze.launch.system.environment import device_type
+from cloze.launch.system.ranks import Children, shell_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text, readable_errors
 
@@ -29,23 +29,44 @@ BLANKS = (
 )
 
 
-class Quickstart:
-    """Runs one step after another; a step whose result is there already is skipped, aloud."""
+class _Stopped(Exception):
+    """A signal has stopped it; `status`: to end with, that of the step which was at work."""
 
-    def __init__(self, config: QuickstartConfig) -> None:
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class Quickstart:
+    """Runs one step after another; a step whose result is there already is skipped, aloud.
+
+    Args:
+        children: starts the commands, and ends them with this process.
+    """
+
+    def __init__(self, config: QuickstartConfig, children: Children) -> None:
         self.config = config
+        self.children = children
         self.output = Path(config.output)
         self.console = Console()
         self.began = time.monotonic()
 
     def step(self, title: str, done: Path | None, *command: str) -> None:
-        """Run a command and show it as a person would type it; UserError if it fails."""
+        """Run a command and show it as a person would type it; UserError if it fails, _Stopped if it was stopped."""
         self.console.say(f"\n== {title}" + (" (done before)" if done and done.exists() else ""))
         if done and done.exists():
             return
         self._say(command)
-        if status := subprocess.run(self._resolve(command), env=child_variables()).returncode:
+        self._check_signal(0)
+        status = shell_status(self.children.start(self._resolve(command)).wait())
+        self._check_signal(status)
+        if status:
             raise UserError(f"quickstart: {title} ended with status {status}, expected 0; its message stands above")
+
+    def _check_signal(self, status: int) -> None:
+        """Raise _Stopped if a signal came: with the status of the command that it ended, else with its own."""
+        if self.children.heard is not None:
+            raise _Stopped(status or shell_status(-self.children.heard))
 
     def _say(self, command: tuple[str, ...]) -> None:
         self.console.say("$ " + shlex.join(command))
@@ -88,14 +109,16 @@ class Quickstart:
 
     def _run_until(self, command: tuple[str, ...], run: Path, step: int) -> None:
         """Start a command and send it SIGTERM once the run has logged `step`."""
-        with subprocess.Popen(self._resolve(command), env=child_variables()) as process:
-            while process.poll() is None:
-                time.sleep(0.2)
-                lines = read_metrics(run) if (run / METRICS).exists() else []
-                if lines and lines[-1]["step"] >= step:
-                    self.console.say(f"-- SIGTERM at step {lines[-1]['step']}")
-                    process.send_signal(signal.SIGTERM)
-                    process.wait()
+        self._check_signal(0)
+        process = self.children.start(self._resolve(command))
+        while process.poll() is None:
+            time.sleep(0.2)
+            lines = read_metrics(run) if (run / METRICS).exists() else []
+            if self.children.heard is None and lines and lines[-1]["step"] >= step:
+                self.console.say(f"-- SIGTERM at step {lines[-1]['step']}")
+                process.send_signal(signal.SIGTERM)
+                process.wait()
+        self._check_signal(shell_status(process.returncode))
         if self._status(run) != "requeue":
             raise UserError(f"quickstart: pretraining ended as {self._status(run)!r}, expected `requeue` after the "
                             "signal; its messages stand above")
@@ -143,5 +166,9 @@ class Quickstart:
 
 
 def quickstart(config: QuickstartConfig) -> int:
-    """Run the whole chain; returns the exit status."""
-    return Quickstart(config).run()
+    """Run the whole chain; returns the exit status, after a signal that of the step which it stopped."""
+    with Children() as children:
+        try:
+            return Quickstart(config, children).run()
+        except _Stopped as stopped:
+            return stopped.status

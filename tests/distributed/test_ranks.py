@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -84,3 +85,38 @@ def test_the_status_is_that_of_the_first_that_failed(monkeypatch, tmp_path, ends
         f"if os.environ['RANK'] == '{rank}':\n    {end or 'pass'}\n" for rank, end in enumerate(ends)))
     monkeypatch.chdir(tmp_path)  # where `-m cloze` finds it first
     assert ranks.run_ranks("pretrain", [], 2) == status
+
+
+STOPPABLE = """
+import os, pathlib, signal, sys, time
+
+def stop(number, frame):
+    pathlib.Path("stopped").touch()
+    sys.exit(75)
+
+signal.signal(signal.SIGTERM, stop)
+if os.environ.get("CLOZE_PARENT"):  # as the command line does at its start
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+pathlib.Path("command").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+QUICKSTART = """
+import os, sys
+from cloze.launch.cli import main
+os.chdir(sys.argv[1])  # where `-m cloze` finds the other one first
+sys.exit(main(["quickstart", "--output", "out"]))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGKILL, -9)])
+def test_what_stops_quickstart_stops_its_command(tmp_path, number, status):
+    (tmp_path / "cloze.py").write_text(STOPPABLE)
+    quickstart = start([sys.executable, "-c", QUICKSTART, str(tmp_path)])
+    wait_for(quickstart, (tmp_path / "command").exists)
+    os.kill(quickstart.pid, number)
+    finish(quickstart, status)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "stopped").exists():
+        assert time.monotonic() < deadline, "the command goes on without quickstart"
+        time.sleep(0.05)

@@ -388,7 +388,7 @@ def test_the_best_threshold_is_found():
 @pytest.mark.parametrize("change, parts", [
     (lambda qa: qa["answers"][0].update(answer_start=1), ("question q0", "expected the answer", "answer_start")),
     (lambda qa: qa.update(answers=[]), ("question q0", "found no answer", "squad2")),
-    (lambda qa: qa.pop("question"), ("can't be read as SQuAD",)),
+    (lambda qa: qa.pop("question"), ("read as SQuAD: paragraph 1, question 1: found the fields", "'question'")),
 ])
 def test_squad_errors_name_the_question(model, tmp_path, capsys, change, parts):
     path = squad(tmp_path / "bad.json", random.Random(0), 2)
@@ -399,6 +399,24 @@ def test_squad_errors_name_the_question(model, tmp_path, capsys, change, parts):
                  "--output", str(tmp_path / "run"), "--max_length", "64", "--window_step", "16"]) == 2
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.json", *parts)), error
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ("[]", "SQuAD: found a list, expected an object with 'data'; articles"),
+    ('{"data": {}}', "SQuAD: found 'data' as an object, expected a list"),
+    ('{"data": [{"paragraphs": [3]}]}', "paragraph 1: found a number, expected an object with 'context'"),
+    ('{"data": [{"title": ""}]}', "data\\[0\\]: found the fields 'title', expected 'paragraphs'"),
+    ('{"data": [{"paragraphs": [{"context": "a", "qas": [[]]}]}]}', "question 1: found a list, expected an object"),
+    ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1, "question": "?", "answers": {"text": ["a"]}}]}]}]}',
+     "question 1: found 'answers' as an object, expected a list"),
+    ('{"data": ', "SQuAD's JSON"),
+    ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1, "question": "?", "answers": [{"text": "a", '
+     '"answer_start": null}]}]}]}]}', "found 'answer_start' as null, expected a number"),
+])
+def test_what_is_not_squad_says_what_it_is(tmp_path, content, said):
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(UserError, match=f"bad.json: can't be read as .*{said}"):
+        read_squad(tmp_path / "bad.json")
 
 
 def test_an_answer_before_the_text_begins_is_refused(tmp_path):

@@ -277,7 +277,8 @@ def test_random_weights_of_a_shape_and_a_new_head_named(model, files, tmp_path):
     (tmp_path / "shape.yaml").write_text("hidden_size: 32\nnum_hidden_layers: 1\nnum_attention_heads: 2\n"
                                          "intermediate_size: 64\nmax_position_embeddings: 64\n")
     options = ("--tokenizer", model, "--epochs", 4)
-    results, _ = finetune("sst2", tmp_path / "shape.yaml", *files, tmp_path / "run", *options)
+    results, said = finetune("sst2", tmp_path / "shape.yaml", *files, tmp_path / "run", *options)
+    assert f"measured with the checkpoint of step {results['best_step']} of {results['steps']}, the best by " in said
     assert results["validation"]["accuracy"] > 0.5
     _, said = finetune("sst2", model, *files, tmp_path / "new", "--epochs", 0.1)
     assert "drawn anew: classifier.weight, classifier.bias" in " ".join(said.replace("│", " ").split())

@@ -269,11 +269,12 @@ def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):
     assert "model.hidden_size is 32, expected 64" in line and (finished / "config.yaml").read_text() == before
     line = error_of(capsys, *arguments, finished, "--optimizer.name", "muon", "--checkpoint.accept_changes", "true")
     assert "optimizer.name is 'adamw', expected 'muon'; choose another --output" in line
+    assert line.endswith(f"or repeat the run's configuration with --config {finished}/config.yaml")
     line = error_of(capsys, *arguments, finished, "--train.learning_rate", "1e-4")
     assert "train.learning_rate is 0.003, expected 0.0001" in line and "--checkpoint.accept_changes" in line
     other = make_shards(tmp_path / "other", seed=1)
-    assert "manifest_hash" in error_of(capsys, "pretrain", *TINY, "--data", other, "--train.max_steps", "4",
-                                       "--output", finished)
+    line = error_of(capsys, "pretrain", *TINY, "--data", other, "--train.max_steps", "4", "--output", finished)
+    assert "manifest_hash" in line and "--config" not in line, "which does not bring other data back"
     (tmp_path / "file").write_text("")
     assert "files that are no run" in error_of(capsys, *arguments, tmp_path / "file")
     (tmp_path / "mine").mkdir()

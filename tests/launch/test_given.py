@@ -37,6 +37,12 @@ REFUSED = [
     ("predict --offline true", "cloze predict: found no model, expected its folder or name"),
     ("predict embed runs/none text", "model: found no folder runs/none"),
     ("predict embed MODEL text", "model: found no model in the folder"),
+    ("finetune ner --model org/name --train none.conll --validation FILE --output o", "expected examples: CoNLL"),
+    ("finetune squad --model org/name --train x --validation FILE --output o", "expected examples: SQuAD's JSON"),
+    ("predict tag REAL --file x.conll", "x.conll, CoNLL by its name, which is for training, expected a text a line"),
+    ("predict answer REAL --file list.json",
+     "found a JSON list in list.json, expected JSON lines: on each an object with question and context"),
+    ("predict answer REAL --file squad.json", "found SQuAD's JSON in squad.json, which is for training"),
     ("predict classify REAL --file none.csv", "file: found no none.csv, expected a file of texts"),
     ("serve runs/none", "model: found no folder runs/none"),
     ("tokenize runs/none text", "model: found no folder runs/none"),
@@ -61,6 +67,9 @@ def test_what_is_not_there_is_refused_without_torch(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "config.json").write_text("{}")
+    (tmp_path / "x.conll").write_text("Rain O\n")
+    (tmp_path / "list.json").write_text('[\n{"question": "?", "context": "Rain."}]')
+    (tmp_path / "squad.json").write_text('{"version": "1.1", "data": []}')
     places = {"FILE": [str(tmp_path / "file.tsv")], "MODEL": [str(tmp_path / "model")]}
     places["REAL"] = [str(tmp_path / "real")]
     places["MODEL/none"] = [str(tmp_path / "model" / "none")]

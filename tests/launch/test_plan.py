@@ -11,10 +11,12 @@ import torch
 
 from cloze.launch import cli
 from cloze.launch.config import EmaConfig, PretrainConfig, TrainConfig
+from cloze.launch.pretrain.probing import SPARE_SHARE
 from cloze.launch.system import devices
 from cloze.launch.system.data_sheets import DATA_SHEETS, find_data_sheet
 from cloze.launch.system.environment import child_variables
 from cloze.launch.tools import plan
+from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.launch.tools.planning.memory import memory, traffic
@@ -153,6 +155,16 @@ def test_a_faster_stage_is_named_with_its_micro_batch():
     assert plan._advice(0, {"stages": stages, "fastest_stage": 1}) == "fits: --zero.stage 1, unlike stage 0"
 
 
+def test_what_limits_the_micro_batch_is_named():
+    config = PlanConfig(gpus=8, model=SMALL, train=TrainConfig(global_batch_size=64, sequence_length=128))
+    estimator = Estimator(config, Lengths.of_procedure(128, 0.1, 0.15), Cluster(find_machine("a10"), 8, 8, 1e9))
+    assert "each of 8 devices 8 sequences" in plan._limited_by_batch(config, estimator, {"largest_micro_batch_size": 8})
+    assert plan._limited_by_batch(config, estimator, {"largest_micro_batch_size": 4}) is None, "by memory"
+    least = replace(config.train, memory_limit_gib=estimator.memory(0, 8).total / 2**30 / (1 - SPARE_SHARE) + 1e-6)
+    full = replace(estimator, config=replace(config, train=least))
+    assert plan._limited_by_batch(config, full, {"largest_micro_batch_size": 8}) is None, "by both"
+
+
 def run_plan(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "cloze", "plan", *arguments], cwd=ROOT, env=child_variables(),
                           capture_output=True, text=True, timeout=300)
@@ -164,6 +176,7 @@ def test_the_command_prints_and_writes_its_figures(tmp_path):
     done = run_plan("--config", "tiny", "--data", str(data), "--device", "a100-80gb", "--gpus", "8",
                     "--train.micro_batch_size", "auto", "--price_per_hour", "2", "--json", str(path))
     assert done.returncode == 0, done.stderr
+    assert "limited by the batch, not by memory: it gives each of 8 devices 8 sequences" in done.stdout
     figures = json.loads(path.read_text())
     assert figures["fits"] is True and figures["estimate"] is True and figures["micro_batch_size"] == 8
     assert figures["memory_bytes"] == sum(figures["memory_by_kind"].values()) < figures["device_memory_bytes"]

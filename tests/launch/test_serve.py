@@ -140,6 +140,15 @@ def test_bounds_and_what_cannot_be_answered(address, path, content, status, expe
     assert status == 200 or expected in answer.json()["detail"], answer.text
 
 
+def test_a_body_without_its_content_type_is_told_the_header(address):
+    body, header = b'{"inputs": ["cat"]}', "send JSON with the header content-type: application/json"
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):
+        answer = httpx.post(f"{address}/embed", content=body, headers={"content-type": kind})
+        assert answer.status_code == 422 and header in answer.json()["detail"], answer.text
+    answer = httpx.post(f"{address}/embed", content=b"[]", headers={"content-type": "application/json"})
+    assert answer.status_code == 422 and header not in answer.json()["detail"], answer.text
+
+
 def test_every_answer_is_counted_by_its_status(offline, monkeypatch):
     """Those that no route gives as well; and whatever paths are asked for, the labels are few."""
     app = build_app(offline, ServeConfig("model", max_body_bytes=1000))
