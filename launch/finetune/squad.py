@@ -47,7 +47,9 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
         raise UserError(f"{path}: can't be read as SQuAD's JSON ({error}), expected an object with 'data'") from error
     paragraphs = [part for number, article in enumerate(_field(path, "", content, "data", list))
                   for part in _field(path, f"data[{number}]", article, "paragraphs", list)]
-    contexts, questions, known = [], [], True
+    contexts: list[str] = []
+    questions: list[Question] = []
+    known = True
     for number, paragraph in enumerate(paragraphs):
         place = f"paragraph {number + 1}"
         contexts.append(_field(path, place, paragraph, "context", str))
