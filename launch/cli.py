@@ -1,4 +1,4 @@
-"""`cloze COMMAND`: one table of commands; each is a function of one configuration dataclass."""
+"""`cloze COMMAND`: the table of commands (each a function of one configuration dataclass), `main`, exit statuses."""
 
 from __future__ import annotations
 

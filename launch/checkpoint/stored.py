@@ -1,4 +1,4 @@
-"""Checkpoints of a run whose output is in an object store: written on scratch as any, uploaded beside the training.
+"""Checkpoints of a run whose output is in an object store: written to local scratch, uploaded in the background.
 
 Each process uploads its own files; rank 0 sees in the listing when all are there with their sizes, writes the index and
 commits (launch/run/commits.py). One checkpoint is on its way at a time; of those that are published meanwhile the

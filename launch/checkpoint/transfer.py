@@ -1,4 +1,4 @@
-"""Files of checkpoints to an object store and back: in parts of a bounded size, hashed on both ways.
+"""Upload and download of checkpoint files: in parts of bounded size, hashed on both ways.
 
 In parts that are objects by themselves, and not in one upload of several parts: of that, when it is cut short,
 something stays that no listing shows and that is paid for.

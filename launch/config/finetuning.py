@@ -1,4 +1,4 @@
-"""What a fine-tuning run is told."""
+"""Configuration of a fine-tuning run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model comes from."""
+"""Which model a command uses, and how one that is named on the Hugging Face hub is fetched."""
 
 from __future__ import annotations
 

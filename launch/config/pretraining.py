@@ -1,4 +1,4 @@
-"""A pretraining run: all of its sections, and what they demand of each other."""
+"""Configuration of a pretraining run, and the checks between its sections."""
 
 from __future__ import annotations
 

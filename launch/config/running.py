@@ -1,4 +1,4 @@
-"""What a run does beside training: saving, evaluating, watching itself, dividing its states."""
+"""Configuration of checkpoints, evaluation, monitoring, the data cache and ZeRO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is trained, in which portions; batch arithmetic checked once."""
+"""Configuration of the section `train`: steps, batch sizes, precision; batch arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DeepSpeed engine around a model."""
+"""Builds the DeepSpeed engine of a model."""
 
 from __future__ import annotations
 

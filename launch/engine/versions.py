@@ -1,4 +1,4 @@
-"""Whether DeepSpeed is a version whose inner functions are those that Cloze's repairs were written for."""
+"""Checks that DeepSpeed is a version that repairs.py was tested with."""
 
 from __future__ import annotations
 

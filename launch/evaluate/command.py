@@ -1,4 +1,4 @@
-"""`cloze evaluate`: a model, a checkpoint or all checkpoints of a run, measured on a suite."""
+"""`cloze evaluate`: evaluates a model, a checkpoint or all checkpoints of a run on a suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fine-tuning as a measure: GLUE's tasks (Wang et al. 2019, arXiv 1804.07461), several seeds each."""
+"""GLUE (Wang et al. 2019, arXiv 1804.07461): fine-tuning on its tasks with several seeds."""
 
 from __future__ import annotations
 

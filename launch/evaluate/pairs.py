@@ -1,5 +1,5 @@
-"""Minimal pairs, such as BLiMP's (Warstadt et al. 2020, arXiv 1912.00582): of two sentences the good one should be the
-more probable.
+"""Minimal pairs, such as BLiMP (Warstadt et al. 2020, arXiv 1912.00582): how often the acceptable sentence of a pair is
+the more probable one.
 """
 
 from __future__ import annotations

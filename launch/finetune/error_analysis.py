@@ -1,4 +1,4 @@
-"""Where a model goes wrong: which classes it takes for which, and the examples it was surest and wrong about."""
+"""Error analysis: which classes are confused, and the errors with the highest confidence."""
 
 from __future__ import annotations
 

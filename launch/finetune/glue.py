@@ -1,4 +1,4 @@
-"""Predictions in the form in which gluebenchmark.com takes them."""
+"""Prediction files in the format of gluebenchmark.com."""
 
 from __future__ import annotations
 

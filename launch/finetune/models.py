@@ -1,4 +1,4 @@
-"""The model that is fine-tuned: made from its source, and which parts of it learn."""
+"""Builds the model of a fine-tuning from its source, and selects the parameters that are trained."""
 
 from __future__ import annotations
 

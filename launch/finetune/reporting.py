@@ -1,4 +1,4 @@
-"""What a run of fine-tuning shows and leaves: evaluations, results, predictions, the model."""
+"""Results of a fine-tuning run: evaluations, results.json, predictions, the exported model."""
 
 from __future__ import annotations
 

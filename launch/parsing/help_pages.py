@@ -1,4 +1,4 @@
-"""`--help`: what a command takes, in plain words. First what matters; the rest by `--help all` or a section's name."""
+"""`--help`: the most used fields first; all of them by `--help all`, a section's by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a masked-LM head says: guesses for blanks, and how probable a sentence is."""
+"""The operations `fill-mask` and `score` of a masked-LM head: predictions for blanks, pseudo-log-likelihoods."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a tagger says of the words of a text, in the characters of the text."""
+"""The operation `tag`: classes of words, with their characters in the text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`cloze pretrain`: shards in, checkpoints and curves out."""
+"""`cloze pretrain`: trains on prepared shards, writes checkpoints and curves."""
 
 from __future__ import annotations
 

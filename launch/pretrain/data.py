@@ -1,4 +1,6 @@
-"""What a pretraining run is trained and measured on: prepared folders, checked against each other and the model."""
+"""Training and validation data of a pretraining run: opens prepared folders, checks them against each other and the
+model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train.micro_batch_size: auto`: the largest micro-batch that fits into memory, found by trying, once for a run."""
+"""`train.micro_batch_size: auto`: finds the largest micro-batch that fits into memory by trial, once per run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloze sweep`: pretraining with every combination of some settings; a table and a picture of what they reach."""
+"""`cloze sweep`: a pretraining run for each combination of some settings; results as a table and a picture."""
 
 from __future__ import annotations
 

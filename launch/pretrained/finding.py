@@ -1,4 +1,4 @@
-"""Where a model lies that is named by a folder, a name on the hub or a URL; imports torch for a URL alone."""
+"""Finds the folder of a model that is named by a path, a hub name or a URL; imports torch for a URL only."""
 
 from __future__ import annotations
 

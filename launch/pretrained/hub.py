@@ -1,6 +1,4 @@
-"""Models by their names on the Hugging Face hub: fetched once, then found where the hub library keeps them; and
-uploaded.
-"""
+"""Models on the Hugging Face hub: download into the cache of the hub library, and upload."""
 
 from __future__ import annotations
 

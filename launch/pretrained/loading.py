@@ -1,4 +1,4 @@
-"""From a folder to a model that is ready for use, or to the weights of a run."""
+"""Loads a model from a folder, or the weights of a run."""
 
 from __future__ import annotations
 

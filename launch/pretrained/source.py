@@ -1,4 +1,4 @@
-"""Where a fine-tuned model starts: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
+"""The source of a fine-tuned model: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
 
 from __future__ import annotations
 

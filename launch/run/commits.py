@@ -1,4 +1,4 @@
-"""Which checkpoints of a run in an object store count: one small object, changed by conditional writes alone.
+"""The list of valid checkpoints of a run in an object store: one small object, changed by conditional writes only.
 
 A store cannot rename a folder, so that a checkpoint's files are uploaded to a folder of their own and count from the
 write on that names it here. Each job that takes the run up writes its name first, on the condition that the object is

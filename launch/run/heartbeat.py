@@ -1,4 +1,4 @@
-"""Where each process stands, in a file; and who holds up the others, when nothing moves."""
+"""Heartbeat files of all processes, and the report of which process blocks the others when progress stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves, pictures and texts of a run: TensorBoard and other trackers for people, metrics.jsonl for machines."""
+"""Writes the curves, pictures and texts of a run: metrics.jsonl, TensorBoard and other trackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What asks a run to stop, a signal or the end of the job: noted at once, obeyed by all ranks at a step boundary.
+"""Requests to stop a run, by a signal or by the end of the job: recorded at once, acted on by all ranks at a step
+boundary.
 
 Before its first step a run has nothing to save: there a signal ends it at once.
 """

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, what it was told, how it ended."""
+"""The folder of a run: its configuration and data, its status, its lock."""
 
 from __future__ import annotations
 

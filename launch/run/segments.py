@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, in an object store: curves, events, status, heartbeats, in immutable pieces.
+"""Curves, events, status and heartbeats of a run in an object store, in immutable pieces.
 
 A store does not append, and to send a growing file again and again would cost its square. Each start of a run (attempt)
 has a folder, `log/ATTEMPT/`: of a file that grows each object has the bytes that came since the one before, cut at the

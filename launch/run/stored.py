@@ -1,4 +1,4 @@
-"""A run whose output is in an object store: what lies where there, and its folder on this machine's scratch.
+"""A run whose output is in an object store: the layout there, and the run's folder on local scratch.
 
     config.yaml, data.json, tokenizer/ ...   the description, as in a run's folder
     checkpoints/commits.json                 which checkpoints count (commits.py)

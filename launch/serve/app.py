@@ -1,4 +1,4 @@
-"""The routes: one for each operation, health, readiness, metrics, and a page to try it."""
+"""The routes of the server: one for each operation, health, readiness, metrics, and the page."""
 
 import asyncio
 import dataclasses

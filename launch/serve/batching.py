@@ -1,4 +1,4 @@
-"""One model, many requests: whatever waits when the model is free goes through it together.
+"""Batches across requests: all that wait when the model is free are run together.
 
 No request waits for others to come: the first one runs at once, and those that come meanwhile make the next batch. So a
 lone client has no delay, and under load batches grow by themselves. The event loop only passes things on: texts become

@@ -1,4 +1,4 @@
-"""Connections of the server: how many there are, how long they may be silent, and which one makes room for another.
+"""Bounds on connections: their number, how long they may be silent, and which one is closed for a new one.
 
 uvicorn bounds none of it: its limit_concurrency counts silent connections as work, and answers instead of closing.
 """

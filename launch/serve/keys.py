@@ -1,4 +1,4 @@
-"""API keys: who may ask a server that others can reach."""
+"""API keys of the server, and when they are required."""
 
 import hashlib
 import hmac

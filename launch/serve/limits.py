@@ -1,4 +1,4 @@
-"""A request from its first byte to the last of its answer: bounds on bytes and times, keys, clients that leave."""
+"""Bounds on a request: bytes, times, API keys, clients that disconnect."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a process computes on: its name, its data there, and the peak rate of its matrix products."""
+"""The device of a process: its name, transfers of batches to it, and the peak rate of its matrix products."""
 
 from __future__ import annotations
 

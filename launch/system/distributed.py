@@ -1,4 +1,4 @@
-"""Processes talking to each other: the only file that calls torch.distributed."""
+"""Collectives and process groups: the only file that calls torch.distributed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Single texts and pairs as a model reads them: how much of each stays where they are too long, and the place of each
-token in the text that was given."""
+"""Encodes single texts and pairs: truncation, and the place of each token in the text."""
 
 from __future__ import annotations
 

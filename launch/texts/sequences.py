@@ -1,4 +1,4 @@
-"""Many texts as sequences of token ids: special tokens around them, and how many were cut (encoding.py says how)."""
+"""Encodes many texts to arrays of token ids with special tokens, and counts what was truncated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is exported beside the weights: a model card, and how sentence-transformers makes a text's vector."""
+"""Files that an export has beside the weights: a model card, and the pooling for sentence-transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloze doctor`: can this environment train, on all its machines? A verdict a line, and nothing that hangs."""
+"""`cloze doctor`: checks whether this environment can train, on all its machines, each check with a time limit."""
 
 from __future__ import annotations
 

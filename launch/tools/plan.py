@@ -1,4 +1,4 @@
-"""`cloze plan`: will it fit, how long does it take, what does it cost? An estimate; nothing is run."""
+"""`cloze plan`: estimates memory, time and cost of a run without running it."""
 
 from __future__ import annotations
 

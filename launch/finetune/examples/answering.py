@@ -1,4 +1,4 @@
-"""Extractive question answering: overlapping windows over long texts, the best span over all of them."""
+"""Extractive question answering: overlapping windows over long texts, and the best span over all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of predictions: which are wrong and by how much, what is taken for what, and the tables that show it.
+"""Kinds of predictions: their errors, their confusions, and the tables that show both.
 
 A prediction is an object of a file of predictions, with `prediction`, `label` where that is known, and what its kind
 has beside.

@@ -1,4 +1,4 @@
-"""How good vectors of texts are: by the cosines of pairs that have scores, or by what pairs find each other."""
+"""Evaluation of text vectors: correlation of cosines with scores, or retrieval of the positives of pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A class for each word: CoNLL files, long sentences split, entities scored strictly."""
+"""Tagging: a class for each word; CoNLL files, long sentences split, entities scored strictly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of objectives: sums and counts, of which a loss is made that is the same for any split of the batch."""
+"""The interface of objectives: sums and counts, from which the same loss follows for any split of the global batch."""
 
 from __future__ import annotations
 

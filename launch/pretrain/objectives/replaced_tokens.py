@@ -1,5 +1,5 @@
-"""Replaced-token detection: a small generator fills in masked tokens, and the model tells which are not the original
-ones, as ELECTRA was trained (arXiv 2003.10555).
+"""Replaced-token detection: a small generator fills in masked tokens, and the model detects the replaced ones, as
+ELECTRA (arXiv 2003.10555).
 """
 
 from __future__ import annotations

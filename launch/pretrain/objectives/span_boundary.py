@@ -1,4 +1,4 @@
-"""Masked tokens, and each of them from the two tokens around its span, as SpanBERT was trained (arXiv 1907.10529)."""
+"""Masked tokens, and each of them predicted from the two tokens around its span, as SpanBERT (arXiv 1907.10529)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the kernels of a trace take, on a device that is known by a few figures (assumptions.py)."""
+"""Time of the kernels of a trace on a device that is described by a few figures (assumptions.py)."""
 
 from __future__ import annotations
 
