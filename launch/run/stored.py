@@ -158,7 +158,7 @@ class StoredRun:
         assert self._shipper is not None, "`meet` comes first"
         self._shipper.ship()
 
-    def told(self, seconds: float) -> None:
+    def close(self, seconds: float) -> None:
         """Send the last of what this process tells, for so long; then nothing more is tried."""
         self.ended.set()
         if self._shipper is not None:
@@ -225,4 +225,4 @@ def stored(config: Kind, environment: Environment, console: Console) -> Iterator
             yield replace(config, output=str(run.folder)), run
             seconds = _LEAVE_SECONDS
         finally:
-            run.told(seconds)
+            run.close(seconds)

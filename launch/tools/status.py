@@ -70,8 +70,8 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
         UserError: the folder holds no run.
     """
     fields = runs.fields_of(folder)
-    told = runs.read_status(folder)
-    state, step = told.get("state", "new"), told.get("step", 0)
+    status = runs.read_status(folder)
+    state, step = status.get("state", "new"), status.get("step", 0)
     now, beats = time.time() if now is None else now, _heartbeats(folder)
     silence = max(0.0, now - min(beat["time"] for beat in beats)) if beats else None
     if state == "running" and (silence is None or silence > _SILENT_SECONDS):

@@ -86,7 +86,7 @@ def joined(config: RunConfig, facts: runs.Facts, environment: Environment, conso
                      f"collectives give up and end the run after {COLLECTIVE_SECONDS} s")
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     main = environment.is_main
-    with runs.locked(output) if main else nullcontext(), runs.failure_told(output) if main else nullcontext():
+    with runs.locked(output) if main else nullcontext(), runs.recording_failure(output) if main else nullcontext():
         fetch = stored.fetch_heartbeats if stored else None
         with Heartbeat(output, environment, config.monitor, fetch=fetch) as heartbeat:  # names a rank that doesn't join
             if config.train.deterministic:

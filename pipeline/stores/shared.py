@@ -28,7 +28,7 @@ def use_digest(path: StorePath, cache: Cache, digest: str | None) -> None:
     _told[path] = cache, digest
 
 
-def forget() -> None:
+def reset() -> None:
     """From now on all is asked of stores again."""
     _told.clear()
 

@@ -28,6 +28,7 @@ from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.stores.reading import fetched
 from cloze.pipeline.tokenization.backends import (
     HUGGING_FACE_NAMES,
+    default_normalization,
     from_tokenizer_json,
     from_vocab_txt,
     put_around_texts,
@@ -35,7 +36,6 @@ from cloze.pipeline.tokenization.backends import (
     space_begins_word,
     special_names,
     stand_around_texts,
-    unspoken_normalization,
 )
 from cloze.pipeline.tokenization.words import WordSplitter, word_of
 
@@ -387,7 +387,7 @@ def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
     if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
         config = json.loads(described.read_text(encoding="utf-8"))
         found = special_names(source.backend.get_vocab(), config)
-        changed |= unspoken_normalization(source.backend, config)
+        changed |= default_normalization(source.backend, config)
         # Names that stood in special_tokens_map.json, which isn't copied.
         changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
         with publishing(folder / "tokenizer_config.json") as aside:
