@@ -1,9 +1,9 @@
 """Checkpoints of a run whose output is in an object store: written to local scratch, uploaded in the background.
 
 Each process uploads its own files; rank 0 sees in the listing when all are there with their sizes, writes the index and
-commits (launch/run/commits.py). One checkpoint is on its way at a time; of those that are published meanwhile the
-newest waits, and older ones are left out. All of that is agreed where the ranks meet anyway (`votes`, `publish`), so
-that no step waits for a store.
+commits (launch/run/commits.py). One checkpoint is on its way at a time; of those that are published during an upload
+the newest waits, and older ones are left out. All of that is agreed where the ranks meet anyway (`votes`, `publish`),
+so that no step waits for a store.
 """
 
 from __future__ import annotations
@@ -404,7 +404,7 @@ class StoredCheckpoints(CheckpointManager):
 
     def _clean(self) -> None:
         """Remove the files of checkpoints that were never committed: of earlier starts, which can commit no more. A
-        later one, which has taken the run up meanwhile, may have committed what this one does not know of."""
+        later one, which has taken over the run since, may have committed checkpoints that this one does not know."""
         log, attempt, start = self._run.log, self._run.attempt, len(self._place.key) + 1
         assert log is not None and attempt is not None, "rank 0 has them"
         counted = {f"{step_place(self._place, step).name}/{commit.folder}" for step, commit in log.commits.items()}

@@ -80,7 +80,7 @@ def fine_tune(folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]
 
 
 def _random_weights(folder: Path, output: Path) -> list[str]:
-    """Write the shape of a model down; returns what `cloze finetune` is told to begin with random weights of it."""
+    """Write the shape of a model; returns the arguments of `cloze finetune` for random weights of it."""
     shape = runs.model_config(folder) if runs.is_pretraining(folder) else load_pretrained(runs.model_folder(folder))[0]
     output.mkdir(parents=True, exist_ok=True)
     publish_text(output / "shape.yaml", yaml.safe_dump(asdict(shape)))

@@ -31,7 +31,7 @@ def pseudo_log_likelihoods(
 
     Args:
         bf16: whether the encoder's matrix products are made in bf16.
-        progress: told how many tokens have gone through the model since it was told last.
+        progress: called with the tokens processed since its last call.
     """
     sums = np.zeros(len(encodings))
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)  # where the special tokens stand -> numbers

@@ -83,7 +83,7 @@ def score_pairs(
 
     Args:
         precision: fp32; bf16; or auto: bf16, and fp32 for those that bf16 finds less than `CLOSE` apart.
-        progress: told tokens done and tokens in all.
+        progress: called with the tokens done and the tokens in all.
 
     Raises:
         UserError: a sentence is empty, or longer than the model's positions.

@@ -86,7 +86,7 @@ class SentenceScore:
 
 @dataclass(frozen=True)
 class Score(Operation):
-    """Pseudo-log-likelihood of a text: each token is masked in turn and judged by all others."""
+    """Pseudo-log-likelihood of a text: each token is masked in turn and predicted from all others."""
 
     name, head, takes_pair = "score", "masked_lm", "never"
 

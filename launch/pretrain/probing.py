@@ -153,7 +153,8 @@ def largest_that_fits(candidates: list[int], run: Callable[[int, Callable[[bool]
 
 
 def _stepping_stones(candidates: list[int]) -> Iterator[int]:
-    """The candidates, ascending, and what lies between distant ones: a step foretells one twice as large, not more."""
+    """The candidates, ascending, and what lies between distant ones: a measurement predicts a size twice as large, not
+    more."""
     for size, further in pairwise(candidates):
         yield size
         while (size := 2 * size) < further:

@@ -26,7 +26,7 @@ _REASONS = {
 
 def is_name(text: str) -> bool:
     """Whether this may be the name of a model, such as google-bert/bert-base-uncased; no path into a folder that is
-    here: a mistyped one is nobody else's business."""
+    here: a mistyped path is not sent to the hub."""
     return bool(_NAME.fullmatch(text)) and not ("/" in text and Path(text).parent.is_dir())
 
 

@@ -257,7 +257,7 @@ def _refuse_another(found: str, before: dict[str, object], config: RunConfig, fa
     Args:
         repeated: the run's configuration, which --config can name to have its fields.
     """
-    # What an earlier version did not know is as it would be if nobody had set it.
+    # What an earlier version did not know has its default.
     unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
     before = _shaping(_defaults(config)) | unknown | before
     now = shaping_of(config, facts)

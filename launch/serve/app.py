@@ -26,7 +26,7 @@ REFUSALS = {status: {"model": Refusal, "description": reason} for status, reason
 
 
 class Meters:
-    """What Prometheus is told."""
+    """Counters and histograms for Prometheus."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -93,7 +93,7 @@ class _Bounded(H11Protocol):
         self.waiting[self] = None
 
     def whole(self) -> None:
-        """Its request is whole: until its answer is sent it makes room for nobody."""
+        """Its request is whole: it is not closed for another one until its answer is sent."""
         self.waiting.pop(self, None)
 
     def make_room(self, count: int) -> bool:

@@ -20,7 +20,7 @@ from cloze.pipeline.errors import UserError
 
 Number = TypeVar("Number", int, float)
 
-# How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
+# How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint.
 COLLECTIVE_SECONDS = 1800
 TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
 _PIECE_BYTES = 64 << 20  # of a file that is copied from rank to rank

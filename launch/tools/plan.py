@@ -211,4 +211,4 @@ def _assumed(config: PlanConfig, estimator: Estimator) -> str:
              *([] if config.objective == "masked" else [f"masked tokens alone, without what {config.objective} adds"]),
              "the full batch from the first step", "no evaluation, no wait for data or checkpoints"]
     return (f"assumed: {'; '.join(said)}. Constants and their sources: launch/tools/planning/assumptions.py; how well "
-            "they foretell published rates: docs/scaling.md")
+            "they predict published rates: docs/scaling.md")

@@ -1,7 +1,7 @@
 """`cloze runs` and `cloze status`: how runs stand, from the files in their folders, or from what they have sent to an
 object store, from any machine.
 
-Nothing is locked and nothing written: a job that starts meanwhile does not notice.
+Nothing is locked and nothing written: a job that starts at the same time is not affected.
 """
 
 from __future__ import annotations

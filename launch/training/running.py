@@ -1,4 +1,4 @@
-"""What every run of training goes through: launch/pretrain/command.py and launch/finetune/command.py fill it in."""
+"""The parts that pretraining and fine-tuning runs share: start, resume, training loop, end."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class Record:
     metrics: MetricsWriter | None
     """On rank 0."""
     complete: bool = False
-    """Whether no step, and nothing after the last one, is left; whoever trains sets it."""
+    """Whether no step, and nothing after the last one, is left; set by the caller."""
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: Sto
 
 
 def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> MetricsWriter:
-    """Of a run that goes on from the trainer's step; trackers are told what it is, of what data and on what."""
+    """The writer of a run that resumes at the trainer's step; trackers get its configuration, data and software."""
     facts = runs.flatten(asdict(config)) | runs.read_fields(output / runs.DATA)
     facts |= {f"software.{name}": value for name, value in software().items()}
     facts |= {"hardware.device": device_name(trainer.engine.device),

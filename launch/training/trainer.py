@@ -1,4 +1,4 @@
-"""The training loop: advance, log, evaluate, save, stop."""
+"""The training loop: step, log, evaluate, save, stop."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Trainer:
             now and then, as a sign of life. None: no validation data.
         flops: model FLOPs of a micro-batch.
         facts: plain values kept in every checkpoint.
-        callbacks: what the user wants to be told.
+        callbacks: the user's own, called at each event.
         sources: what measures each source of a mixture by itself (launch/pretrain/sources.py).
         average: of the weights, measured beside them and kept in checkpoints.
     """
@@ -194,7 +194,7 @@ class Trainer:
             seen = self._show_batch(batch, totals[:-4]) if self.objective.whole_batch else None
             for micro_step, micro_batch in enumerate(batch.micro_batches):
                 last = micro_step == len(batch.micro_batches) - 1
-                # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
+                # Set explicitly, as DeepSpeed counts micro-batches, whose number grows with the batch.
                 self.engine.set_gradient_accumulation_boundary(last)
                 with self.inspector.watch() if inspect and last else contextlib.nullcontext():
                     if batch.sources is not None:
@@ -205,7 +205,7 @@ class Trainer:
         if self.average:
             self.average.update(self.state.step + 1, skipped)
         share = 1 / self.environment.world_size
-        # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
+        # A skipped step counts its tokens; its losses, which may be NaN, are left out.
         self.outcomes.window += torch.cat([
             torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share,
             numbers_on(self.device, batch.num_tokens, batch.num_padding),

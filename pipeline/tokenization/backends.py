@@ -1,4 +1,4 @@
-"""Tokenizers of the `tokenizers` library as BERT has them: made, read from files, with special tokens around texts."""
+"""Tokenizers of the `tokenizers` library with the special tokens of BERT: built, read from files, saved."""
 
 import itertools
 import json

@@ -1,11 +1,11 @@
 """The tokenizer: `tokenizers` sees each distinct word once, everything else goes through Arrow and numpy.
 
-What a BERT tokenizer makes of a text depends only on its words, and a corpus has few distinct ones. So a chunk of
-text is cut into words with array operations over its bytes, Arrow dictionary-encodes them, words never seen before
-go to `tokenizers` (of printable ASCII, whose case alone a normaliser changes, to its model; whole words are looked up
-here), and the ids are gathered from a table. The cuts are made only where sentences end or the tokenizer itself cuts,
-whatever stands around: it is asked once for each character. All that is left in a word (control characters, accents,
-whatever the normaliser deletes or splits) is the tokenizer's own business, so that the ids are always its ids.
+What a BERT tokenizer makes of a text depends only on its words, and a corpus has few distinct ones. So a chunk of text
+is cut into words with array operations over its bytes, Arrow dictionary-encodes them, words never seen before go to
+`tokenizers` (of printable ASCII, whose case alone a normaliser changes, to its model; whole words are looked up here),
+and the ids are gathered from a table. The cuts are made only where sentences end or the tokenizer itself cuts, whatever
+stands around: it is asked once for each character. What remains in a word (control characters, accents, whatever the
+normaliser deletes or splits) is left to the tokenizer, so that the ids are always its ids.
 """
 
 import hashlib

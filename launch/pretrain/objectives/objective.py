@@ -28,7 +28,7 @@ class Term(NamedTuple):
     """bool: whether the model was right there; None: it is not that kind of loss."""
     weights: Tensor | None = None
     """Factors of the losses in what is minimised, not in the curves; None: 1."""
-    count: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.count, which nobody calls
+    count: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.count, which is not used
     """Losses that there are, (), for the means in the curves; None: as many as the divisor says."""
 
 
