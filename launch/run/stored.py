@@ -16,7 +16,7 @@ import hashlib
 import platform
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TypeVar
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
+from cloze.launch.run.patience import Patience, StoreAway
 from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch_heartbeats
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
@@ -71,6 +72,7 @@ class StoredRun:
         self._seconds = config.monitor.store_seconds
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
+        self._told_all = True  # unless it was said that something could not be sent
         self._arrived: list[dict] = []  # lines of metrics.jsonl that are in the store, on rank 0
         self._lease: Lease | Unchecked | None = None
 
@@ -97,7 +99,8 @@ class StoredRun:
                 yield
                 return
             self._check_place()
-            with leased(self.place / LEASE, self._console.warn) as lease:
+            own = self.scratch / f"{self._own.name}.{LEASE}"
+            with leased(self.place / LEASE, self._console.warn, self.patience_seconds, own) as lease:
                 if lease is None:
                     raise UserError(f"output: found {self.place} in use by another job, expected it free; wait for "
                                     "that job or choose another --output")
@@ -158,11 +161,29 @@ class StoredRun:
         assert self._shipper is not None, "`meet` comes first"
         self._shipper.ship()
 
+    def ship_last(self, beat: Callable[[], None]) -> None:
+        """Send how the run has ended. Its checkpoints are there by now: a store that has gone since is waited for as
+        long as at any time, and then it is said what it lacks. For rank 0.
+
+        Args:
+            beat: called while it waits.
+        """
+        def send() -> None:
+            beat()
+            self.ship()
+
+        try:
+            Patience(self.patience_seconds, lambda line: None, self.ended)(send)
+        except StoreAway as error:
+            self._told_all = False
+            self._console.warn(f"{self.place}: the checkpoints are there, but not how the run has ended, nor its last "
+                               f"curves ({error}); the same command on this machine sends them when the store answers")
+
     def told(self, seconds: float) -> None:
         """Send the last of what this process tells, for so long; then nothing more is tried."""
         self.ended.set()
         if self._shipper is not None:
-            self._shipper.close(seconds)
+            self._shipper.close(seconds if self._told_all else 0.0)
 
     def fetch_heartbeats(self) -> None:
         """Bring those of all processes into this one's folder, as they were sent. Raises UserError."""
@@ -171,6 +192,13 @@ class StoredRun:
     def lost(self) -> str | None:
         """Why another job has the run by now; None: it has not, for all that is known."""
         return self._lease.taken if self._lease is not None else None
+
+    def away(self) -> UserError | None:
+        """That the run could not be held on to for as long as it may be silent, so that another job may take it up."""
+        silence = self._lease.silence if self._lease is not None else None
+        return None if silence is None else UserError(
+            f"output: found {self.place} without an answer, expected one within checkpoint.store_patience_seconds = "
+            f"{self.patience_seconds:g}: the run's lease can't be renewed ({silence})")
 
     def clear(self) -> None:
         """Remove the checkpoints from scratch: the run is complete, and in the store."""

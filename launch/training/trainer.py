@@ -147,7 +147,7 @@ class Trainer:
             callback.on_start(self._view())
         self._evaluate_if_due()
         self.throughput.reset()
-        while not self.completion and not self._stop_agreed:
+        while not (self.completion or self._stop_agreed or self.checkpoints.must_end):
             self.profiler.before(self.state.step)
             self._advance(stream, stop)
             self.profiler.after(self.state.step - 1)

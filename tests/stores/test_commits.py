@@ -12,10 +12,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from cloze.launch.checkpoint import transfer
 from cloze.launch.checkpoint.fetching import owner_of
-from cloze.launch.checkpoint.transfer import Damaged, Patience, fetch, parts_of, upload
+from cloze.launch.checkpoint.transfer import Damaged, fetch, parts_of, upload
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.commits import Commit, CommitLog, TakenOver, read_commits
 from cloze.launch.run.heartbeat import Heartbeat
+from cloze.launch.run.patience import Patience
 from cloze.launch.run.runs import lines_of
 from cloze.launch.run.segments import LogReader, Shipper, add_unsent, fetch_heartbeats
 from cloze.launch.system.environment import Environment

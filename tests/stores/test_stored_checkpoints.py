@@ -37,8 +37,8 @@ def start(bucket, tmp_path):
     def made(disk: str, **options) -> StoredCheckpoints:
         log = CommitLog(place / "checkpoints/commits.json")
         run = SimpleNamespace(place=place, checkpoints=place / "checkpoints", patience_seconds=5, log=log,
-                              lost=lambda: None, ended=threading.Event(), attempt=log.claim(), stop_before_seconds=None,
-                              ship=lambda: None, meet=lambda attempt: None)
+                              lost=lambda: None, away=lambda: None, ended=threading.Event(), attempt=log.claim(),
+                              stop_before_seconds=None, ship=lambda: None, meet=lambda attempt: None)
         (tmp_path / disk).mkdir(exist_ok=True)
         return StoredCheckpoints(run, tmp_path / disk, Environment(), CPU, warn=lambda line: None,
                                  say=lambda line: None, **options)
