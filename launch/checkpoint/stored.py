@@ -75,7 +75,7 @@ class StoredCheckpoints(CheckpointManager):
         self._best_committed = -1  # step of the best evaluation, as the newest committed checkpoint knows it; on rank 0
         self._sending: int | None = None  # the step that is on its way, or was the last
         self._sent = 0
-        self._measured = False
+        self._measured = self._told_short = False  # on rank 0
         self._gives_up = False  # agreed by all: the store has been away for too long
         self._away: UserError | None = None  # what this rank has seen of that
         self._machines: list[list[int]] = [[]]  # the ranks on each
@@ -355,18 +355,19 @@ class StoredCheckpoints(CheckpointManager):
         self._best_committed = published.state["best_step"]
         if before is not None:
             self._delete(published.step, before)
-        if not self._measured:
-            self._measured = True
-            self._tell_time(published.step, num_bytes, time.monotonic() - began)
+        self._tell_time(published.step, num_bytes, time.monotonic() - began)
 
     def _tell_time(self, step: int, num_bytes: int, seconds: float) -> None:
-        """What the first upload has taken, and whether a stop leaves as much."""
-        self._say(f"{self._run.place}: step {step} is there after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); a stop "
-                  "takes as long, so give the job more time than that between its signal and its end")
-        given = self._run.stop_before_seconds
-        if given is not None and given < seconds:
-            self.warn(f"train.stop_before_seconds: found {given:g}, expected more than the {seconds:.1f} that a "
-                      "checkpoint takes to the store")
+        """Once, what the first upload has taken; and once, that one took longer than a stop leaves."""
+        if not self._measured:
+            self._measured = True
+            self._say(f"{self._run.place}: step {step} is there after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); a "
+                      "stop takes as long, so give the job more time than that between its signal and its end")
+        short = [f"{name} = {given:g}" for name, given in self._run.graces.items() if given < seconds]
+        if short and not self._told_short:
+            self._told_short = True
+            self.warn(f"{' and '.join(short)}: step {step} took {seconds:.1f} s to the store, expected less: a job that "
+                      "is stopped ends before its checkpoint is there; have it signalled earlier")
 
     def finish(self, best: int | None, beat: Callable[[], None]) -> None:
         """As of any checkpoints; returns when the newest is committed.

@@ -26,7 +26,7 @@ from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
 from cloze.launch.run.patience import Patience, StoreAway
-from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch_heartbeats
+from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch_heartbeats, send_rest
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
@@ -42,6 +42,7 @@ COMMITS = "commits.json"
 # What a start is decided by, and what a run goes on with; the rest of the description is only written.
 _READ = (runs.CONFIG, runs.DATA, runs.DEVICE, runs.SOFTWARE)
 _DESCRIPTION = (*_READ, runs.DEEPSPEED)
+_ATTEMPT = "attempt"  # on scratch: the name of the start whose folder is there
 _OWN = {*_DESCRIPTION, runs.TOKENIZER, runs.CHECKPOINTS, LOG, LEASE}
 
 
@@ -66,7 +67,9 @@ class StoredRun:
         """The name of this start, which rank 0 gives it and the others hear of (`meet`)."""
         self.log: CommitLog | None = None
         """On rank 0."""
-        self.stop_before_seconds = config.train.stop_before_seconds
+        graces = {f"train.{name}": getattr(config.train, name) for name in ("stop_before_seconds", "grace_seconds")}
+        self.graces: dict[str, float] = {name: each for name, each in graces.items() if each is not None}
+        """What is known of the time that a stop leaves, by the fields that say so."""
         self.ended = threading.Event()
         """Set when this process is done with the run."""
         self._seconds = config.monitor.store_seconds
@@ -107,11 +110,15 @@ class StoredRun:
                 self._lease = lease
                 metrics = self.folder / runs.METRICS
                 before = runs.read_metrics(self.folder) if metrics.exists() else []
+                named = self._own / _ATTEMPT
+                if named.is_file():
+                    send_rest(self.folder, self.place / LOG, named.read_text())
                 self._make_folder()
                 LogReader(self.place).write(self.folder)
                 self._arrived = add_unsent(metrics, before)
                 self.log = CommitLog(self.checkpoints / COMMITS)
                 self.meet(self.log.claim())
+                named.write_text(self.attempt or "")
                 if not self.log.conditional:
                     self._console.warn(f"{self.place}: the store does not enforce the conditions of writes, so nothing "
                                        "keeps an old job that goes on after a pause from committing; see to it that "

@@ -280,4 +280,4 @@ def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> Metric
     facts |= {"hardware.device": device_name(trainer.engine.device),
               "hardware.processes": trainer.environment.world_size}
     return MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step, config.evaluation.metric,
-                         config.monitor.trackers, config.monitor.project, facts)
+                         config.monitor.trackers, config.monitor.project, facts, trainer.tracked)
