@@ -51,6 +51,15 @@ def test_the_micro_batch_is_the_largest_that_divides(sizes, processes, micro):
     assert replace(train, micro_batch_size="auto").on(processes).micro_batch_size == "auto"
 
 
+@pytest.mark.parametrize("recipe", ["small", "tiny", "bert-base-phase1", "electra-small"])
+def test_a_trial_of_a_recipe_that_is_shorter_than_its_warmup_is_told_the_option(recipe):
+    words = ["--config", recipe, "--data", "d", "--output", "o", "--train.max_steps", "5"]
+    with pytest.raises(UserError, match=r"expected at most train.max_steps = 5; .* add (--\S+ \S+), which") as refused:
+        parse("pretrain", words)
+    option = re.search(r"add (--\S+ \S+),", str(refused.value))[1].split()
+    assert parse("pretrain", [*words, *option]).train.max_steps == 5
+
+
 def test_a_micro_batch_is_a_number_or_auto():
     options = ["--data", "d", "--output", "o", "--train.micro_batch_size"]
     assert parse("pretrain", [*options, "auto"]).train.micro_batch_size == "auto"
