@@ -200,6 +200,7 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     environment, console = process.environment, process.console
     checkpoints, step, elastic = running.open_checkpoints(config, facts, process)
+    console.say(running.BUILDING)
     model = build_model(config, objective)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     if step is None and config.init_word_vectors:

@@ -43,6 +43,7 @@ from cloze.pipeline.errors import UserError
 # follows.
 COLLECTIVES = "collectives-rank-"
 EXIT_COMPLETE = 0
+BUILDING = "building the model and DeepSpeed's engine"  # said before what may take long without a word
 
 
 @dataclass(frozen=True)

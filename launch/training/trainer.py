@@ -149,6 +149,10 @@ class Trainer:
         self.outcomes.begin(self.state)
         for callback in self.callbacks:
             callback.on_start(self._view())
+        if not self.completion:  # what comes next may take minutes without a word
+            first = "an evaluation first, then " if self.state.step == 0 and self.evaluate else ""
+            every = "step" if self.train.log_every_steps == 1 else f"{self.train.log_every_steps} steps"
+            self.console.say(f"training from step {self.state.step}: {first}a line every {every}")
         self._evaluate_if_due()
         self.throughput.reset()
         while not (self.completion or self._stop_agreed or self.checkpoints.must_end):
