@@ -262,6 +262,10 @@ class Batch:
                          "max_sequence_length": longest, "masked_positions": ids(self.masked),
                          "labels": ids(self.masked)}
 
+    def micro_batch(self) -> dict:
+        """The inputs with the offsets, outside FakeTensorMode; not of a padded one."""
+        return self.inputs() | {"sequence_offsets": self.offsets()}
+
 
 @dataclass(frozen=True)
 class ModelRun:
