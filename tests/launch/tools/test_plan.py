@@ -219,7 +219,8 @@ def test_the_largest_micro_batch_is_the_last_that_fits():
 def test_the_estimate_of_a_step_on_this_cpu_comes_true(shape, count, longest, dropout, objective):
     """Within a quarter, in time and in memory, of what is measured in the same process."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.launch.tools.plan_on_cpu", shape, str(count), str(longest), str(dropout), objective],
+        [sys.executable, "-m", "tests.launch.tools.plan_on_cpu",
+         shape, str(count), str(longest), str(dropout), objective],
         cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu"), capture_output=True, text=True,
         timeout=600)
     assert done.returncode == 0, done.stderr
