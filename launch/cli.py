@@ -408,7 +408,9 @@ def _run(arguments: list[str]) -> int:
     if not command.prepares:
         return _load(command.function)(config) or 0
     is_main = read_environment().is_main
-    if is_main and sys.stderr.isatty():
+    if command.trains:
+        _say(is_main, f"cloze {name}: loading PyTorch and DeepSpeed")
+    elif is_main and sys.stderr.isatty():
         print(f"cloze {name}: loading PyTorch", file=sys.stderr, flush=True)
     with Starting(partial(_say, is_main)) if command.trains else nullcontext():
         environment = prepare_process()

@@ -2,7 +2,7 @@
 
 Tokens come either concatenated, (T, hidden), with the offsets of their sequences, or padded, (B, S, hidden),
 with a mask. Everything but the kernels works on single tokens and does not care; `Layout` is what the kernels
-are told.
+get.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _check_embedding(config: FinetuneConfig) -> None:
                         "one: that of the scores")
     if config.train.global_batch_size < 2:
         raise UserError(f"train.global_batch_size: found {config.train.global_batch_size} with the task {config.task}, "
-                        "expected at least 2: the other rows of a batch are what a row is told from")
+                        "expected at least 2: the other rows of a batch are what a row is distinguished from")
 
 
 def check_shape(config: FinetuneConfig, shape: BertConfig, dropout_pairs: bool) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from cloze.launch.checkpoint import read_weights
-from cloze.launch.checkpoint.transfer import Patience
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.engine.state import Engine
@@ -30,6 +29,7 @@ from cloze.launch.finetune.models import head_options
 from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.patience import Patience
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed

@@ -11,10 +11,10 @@ from cloze.launch.parsing.help_pages import Page
 from cloze.launch.parsing.parser import shipped, takes_flags
 
 # What bash calls: with the command's words it finds flags, or the values of the flag before. "=" parts words in bash.
-# Where it finds nothing, or a value may be a file, the shell goes on with the names of files.
+# Where it finds nothing, or a value may be a file, the shell goes on with the names of files, unless none may be there.
 _BASH = r"""_cloze() {
     local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
-    local command="${COMP_WORDS[1]}" words="" from=2
+    local command="${COMP_WORDS[1]}" words="" from=2 files=yes
     COMPREPLY=()
     if [ "$word" = "=" ]; then word=""; elif [ "$before" = "=" ]; then before="${COMP_WORDS[COMP_CWORD-2]}"; fi
     if [ "$COMP_CWORD" -eq 1 ]; then
@@ -30,13 +30,15 @@ _BASH = r"""_cloze() {
         esac;;
     esac
     case "$before" in
-        --help) words="$(_cloze_topics "$command")";;
-        --*) words="$(_cloze_values "$command" "$before")";;
-        *) [ "$COMP_CWORD" -eq "$from" ] && words="$(_cloze_values "$command" WORD)";;
+        --help) words="$(_cloze_topics "$command")" files="";;
+        --*) words="$(_cloze_values "$command" "$before")" files="$(_cloze_files "$command" "$before")";;
+        *) [ "$COMP_CWORD" -eq "$from" ] && words="$(_cloze_values "$command" WORD)" &&
+            files="$(_cloze_files "$command" WORD)";;
     esac
-    case "$word" in -*) words="$(_cloze_flags "$command") --print_config --help";; esac
+    case "$word" in -*) words="$(_cloze_flags "$command") --print_config --help" files="";; esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
-    case "$word" in -*) ;; *) COMPREPLY+=($(compgen -f -- "$word"));; esac
+    if [ "$files" ]; then COMPREPLY+=($(compgen -f -- "$word"));
+    else compopt +o default +o bashdefault 2> /dev/null; fi
     return 0
 }"""
 
@@ -46,6 +48,8 @@ class _Flag:
     name: str
     """With its dashes; WORD for the word without a flag."""
     values: list[str]
+    takes_files: bool
+    """Whether a file may be its value, too."""
     sentence: str
 
 
@@ -75,29 +79,32 @@ def completion_script(shell: str, pages: list[Page]) -> str:
                                                           if each.is_section)] for page in pages}),
         *_function("_cloze_values", {f"{name} {flag.name}": flag.values for name, each in flags.items()
                                      for flag in each if flag.values}),
+        *_function("_cloze_files", {f"{name} {flag.name}": [] for name, each in flags.items()
+                                    for flag in each if not flag.takes_files}, otherwise="yes"),
         _BASH.replace("FIRST", " ".join(firsts)).replace("GROUPS", " ".join(groups)),
         "complete -o bashdefault -o default -o filenames -F _cloze cloze",
     ]
     return "\n".join(lines)
 
 
-def _function(name: str, words: dict[str, list[str]]) -> list[str]:
-    """A function of the shell that prints the words of its arguments."""
-    cases = (f"    {shlex.quote(key)}) echo {shlex.quote(' '.join(values))};;" for key, values in words.items())
-    return [f'{name}() {{ case "$*" in', *cases, "esac; }"]
+def _function(name: str, words: dict[str, list[str]], otherwise: str = "") -> list[str]:
+    """A function of the shell that prints the words of its arguments, or what it prints for all others."""
+    cases = [f"    {shlex.quote(key)}) echo {shlex.quote(' '.join(values))};;" for key, values in words.items()]
+    return [f'{name}() {{ case "$*" in', *cases, *([f"    *) echo {otherwise};;"] if otherwise else []), "esac; }"]
 
 
 def _flags(page: Page) -> Iterator[_Flag]:
     brief = {whole: short for short, whole in page.short}
     for field in describe(page.config).values():
         values = page.listed.get(field.name) or _values(field)
+        files = field.takes_files and field.name not in page.listed
         if field.name == page.words or (field.default is MISSING and not takes_flags(page.name)):
             if values:
-                yield _Flag("WORD", values, field.sentence)
+                yield _Flag("WORD", values, files, field.sentence)
             continue
         for name in dict.fromkeys((brief.get(f"--{field.name}", f"--{field.name}"), f"--{field.name}")):
-            yield _Flag(name, values, field.sentence)
-    yield _Flag("--config", list(shipped(page.configs)) if page.configs else [], "YAML file of fields.")
+            yield _Flag(name, values, files, field.sentence)
+    yield _Flag("--config", list(shipped(page.configs)) if page.configs else [], True, "YAML file of fields.")
 
 
 def _values(field: Described) -> list[str]:
@@ -118,6 +125,7 @@ def _fish(pages: list[Page]) -> str:
         given = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in page.name.split())
         for flag in _flags(page):
             takes = "" if flag.name == "WORD" else f" -l {flag.name.removeprefix('--')} -r"
+            takes += "" if flag.takes_files else " -f"
             values = f" -a {shlex.quote(' '.join(flag.values))}" if flag.values else ""
             said = shlex.quote(flag.sentence.split(";")[0].split(":")[0].split(". ")[0])
             lines.append(f"complete -c cloze -n '{given}'{takes}{values} -d {said}")

@@ -52,6 +52,12 @@ class Described:
         return [value for member in _members(self.kind) for value in _listed(member)]
 
     @property
+    def takes_files(self) -> bool:
+        """Whether a value may name a file: not if it is a number, or one of those that can be listed."""
+        return not all(member in (int, float, bool, NoneType) or get_origin(member) is Literal
+                       for member in _members(self.kind))
+
+    @property
     def expected(self) -> str:
         """What values it takes, in words, without null."""
         return in_words(self.kind)

@@ -70,8 +70,8 @@ def _first_page(page: Page, known: dict[str, Described]) -> str:
     if rest:
         sections = [each.name for each in known.values() if each.is_section]
         some = f", --help {sections[0]} those of a section ({', '.join(sections)})" if sections else ""
-        lines += _wrapped(f"--help all explains {len(rest)} more fields{some}; --print_config prints what a run would "
-                          "be told.", "")
+        lines += _wrapped(f"--help all explains {len(rest)} more fields{some}; --print_config prints the whole "
+                          "configuration.", "")
     return "\n".join(lines).rstrip()
 
 

@@ -193,7 +193,7 @@ class Predictor:
 
     def prepare(self, operation: Operation, row: Row) -> Iterator[Encoding]:
         """Sequences of one text; needs no device. Raises UserError."""
-        operation.check_row(row)
+        operation.check_row(row, self.loaded.columns)
         yield from operation.encode(self.loaded.encoder, row)
 
     @torch.inference_mode()

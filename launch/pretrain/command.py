@@ -200,6 +200,7 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     environment, console = process.environment, process.console
     checkpoints, step, elastic = running.open_checkpoints(config, facts, process)
+    console.say(running.BUILDING)
     model = build_model(config, objective)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     if step is None and config.init_word_vectors:
@@ -223,8 +224,8 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
         start.finish(trainer, console)
     running.resume(trainer, step)
     decided, output = facts_of(config, process.device), Path(config.output)
-    if step is not None and (told := differences(config, runs.device_facts(output), decided)):
-        console.warn(told)
+    if step is not None and (changed := differences(config, runs.device_facts(output), decided)):
+        console.warn(changed)
     if environment.is_main:
         runs.keep_device_facts(output, decided)
         # Fetched or not, its folder is on this machine.

@@ -138,7 +138,7 @@ def _position(tokens: float, phases: tuple[Phase, ...], lengths: np.ndarray) -> 
 
 @contextmanager
 def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None]:
-    """Within, rank 0 alone has asked the store for manifests and tokenizers, and told the others which they are; of
+    """Within, rank 0 has read manifests and tokenizers from the store and sent their hashes to the others; of
     each machine one process fetches them into `data_cache.folder`. Does nothing for folders of a disk. Collective.
 
     Raises:

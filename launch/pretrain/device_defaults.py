@@ -79,5 +79,5 @@ def differences(config: PretrainConfig, before: dict[str, object], now: dict[str
         consequence.append("dropout drops other units")
     elif "attention kernel" in changed and config.model.attention_probs_dropout_prob:
         consequence.append("attention drops other probabilities")
-    told = ", ".join(f"{name} {before[name]} then, {now[name]} now" for name in changed)
-    return f"the run began otherwise: {told}; {' and '.join(consequence)}"
+    changes = ", ".join(f"{name} {before[name]} then, {now[name]} now" for name in changed)
+    return f"the run began otherwise: {changes}; {' and '.join(consequence)}"

@@ -165,11 +165,11 @@ class Heartbeat:
         shown = list(beats)
         if len(beats) > _LARGE_WORLD:
             shown = culprits[:_LARGE_WORLD]
-        told = [lines[rank] for rank in shown]
+        report = [lines[rank] for rank in shown]
         if len(culprits) < len(beats):
             more = f" and {len(culprits) - _LARGE_WORLD} more" if len(culprits) > _LARGE_WORLD else ""
-            told.append(f"waited for: rank {', '.join(map(str, culprits[:_LARGE_WORLD]))}{more}")
-        return [*notes, *told]
+            report.append(f"waited for: rank {', '.join(map(str, culprits[:_LARGE_WORLD]))}{more}")
+        return [*notes, *report]
 
     def _seen(self, lines: list[str]) -> Iterable[int]:
         """Ranks whose files there are, as far as they have written any."""

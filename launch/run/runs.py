@@ -264,6 +264,13 @@ def _refuse_another(found: str, before: dict[str, object], config: RunConfig, fa
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):
             continue
+        states_differ = name == "train.precision" and config.zero.stage > 0 and "bf16" in (before.get(name), now[name])
+        if states_differ:
+            new = (", or begin a new run with its weights by --init_from and another --output"
+                   if isinstance(config, PretrainConfig) else "")
+            raise UserError(f"{found}, whose {name} is {before.get(name)!r}, expected {now[name]!r}: at zero.stage "
+                            f"{config.zero.stage} optimizer states of bf16 do not become those of another precision, "
+                            f"nor these bf16's; keep --{name} {before.get(name)}{new}")
         acceptable = not name.startswith(FIXED)
         if acceptable and config.checkpoint.accept_changes:
             continue

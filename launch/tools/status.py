@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -94,19 +95,29 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
 
 
 class _Stored:
-    """A run in a store as a folder of this machine, which `look` renews."""
+    """A run in a store as a folder of this machine, which `look` renews.
 
-    def __init__(self, place: StorePath) -> None:
-        self.place, self.folder = place, scratch_folder()
-        self._reader = LogReader(place, _NEWEST_PIECES)
+    Args:
+        curves: another folder, for all that the run's curves are made of.
+    """
+
+    def __init__(self, place: StorePath, curves: Path | None = None) -> None:
+        self.place, self.folder, self._curves = place, scratch_folder(), curves
+        self._reader = LogReader(place, None if curves else _NEWEST_PIECES)
 
     def look(self) -> None:
-        """Copy what says how the run stands."""
+        """Copy what says how the run stands, and its curves."""
         fetch_objects(self.place, (runs.CONFIG, runs.SOFTWARE), self.folder)
         if not (self.folder / runs.CONFIG).exists():
             raise UserError(f"{self.place}: found no run there, expected one of `cloze pretrain`; look at the name")
         self._reader.write(self.folder, (runs.METRICS, runs.STATUS))
         fetch_heartbeats(self.place, self.folder)
+        if self._curves:
+            with readable_errors(self._curves):
+                self._curves.mkdir(parents=True, exist_ok=True)
+                self._reader.write_events(self._curves)
+                if (self.folder / runs.METRICS).exists():
+                    shutil.copyfile(self.folder / runs.METRICS, self._curves / runs.METRICS)
 
 
 def _find_stored(place: StorePath) -> list[StorePath]:
@@ -169,7 +180,8 @@ def show_status(config: StatusConfig) -> int:
         The exit status: 0, and with `follow` that of the run's end: 0 complete, 75 requeue, 2 failed.
     """
     console, place = Console(), to_place(config.run)
-    stored = _Stored(place) if isinstance(place, StorePath) else None
+    curves = Path(config.curves) if config.curves else None
+    stored = _Stored(place, curves) if isinstance(place, StorePath) else None
     folder = stored.folder if stored else Path(config.run)
 
     def look() -> RunState:

@@ -25,6 +25,21 @@ def test_a_start_does_not_import_the_compiler(tmp_path, stage):
     assert "Inductor: False" in finish(start([sys.executable, "-c", MAIN, *arguments]))
 
 
+def test_a_start_says_at_once_what_it_is_doing(tmp_path):
+    """Of minutes on a busy machine no part passes in silence; a pipe is told as a terminal is."""
+    data = make_shards(tmp_path / "data")
+    command = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "2", "--schedule.warmup_steps", "0",
+                                 "--train.log_every_steps", "1")
+    told = finish(ForkedRun(command)).splitlines()
+    stages = ["cloze pretrain: loading PyTorch and DeepSpeed", "building the model and DeepSpeed's engine",
+              "training from step 0: an evaluation first, then a line every step"]
+    places = [told.index(stage) for stage in stages]
+    assert places == sorted(places) and places[0] == 0, told
+    assert told[places[2] + 1].startswith("step 0/2  validation loss"), told
+    again = finish(ForkedRun([*command, "--train.max_steps", "3", "--checkpoint.accept_changes", "true"])).splitlines()
+    assert "training from step 2: a line every step" in again
+
+
 def twice(command: list[str]) -> int:
     """The command, and once more into another folder in the same process."""
     place = command.index("--output") + 1

@@ -1,5 +1,6 @@
 """Batch arithmetic, and the rate by the size of the model."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,6 @@ from tests.launching import curve, train
 from tests.synthetic import make_shards
 
 BASE = PretrainConfig(data="d", output="o")
-
 
 
 def test_the_arithmetic_is_checked_and_printed():
@@ -44,6 +44,15 @@ def test_the_micro_batch_is_the_largest_that_divides(sizes, processes, micro):
     assert BatchArithmetic.of(train, processes).micro_batch_size == micro
     assert train.on(processes).micro_batch_size == micro
     assert replace(train, micro_batch_size="auto").on(processes).micro_batch_size == "auto"
+
+
+@pytest.mark.parametrize("recipe", ["small", "tiny", "bert-base-phase1", "electra-small"])
+def test_a_trial_of_a_recipe_that_is_shorter_than_its_warmup_is_told_the_option(recipe):
+    words = ["--config", recipe, "--data", "d", "--output", "o", "--train.max_steps", "5"]
+    with pytest.raises(UserError, match=r"expected at most train.max_steps = 5; .* add (--\S+ \S+), which") as refused:
+        parse("pretrain", words)
+    option = re.search(r"add (--\S+ \S+),", str(refused.value))[1].split()
+    assert parse("pretrain", [*words, *option]).train.max_steps == 5
 
 
 def test_a_micro_batch_is_a_number_or_auto():

@@ -22,6 +22,28 @@ def script(tmp_path_factory):
     return path
 
 
+def test_no_files_stand_beside_what_can_be_listed(script):
+    """Nor behind a number; the folder of the script has files whose names begin as the values do."""
+    for name in ("fp-file", "true-file", "1-file", "optim-file", "sst2-file", "zsh-file"):
+        (script.parent / name).touch()
+    assert completed(script, "cloze", "pretrain", "--train.precision", "fp") == {"fp16", "fp32"}
+    assert completed(script, "cloze", "pretrain", "--train.compile", "tr") == {"true"}
+    assert completed(script, "cloze", "pretrain", "--train.max_steps", "1") == set()
+    assert completed(script, "cloze", "pretrain", "--help", "opt") == {"optimizer"}
+    assert completed(script, "cloze", "finetune", "sst") == {"sst2"}
+    assert completed(script, "cloze", "completion", "zs") == {"zsh"}
+    assert completed(script, "cloze", "pretrain", "--data", "1") == {"1-file"}
+    # The shell itself: what it is told to do where nothing is found.
+    code = (f"source '{script}'; compopt() {{ echo \"told $*\"; }}; "
+            "COMP_WORDS=(cloze pretrain --train.max_steps 1) COMP_CWORD=3; _cloze")
+    told = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "told +o default +o bashdefault\n"
+    fish = subprocess.run([sys.executable, "-m", "cloze", "completion", "fish"], capture_output=True, text=True,
+                          check=True).stdout.splitlines()
+    assert any("-l train.precision -r -f -a" in line for line in fish)
+    assert all(" -f" not in line for line in fish if "-l data " in line)
+
+
 def completed(script, *words: str) -> set[str]:
     """What TAB offers behind the words, of which the last one is unfinished."""
     quoted = " ".join(f"'{word}'" for word in words)

@@ -205,12 +205,32 @@ def test_folders_without_a_model_in_one_line(capsys, tmp_path):
         assert f"{unfinished}: found a run of `cloze finetune` without its model" in error_of(capsys, *command)
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_empty_lines_of_a_file_are_left_out_and_said(folders, capsys, tmp_path, form):
+    texts, given = ["the cat", "the dog sat"], tmp_path / "texts"
+    written = texts if form == "text" else [json.dumps({"text": text}) for text in texts]
+    given.write_text(f"{written[0]}\n\n \t\n{written[1]}\n\n")
+    embed = ["predict", "embed", folders / "pretrained", "--file", given, "--lines", form]
+    for command in ([*embed, "--format", "json"], ["tokenize", folders / "pretrained", *embed[3:]]):
+        assert main([str(word) for word in command]) == 0
+        told = capsys.readouterr()
+        assert [json.loads(line)["text"] for line in told.out.splitlines()] == texts
+        assert told.err == f"warning: {given}: left out 3 empty lines (2, 3, 5)\n"
+    # The rows of an array are found by the number of the line: behind the last text alone nothing is shifted.
+    vectors = tmp_path / "vectors.npy"
+    said = error_of(capsys, *embed, "--output", vectors)
+    assert f"{given}:2: found an empty line, expected a text on each" in said and not vectors.exists()
+    given.write_text("\n".join([*written, "", ""]))
+    assert main([str(word) for word in (*embed, "--output", vectors)]) == 0
+    assert len(np.load(vectors)) == 2 and "left out 1 empty line (3)" in capsys.readouterr().err
+
+
 def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
     model = folders / "pretrained"
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"the [MASK]\n\xff\xfe\n")
     assert f"{bad}:2: found bytes that are no UTF-8" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
-    bad.write_text("the [MASK]\n\n")
+    bad.write_text("the [MASK]\n\u200b\n")
     assert f"{bad}:2: found an empty text" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
     bad.write_text("a\tb\tc\n")
     assert f"{bad}:1: found 3 columns" in error_of(capsys, "predict", "embed", model, "--file", bad)
@@ -221,7 +241,9 @@ def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
         assert rf"{bad}:2: found '\ud83d', half of a character, in 'a \ud83d'" in error_of(
             capsys, *command, model, "--file", bad, "--lines", "json")
     bad.write_text("")
-    assert "found no line" in error_of(capsys, "predict", "embed", model, "--file", bad)
+    assert "found no line, expected" in error_of(capsys, "predict", "embed", model, "--file", bad)
+    bad.write_text("\n \n")
+    assert "found no line but empty ones" in error_of(capsys, "predict", "embed", model, "--file", bad)
     assert "file: found no " in error_of(capsys, "predict", "embed", model, "--file", tmp_path / "none")
     assert "expected one of them" in error_of(capsys, "predict", "embed", model, "a", "--file", bad)
     assert "found no [MASK]" in error_of(capsys, "predict", "fill-mask", model, "no blank")

@@ -17,6 +17,7 @@ from cloze.launch.pretrain.probing import probe_batches
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.tools.plan import make_estimator
 from cloze.model.bert import BertForPreTraining
+from cloze.pipeline.config import MaskingConfig as PreparedMasking
 from cloze.pipeline.config import SamplesConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
@@ -97,6 +98,42 @@ def test_a_killed_run_equals_the_uninterrupted_one(data, tmp_path):
     assert "resumed from step" in finish(ForkedRun(mixing(data, run)))
     assert curve(run) == curve(tmp_path / "whole")
     assert_same_weights(weights(run), weights(tmp_path / "whole"))
+
+
+def test_sentences_and_documents_of_one_text_are_trained_in_one_run(tmp_path):
+    """One folder of single sentences and one of whole documents, by `cloze prepare`: each has its share and its curve,
+    and a killed run, with dropout, goes on with the same samples and ends with the same bits."""
+    text = [corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(60, seed=1))]
+    found = {}
+    for name, objective in (("sentences", "single_sentences"), ("documents", "full_sentences")):
+        found[name] = prepare(replace(corpus.config(tmp_path, text, max_length=64),
+                                      output=str(tmp_path / name), samples=SamplesConfig(objective=objective),
+                                      masking=PreparedMasking(mode="dynamic")))
+    separators = {name: [np.count_nonzero(row == manifest.special_tokens.separator) for row in _rows(manifest)]
+                  for name, manifest in found.items()}
+    assert set(separators["sentences"]) == {1}, "a sample is one sentence"
+    lengths = {name: ShardReader(manifest.folder).mean_length for name, manifest in found.items()}
+    assert lengths["documents"] > 1.3 * lengths["sentences"], "a sample goes on over its document"
+    mix = json.dumps({"sources": [{"path": str(tmp_path / name), "weight": 1} for name in found],
+                      "proportions": "samples"})
+    run = ("--train.max_steps", "12", "--train.log_every_steps", "3", "--checkpoint.every_steps", "4",
+           "--model.max_position_embeddings", "64")
+    train(mix, tmp_path / "whole", *run)
+    cut = pretrain_arguments(mix, tmp_path / "cut", *run)
+    kill_when(ForkedRun(cut, 1, slow_from(6)), lambda: step_of(tmp_path / "cut") >= 6)
+    assert "resumed from step 4" in finish(ForkedRun(cut))
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+    *_, line = (line for line in read_metrics(tmp_path / "whole") if "train/loss" in line)
+    assert {f"train/mlm_loss/{name}" for name in found} <= line.keys()
+    assert [line[f"data/samples/{name}"] for name in found] == [12 * 8, 12 * 8]
+
+
+def _rows(manifest: Manifest) -> list[np.ndarray]:
+    """The ids of each training sample."""
+    reader = ShardReader(manifest.folder)
+    samples, _ = reader.take(np.arange(reader.num_samples), None)
+    return np.split(samples.input_ids, samples.offsets[1:-1])
 
 
 def test_two_processes_become_one(data, two, tmp_path):

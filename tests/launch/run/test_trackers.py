@@ -20,7 +20,9 @@ from tests.synthetic import make_shards
 class Listed:
     """A tracker that keeps what it is sent."""
 
-    def __init__(self, fails_at: int | None = None, answers: threading.Event | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, answers: threading.Event | None = None,
+                 has: dict[str, int] | None = None) -> None:
+        self.has = has or {}
         self.sent: list[tuple[int, dict]] = []
         self.begun: list[str | None] = []
         self.ended: bool | None = None
@@ -29,6 +31,9 @@ class Listed:
     def begin(self, run_id, name, folder, facts):
         self.begun.append(run_id)
         return run_id or "first"
+
+    def known(self):
+        return self.has
 
     def write(self, step, scalars):
         if self._answers:
@@ -58,6 +63,21 @@ def test_a_resumed_run_goes_on_in_its_curves_and_sends_no_step_twice(tmp_path):
     tracking.close(complete=True)
     assert again.begun == ["first"] and again.ended is True and said == []
     assert again.sent == [(4, {"train/loss": 4.0}), (3, {"validation/accuracy": 0.5})]
+
+
+def test_a_checkpoint_knows_the_run_where_nothing_else_does(tmp_path):
+    """What the tracker itself has is not sent again, though a killed start could tell nobody."""
+    kept = {"id": "earlier", "sent": {"train/loss": 3, "validation/loss": 2}}
+    tracker, said = Listed(has={"train/loss": 5, "validation/loss": 1}), []
+    (tmp_path / "empty").mkdir()
+    tracking = Tracking("one", tracker, tmp_path / "empty", {}, said.append, kept)
+    for step in range(2, 8):
+        tracking.write(step, {"train/loss": float(step), "validation/loss": 1.0})
+    tracking.close(complete=True)
+    assert tracker.begun == ["earlier"] and said == []
+    assert [step for step, scalars in tracker.sent if "train/loss" in scalars] == [6, 7]
+    assert [step for step, scalars in tracker.sent if "validation/loss" in scalars] == [3, 4, 5, 6, 7]
+    assert trackers.tracked(tmp_path / "empty")["one"]["id"] == "earlier"
 
 
 def test_one_that_fails_or_is_silent_neither_stops_nor_slows(tmp_path, monkeypatch):
@@ -141,18 +161,18 @@ def test_a_killed_run_goes_on_in_the_same_curves_of_wandb_and_mlflow(tmp_path, m
                "--schedule.warmup_steps", "5")
 
     def both_have(step: int) -> bool:
-        state = trackers._read(run)
+        state = trackers.tracked(run)
         return len(state) == 2 and all(each["sent"].get("train/loss", -1) >= step for each in state.values())
 
     # Slow enough that the libraries, which take seconds to be imported, are at work when it is killed.
     killed = start(pretrain_command(data, run, *options, "--train.max_steps", "100000"))
     kill_when(killed, lambda: step_of(run) > 120 and both_have(step_of(run) - 20))
-    ids = {name: each["id"] for name, each in trackers._read(run).items()}
-    reached = min(each["sent"]["train/loss"] for each in trackers._read(run).values())
+    ids = {name: each["id"] for name, each in trackers.tracked(run).items()}
+    reached = min(each["sent"]["train/loss"] for each in trackers.tracked(run).values())
     resumed = (reached // 50) * 50 + 100
     train(data, run, *options, "--train.max_steps", str(resumed), "--checkpoint.accept_changes", "true")
     expected = {line["step"]: line["train/loss"] for line in read_metrics(run) if "train/loss" in line}
-    assert {name: each["id"] for name, each in trackers._read(run).items()} == ids
+    assert {name: each["id"] for name, each in trackers.tracked(run).items()} == ids
     with sqlite3.connect(database) as found:
         rows = found.execute("select step, value from metrics where key = 'train/loss' order by step").fetchall()
         params = dict(found.execute("select key, value from params").fetchall())

@@ -27,6 +27,7 @@ from cloze.launch.predict.vectors import Embed
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
+from cloze.pipeline.errors import UserError
 from tests.launch.serve.serving import connect, read_meters, server, until_closed
 from tests.launch.tiny_models import labels, save_model
 
@@ -138,6 +139,24 @@ def test_bounds_and_what_cannot_be_answered(address, path, content, status, expe
     answer = httpx.post(address + path, **(options if isinstance(content, bytes) else {"json": content}))
     assert answer.status_code == status, answer.text
     assert status == 200 or expected in answer.json()["detail"], answer.text
+
+
+def test_a_classifier_of_pairs_refuses_a_single_text(tmp_path):
+    folder = save_model(tmp_path, "BertForSequenceClassification", **labels("no", "yes"))
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | {"cloze_columns": {"texts": ["premise", "claim"]}}))
+    model, said = Predictor.from_folder(folder), "found one text, expected two: the model has learned from pairs"
+    assert len(model.classify("the cat", "the mat")) == 2
+    with pytest.raises(UserError, match=rf"text 2: {said} \(premise, claim\)"):
+        model.classify([("the cat", "the mat"), "the cat sat"])
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(build_app(model, ServeConfig("model")))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.post("/classify", json={"inputs": ["the cat sat"]})
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 422 and f"inputs.0: {said}" in answer.json()["detail"], answer.text
 
 
 def test_a_body_without_its_content_type_is_told_the_header(address):

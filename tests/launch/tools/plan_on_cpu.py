@@ -8,15 +8,17 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 
 import torch
 
 from cloze.launch.config import PretrainConfig, TrainConfig
+from cloze.launch.pretrain.objectives import Objective
+from cloze.launch.pretrain.objectives.table import make_objective
 from cloze.launch.system.environment import bound_primitive_caches, keep_freed_pages
 from cloze.launch.system.memory import peak_bytes, resident_bytes
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths
 from cloze.launch.tools.planning.machines import measured
-from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
 
@@ -47,9 +49,9 @@ def memory_rates() -> tuple[float, float]:
     return 2 * source.numel() / seconds(lambda: target.copy_(source)), 50 * values.numel() / gelu
 
 
-def make_step(config: BertConfig, lengths: tuple[int, ...], masked: int):
-    """A function that trains one step as the trainer does: bf16 autocast, both losses, fused AdamW."""
-    model = BertForPreTraining(config)
+def make_step(objective: Objective, lengths: tuple[int, ...], masked: int):
+    """A function that trains one step as the trainer does: bf16 autocast, the objective's loss, fused AdamW."""
+    config, model = objective.config.model, objective.build_model()
     init_weights(model, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = sum(lengths)
@@ -62,26 +64,31 @@ def make_step(config: BertConfig, lengths: tuple[int, ...], masked: int):
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
+    totals = torch.tensor(objective.counts([inputs]), dtype=torch.float64)
+
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             output = model(**inputs)
-            loss = output.mlm_losses.mean() + output.next_sentence_losses.mean()
-        loss.backward()
+        objective(output, inputs, totals)[0].backward()
         optimizer.step()
 
     return step
 
 
-def main(shape: str, count: int, longest: int, dropout: float) -> None:
+def main(shape: str, count: int, longest: int, dropout: float, objective: str) -> None:
     keep_freed_pages()
     bound_primitive_caches()
     torch.set_num_threads(1)
-    config = BertConfig(**SHAPES[shape], hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    model = BertConfig(**SHAPES[shape], hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    if objective == "replaced_tokens":
+        model = replace(model, embedding_size=model.hidden_size, pooler=False)
+    train = TrainConfig(global_batch_size=count, micro_batch_size=count, gradient_clipping=0)
+    config = PretrainConfig("", "", model=model, train=train, objective=objective)
     lengths = Lengths.of_procedure(longest, 0.1, 0.15)
     batch = lengths.typical(count)
     best_product(), memory_rates()  # what they take and load is not the model's
     before = resident_bytes()
-    step = make_step(config, batch.lengths, batch.masked)
+    step = make_step(make_objective(config), batch.lengths, batch.masked)
     step()
     products, copies, elements, steps = [], [], [], []
     for _ in range(ROUNDS):
@@ -91,8 +98,7 @@ def main(shape: str, count: int, longest: int, dropout: float) -> None:
         steps.append(seconds(step))
     held = peak_bytes() - before
     machine = measured(torch.device("cpu"), *map(statistics.median, (products, copies, elements)), 1e12)
-    train = TrainConfig(global_batch_size=count, micro_batch_size=count, gradient_clipping=0)
-    estimator = Estimator(PretrainConfig("", "", model=config, train=train), lengths, Cluster(machine, 1, 1, 1e9))
+    estimator = Estimator(config, lengths, Cluster(machine, 1, 1, 1e9))
     estimated = estimator.step(0, count)
     print(json.dumps({
         "seconds": statistics.median(steps), "estimated_seconds": estimated.seconds - estimated.gradient_seconds,
@@ -101,4 +107,4 @@ def main(shape: str, count: int, longest: int, dropout: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])

@@ -8,15 +8,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from cloze.launch import cli
-from cloze.launch.config import EmaConfig, PretrainConfig, TrainConfig
+from cloze.launch.config import EmaConfig, PretrainConfig, TrainConfig, ZeroConfig
+from cloze.launch.pretrain.objectives.table import make_objective
 from cloze.launch.pretrain.probing import SPARE_SHARE
+from cloze.launch.pretrained.loading import load_model
 from cloze.launch.system import devices
 from cloze.launch.system.environment import child_variables
 from cloze.launch.tools import plan
 from cloze.launch.tools.planning.config import PlanConfig
-from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths
+from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, _micro_trace
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
@@ -109,6 +112,67 @@ def test_a_moving_average_takes_four_bytes_a_parameter_divided_as_states_are():
         assert made[1].checkpoint_bytes(stage) - made[0].checkpoint_bytes(stage) == 4 * count
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """Four layers of SMALL's width, with no tokenizer of any shards: a plan without data asks for none."""
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    transformers.BertForMaskedLM(transformers.BertConfig(
+        vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
+    )).save_pretrained(folder)
+    for path in (make_shards(folder.parent / "shards") / "tokenizer").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return str(folder)
+
+
+def planned(objective: str, stage: int = 0, **options) -> Estimator:
+    model = replace(SMALL, num_hidden_layers=2, embedding_size=SMALL.hidden_size, pooler=False)
+    config = PretrainConfig("", "", model=model, objective=objective, objective_options=options,
+                            zero=ZeroConfig(stage), train=TrainConfig(global_batch_size=64, micro_batch_size=8))
+    return Estimator(config, Lengths.of_procedure(128, 0.0, 0.15), Cluster(find_machine("a10"), 1, 1, 1e9))
+
+
+def test_objectives_are_planned_with_their_own_models(teacher):
+    """Products are those that the objective counts, but for what nobody reads of a last layer, and, of ELECTRA, the
+    scores that tokens are drawn from; a generator's weights are trained, a teacher's lie there."""
+    def encoder(layers: int, width: int) -> float:
+        return 6.0 * layers * 12 * width**2 + 12.0 * layers * width * 128
+
+    masked, scores = planned("masked"), 0.15 * 6.0 * 256 * 8192
+    for objective, options, more in (  # FLOPs a token
+        ("span_boundary", {}, scores + 0.15 * 6.0 * 4 * 256**2),
+        ("replaced_tokens", {"generator_size": 0.5},
+         encoder(2, 128) + 6.0 * 256 * (128 + 257) - 0.15 * 6.0 * 256 * 128),
+        ("distillation", {"teacher": teacher}, (encoder(4, 256) + scores + 0.15 * 6.0 * 256**2) / 3),
+    ):
+        found = planned(objective, **options)
+        step, plain = (each.step(0, 8) for each in (found, masked))
+        assert step.flops - plain.flops == pytest.approx(more * step.tokens, rel=1e-3), objective
+        counted = sum(each.flops for each in _micro_trace(found.run(0), found.lengths.typical(8)).kernels)
+        assert counted == pytest.approx(step.flops / 8, rel=0.15), objective
+        assert step.micro.device_seconds > plain.micro.device_seconds, objective
+        assert step.memory.activations > plain.memory.activations, objective
+        trained = make_objective(found.config).build_model()
+        assert found.parameters == sum(each.numel() for each in trained.parameters()), objective
+    frozen, one = load_model(teacher).model, planned("distillation", teacher=teacher)
+    count = sum(each.numel() for each in frozen.parameters())
+    for stage, width in ((0, 4), (1, 2)):  # whole at any stage, in the dtype of the student's weights
+        assert one.memory(stage, 8).weights - masked.memory(stage, 8).weights == width * count, stage
+    halved = _micro_trace(one.run(1), one.lengths.largest(8))
+    assert not any(each.name == "_to_copy" and each.bytes > 1e7 for each in halved.kernels), "no weights are cast"
+
+
+def test_the_command_plans_an_objective(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    arguments = ["plan", "--config", "electra-small", "--model.num_hidden_layers", "1", "--device", "a10", "--json",
+                 str(path)]
+    assert cli.main([*arguments, "--train.micro_batch_size", "32"]) == 0
+    shared = 128 * 30522  # by discriminator and generator, which has a bias for each token
+    assert shared + 30522 < json.loads(path.read_text())["parameters"] < 2 * shared
+    assert "masked tokens alone" not in capsys.readouterr().out
+    assert cli.main([*arguments, "--model.pooler", "true"]) == 2
+    assert "with objective replaced_tokens, expected a width that both models share" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--device", "h100"], "plan: found neither data nor train.sequence_length"),
     (["--device", "h1000"], "plan.device: found 'h1000'"),
@@ -144,16 +208,19 @@ def test_the_largest_micro_batch_is_the_last_that_fits():
     assert not estimator.fits(estimator.memory(0, 2 * size))
 
 
-@pytest.mark.parametrize(("shape", "count", "longest", "dropout"), [
-    ("small", 64, 128, 0.0),
-    pytest.param("base", 16, 128, 0.0, marks=pytest.mark.slow),
-    pytest.param("small", 64, 128, 0.1, marks=pytest.mark.slow),
-    pytest.param("small", 16, 512, 0.0, marks=pytest.mark.slow),
+@pytest.mark.parametrize(("shape", "count", "longest", "dropout", "objective"), [
+    ("small", 64, 128, 0.0, "masked"),
+    pytest.param("base", 16, 128, 0.0, "masked", marks=pytest.mark.slow),
+    pytest.param("small", 64, 128, 0.1, "masked", marks=pytest.mark.slow),
+    pytest.param("small", 16, 512, 0.0, "masked", marks=pytest.mark.slow),
+    pytest.param("small", 64, 128, 0.0, "replaced_tokens", marks=pytest.mark.slow),
+    pytest.param("small", 64, 128, 0.0, "span_boundary", marks=pytest.mark.slow),
 ])
-def test_the_estimate_of_a_step_on_this_cpu_comes_true(shape, count, longest, dropout):
+def test_the_estimate_of_a_step_on_this_cpu_comes_true(shape, count, longest, dropout, objective):
     """Within a quarter, in time and in memory, of what is measured in the same process."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.launch.tools.plan_on_cpu", shape, str(count), str(longest), str(dropout)],
+        [sys.executable, "-m", "tests.launch.tools.plan_on_cpu",
+         shape, str(count), str(longest), str(dropout), objective],
         cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu"), capture_output=True, text=True,
         timeout=600)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
 """Kills, lost workers, full disks, other people's folders: clear words, and the same bytes afterwards."""
 
 import errno
+import hashlib
 import json
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ from cloze.launch.run.runs import LOCK, in_use, locked
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.jobs.sources import hash_piece
+from cloze.pipeline.jobs.sources import hash_piece, read_small
 from cloze.pipeline.jobs.tokenize_stage import tokenize
 from cloze.pipeline.progress import Silent
 from cloze.pipeline.shards.manifest import Manifest
@@ -231,9 +232,11 @@ def test_an_orphan_that_writes_while_the_work_is_removed_ends_nothing(folder, un
     assert corpus.contents(tmp_path / "data") == undisturbed and not work.exists()
 
 
-@pytest.mark.parametrize(("place", "stage"), [("prepare", tokenize), ("tokenize_stage", hash_piece)])
-def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, place, stage):
-    """Before its task begins, or after it has been read, before it has been hashed."""
+@pytest.mark.parametrize(("place", "stage", "block"), [
+    ("prepare", tokenize, 1 << 20), ("tokenize_stage", read_small, 1 << 20), ("tokenize_stage", hash_piece, 1000)])
+def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, place, stage, block):
+    """Before its task begins or it is read, or after it has been read, before it has been hashed."""
+    monkeypatch.setattr("cloze.pipeline.readers.files.BLOCK_BYTES", block)
     inputs = tmp_path / "in"
     for number in range(3):
         corpus.write_jsonl(inputs / f"{number}.jsonl", corpus.documents(20 - number, seed=number))
@@ -284,21 +287,53 @@ def test_a_saved_data_set_that_changes_is_named(tmp_path, monkeypatch):
         prepare(config)
 
 
-def test_an_input_that_changes_is_named(tmp_path, monkeypatch):
+def longer(path: Path) -> None:
+    with open(path, "a") as file:
+        file.write('{"id": "new", "text": "More."}\n')
+
+
+def shorter(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def another(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+@pytest.mark.parametrize("change", [longer, shorter, another])
+@pytest.mark.parametrize(("stage", "block"), [(read_small, 1 << 20), (hash_piece, 1000)])
+def test_an_input_that_changes_is_named(tmp_path, monkeypatch, stage, block, change):
+    """Before it is read, or after it has been read, before it has been hashed."""
+    monkeypatch.setattr("cloze.pipeline.readers.files.BLOCK_BYTES", block)
     path = corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(20))
     config = corpus.config(tmp_path, [path])
 
-    def change(*arguments):
-        with open(path, "a") as file:
-            file.write('{"id": "new", "text": "More."}\n')
-        return hash_piece(*arguments)
+    def changing(*arguments):
+        change(path)
+        return stage(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("cloze.pipeline.jobs.tokenize_stage.hash_piece", change)
+        patch.setattr(f"cloze.pipeline.jobs.tokenize_stage.{stage.__name__}", changing)
         with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read"):
             prepare(config)
-    with pytest.raises(UserError, match="interrupted run with another sources"):
+    with pytest.raises(UserError, match="interrupted run with another"):
         prepare(config)
+
+
+def test_a_small_file_is_opened_once_to_plan_and_once_to_read_and_hash_it(tmp_path, monkeypatch):
+    for number in range(5):
+        corpus.write_jsonl(tmp_path / f"in/{number}.jsonl", corpus.documents(5, seed=number))
+    opened, of_system = [], os.open
+    config = corpus.config(tmp_path, [tmp_path / "in"])
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare.estimate", lambda *_: None)  # which reads the first megabyte
+        patch.setattr("cloze.pipeline.readers.compression.open_raw", lambda path: opened.append(str(path)))
+        patch.setattr(os, "open", lambda path, *how, **more: opened.append(str(path)) or of_system(path, *how, **more))
+        manifest = prepare(config)
+    files = [str(tmp_path / f"in/{number}.jsonl") for number in range(5)]
+    assert sorted(path for path in opened if path.endswith(".jsonl")) == sorted(files * 2)
+    assert [source["sha256"] for source in manifest.sources] == [
+        hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
 
 
 @pytest.mark.parametrize("segment", [4 << 20, 3000])

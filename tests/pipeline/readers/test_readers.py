@@ -62,6 +62,21 @@ def test_formats_and_compressions(tmp_path, suffix):
     assert texts([tmp_path]) == expected * 2
 
 
+@given(parts=st.lists(st.sampled_from(["ab", "c d", "é中", "\n", "\n\n", "\r\n\r\n", " ", "\ufeff"]), max_size=20))
+@pytest.mark.parametrize("form", ["text", "lines", "file", "pairs", "jsonl"])
+def test_a_small_file_that_was_read_at_once_has_the_same_documents(tmp_path_factory, form, parts):
+    path = tmp_path_factory.mktemp("small") / "a.txt"
+    text = "".join(parts)
+    if form == "jsonl":
+        text = "".join(json.dumps({"text": line}) + "\n\n" for line in text.split("\n"))
+    if form == "pairs":
+        text = "".join(f"{line}\t{line}\n" for line in text.split())
+    path.write_bytes(text.encode() or b" ")
+    _, ((segment,),) = readers.plan(PrepareConfig(input=[str(path)], source=SourceConfig(format=form)))
+    assert segment.file.is_small
+    assert list(readers.read_segment(segment, path.read_bytes())) == list(readers.read([segment]))
+
+
 @settings(max_examples=150)
 @given(
     parts=st.lists(

@@ -75,8 +75,8 @@ def sequences_per_second(device: str, gpus: int, traces, sequences: int, micro_s
 def nvidia(kernel: str):
     """BERT-large at 128 with 16-bit weights, 256 padded sequences, 20 predictions: a micro-step, and LAMB's step."""
     run = ModelRun(LARGE, weights=torch.float16, autocast=None, attention_kernel=kernel)
-    optimizer, _ = trace_optimizer(LARGE, lambda model: Lamb(model.parameters(), lr=1e-3, betas=(.9, .999), eps=1e-6,
-                                                             weight_decay=.01))
+    optimizer, _ = trace_optimizer(run, lambda model: Lamb(model.parameters(), lr=1e-3, betas=(.9, .999), eps=1e-6,
+                                                           weight_decay=.01))
     return trace_micro_step(run, Batch((128,) * 256, 20 * 256, padded=True)), optimizer
 
 
@@ -110,7 +110,7 @@ def test_the_hours_of_bert_base_in_mosaicberts_comparison():
     names = ("input_ids", "attention_mask", "token_type_ids", "labels")
     trace = trace_of(WithLoss, lambda: {name: torch.empty(128, 128, dtype=torch.int64) for name in names},
                      BertConfig(vocab_size=30528), (128,) * 128)
-    optimizer, _ = trace_optimizer(BertConfig(vocab_size=30528),
+    optimizer, _ = trace_optimizer(ModelRun(BertConfig(vocab_size=30528)),
                                    lambda model: torch.optim.AdamW(model.parameters(), foreach=False, fused=False))
     rate = sequences_per_second("a100-80gb", 8, (trace, optimizer), 128, 4, count=110_000_000)
     assert 70_000 * 4096 / (8 * rate) / 3600 == pytest.approx(11.5, rel=WITHIN)
@@ -188,7 +188,7 @@ def test_the_hours_of_modernbert_base():
                 "masked": torch.empty(masked, dtype=torch.int64), "labels": torch.empty(masked, dtype=torch.int64)}
 
     trace = trace_of(Modern, inputs, MODERN, (1024,) * 96)
-    optimizer, _ = trace_optimizer(MODERN, lambda model: StableAdamW(model.parameters(), lr=1e-3, betas=(.9, .98),
-                                                                     eps=1e-6))
+    optimizer, _ = trace_optimizer(
+        ModelRun(MODERN), lambda model: StableAdamW(model.parameters(), lr=1e-3, betas=(.9, .98), eps=1e-6))
     rate = sequences_per_second("h100", 8, (trace, optimizer), 96, 6, count=149_000_000) * 1024
     assert 1.719e12 / (8 * rate) / 3600 == pytest.approx(194.2, rel=WITHIN)
