@@ -130,7 +130,7 @@ def loss_and_gradients(net, flat: dict, **options) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("fields", list(VARIANTS.values()), ids=list(VARIANTS))
-def test_varlen_is_told_what_the_other_kernels_are_told(flash, fields):
+def test_varlen_gets_the_arguments_of_the_other_kernels(flash, fields):
     config = dataclasses.replace(TINY, **fields)
     flat = concatenate(batch())
     eager, varlen = (loss_and_gradients(pretraining_model(config, attention_kernel=kernel), flat)

@@ -159,7 +159,7 @@ def test_a_classifier_of_pairs_refuses_a_single_text(tmp_path):
     assert answer.status_code == 422 and f"inputs.0: {said}" in answer.json()["detail"], answer.text
 
 
-def test_a_body_without_its_content_type_is_told_the_header(address):
+def test_a_body_without_content_type_is_refused_with_the_header(address):
     body, header = b'{"inputs": ["cat"]}', "send JSON with the header content-type: application/json"
     for kind in ("application/x-www-form-urlencoded", "text/plain"):
         answer = httpx.post(f"{address}/embed", content=body, headers={"content-type": kind})

@@ -84,7 +84,7 @@ def test_what_is_not_examined_says_so(tmp_path):
     assert "skipped:" not in output, "and nothing is to be done about it"
 
 
-def test_a_gpu_without_bf16_is_told_what_trains_on_it(monkeypatch):
+def test_a_gpu_without_bf16_is_reported_with_what_trains_on_it(monkeypatch):
     old = {"mem_get_info": (100, 100), "is_bf16_supported": False, "get_device_name": "an old GPU"}
     for name, value in old.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
