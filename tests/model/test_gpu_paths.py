@@ -29,7 +29,7 @@ VARIANTS = {
 @pytest.mark.parametrize("checkpointing", ["none", "all"])
 @pytest.mark.parametrize("fields", list(VARIANTS.values()), ids=list(VARIANTS))
 def test_no_value_of_a_tensor_is_asked_for_in_a_step(fields, checkpointing, dropout):
-    """Fake tensors have shapes and no values: whoever needs one (.item(), .tolist(), nonzero) gets an error."""
+    """Fake tensors have shapes and no values: code that needs one (.item(), .tolist(), nonzero) gets an error."""
     config = dataclasses.replace(TINY, hidden_dropout_prob=dropout, **fields)
     flat = concatenate(batch())
     with FakeTensorMode():

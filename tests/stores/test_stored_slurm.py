@@ -1,4 +1,4 @@
-"""Slurm's job file for machines without a shared disk: what the run has told the store decides what the job does."""
+"""Slurm's job file for machines without a shared disk: the run's status in the store decides what the job does."""
 
 from __future__ import annotations
 

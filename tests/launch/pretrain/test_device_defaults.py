@@ -1,4 +1,4 @@
-"""What a run leaves to its device: decided once, kept by the run, told where it is otherwise."""
+"""What a run leaves to its device: decided once, kept by the run, reported where it differs."""
 
 import json
 from dataclasses import replace

@@ -323,7 +323,7 @@ def test_results_wait_in_the_queue_while_others_become_json(offline, monkeypatch
 
 
 def test_small_requests_do_not_overtake_one_for_ever(offline):
-    """It has room for its results when nobody else's become JSON: those that come after its turn wait for that."""
+    """It has room for its results when no others become JSON: those that come after its turn wait for that."""
 
     async def ask() -> list[int]:
         batcher, taken = Batcher(offline, ServeConfig("model", max_numbers=2 * 32)), []

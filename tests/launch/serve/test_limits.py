@@ -1,4 +1,4 @@
-"""`cloze serve` and clients that mean ill, or have died: nobody is locked out, nothing grows, a stop ends."""
+"""`cloze serve` and malicious or dead clients: others are served, memory is bounded, a stop ends."""
 
 import asyncio
 import json
