@@ -12,9 +12,9 @@ import yaml
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.pretrained.finding import fetched_run
-from cloze.launch.pretrained.given import check_model, named_shape
 from cloze.launch.pretrained.hub import fetch_model
 from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_run_weights
+from cloze.launch.pretrained.precheck import check_model, named_shape
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, HeadConfig

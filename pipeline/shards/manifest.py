@@ -13,7 +13,7 @@ import numpy as np
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
-from cloze.pipeline.stores import told
+from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.places import Place, to_place
 
 FILE_NAME = "manifest.json"
@@ -175,7 +175,7 @@ class Manifest:
         path = folder / FILE_NAME
         try:
             with readable_errors(path):
-                raw = told.read(path)
+                raw = shared.read(path)
             content = json.loads(raw)
             version = content["format_version"]
             if version not in READABLE_VERSIONS:
@@ -202,7 +202,7 @@ class Manifest:
 def check_prepared(folder: str | Place) -> None:
     """Raise UserError for a folder without a manifest."""
     folder = to_place(folder)
-    if not told.is_file(folder / FILE_NAME):
+    if not shared.is_file(folder / FILE_NAME):
         raise UserError(
             f"{folder}: found no {FILE_NAME}, expected a folder that `cloze prepare` completed; "
             "run (or run again) `cloze prepare`"
