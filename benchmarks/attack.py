@@ -91,7 +91,7 @@ def ask(folder: Path, count: int, connections: int, seed: int) -> dict:
         lost += [f"memory: it grew by {grown >> 20} MiB"] if grown > MOST_BYTES else []
         process.terminate()
         _, errors = process.communicate(timeout=120)
-        if process.returncode not in (0, 1) or "Traceback" in errors:  # 1: answers that nobody read were dropped
+        if process.returncode not in (0, 1) or "Traceback" in errors:  # 1: answers that were not read were dropped
             lost.append(f"the server: status {process.returncode}\n{errors[-2000:]}")
     return {"requests": asked, "connections": connections, "slowest honest answer, seconds": slowest,
             "memory grown, MiB": grown / 2**20, "lost": lost}

@@ -11,10 +11,10 @@ files first. Rounds alternate, and the best of each counts, so that other load o
 
     python benchmarks/prepare.py --growth --corpus 'books-*.jsonl.gz' --json figures.json
 
-How seconds a token grow, one worker: with the corpus (once, 4 and 16 times as large, each copy of a document told apart
-by its first words), with rounds of exchange (16 times, the limit of parts lowered so that it takes one and two), and
-with the number of files (50,000 of 1 KB against one of the same text). By the clock, and by the CPU's time, which other
-load on the machine changes less.
+How seconds a token grow, one worker: with the corpus (once, 4 and 16 times as large, each copy of a document made
+distinct by its first words), with rounds of exchange (16 times, the limit of parts lowered so that it takes one and
+two), and with the number of files (50,000 of 1 KB against one of the same text). By the clock, and by the CPU's time,
+which other load on the machine changes less.
 """
 
 import argparse

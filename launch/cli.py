@@ -1,4 +1,4 @@
-"""`cloze COMMAND`: one table of commands; each is a function of one configuration dataclass."""
+"""`cloze COMMAND`: the table of commands (each a function of one configuration dataclass), `main`, exit statuses."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def _reader_is_gone(output: Any) -> bool:
     """Whether the other end of a pipe is closed, as that of standard output behind `| head`."""
     ends = select.poll()
     try:
-        ends.register(output, 0)  # errors are told without asking for them
+        ends.register(output, 0)  # errors are printed without being polled
     except (TypeError, ValueError):  # no file of the system's: a notebook's, or none at all
         return False
     return bool(ends.poll(0))
@@ -425,7 +425,7 @@ def _run(arguments: list[str]) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. Exit status: 0 complete, 1 other processes of the run are gone, 2 an error that the user can fix,
-    75 stopped early with a checkpoint, 141 nobody reads the output any more.
+    75 stopped early with a checkpoint, 141 the reader of the output has closed it.
     """
     end_with_parent()
     protect_process()
@@ -460,6 +460,6 @@ def main(arguments: list[str] | None = None) -> int:
         said = _said_of_loss(error)
         if said is None:
             raise
-        time.sleep(SAID_SECONDS)  # launchers end this process meanwhile, as a rule: one line says it all
+        time.sleep(SAID_SECONDS)  # launchers usually end this process first: one line is enough
         print(f"error: {said}\n", end="", file=sys.stderr, flush=True)
         return EXIT_FAILURE

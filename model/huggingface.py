@@ -418,7 +418,7 @@ def _rotary_bases(values: dict) -> dict[str, float]:
 
 
 def architecture_of(state_dict: StateDict) -> str:
-    """The class that these weights belong to, told by the heads among them."""
+    """The class that these weights belong to, found from the heads among them."""
     heads = {name.split(".")[0] for name in state_dict}
     if {"masked_lm", "next_sentence"} <= heads:
         return "BertForPreTraining"

@@ -1,4 +1,4 @@
-"""What every run of training is told, pretraining and fine-tuning alike."""
+"""The configuration that pretraining and fine-tuning share, and the checks between its sections."""
 
 from __future__ import annotations
 

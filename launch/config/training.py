@@ -1,4 +1,4 @@
-"""How much is trained, in which portions; batch arithmetic checked once."""
+"""Configuration of the section `train`: steps, batch sizes, precision; batch arithmetic."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TrainConfig:
     """Steps in a row whose loss or gradient may be infinite or NaN, each skipped, before the run is given up; at least
     1."""
     stop_before_seconds: float | None = field(default=None, metadata=FREE)
-    """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
+    """Stop with a checkpoint this long before the time limit of the job as the scheduler reports it; null: never."""
 
     def __post_init__(self) -> None:
         if self.micro_batch_size != AUTO:

@@ -1,4 +1,4 @@
-"""Whether the model that `cloze evaluate` was given is there: looked at before torch is imported."""
+"""Checks that the model given to `cloze evaluate` exists, before torch is imported."""
 
 from __future__ import annotations
 

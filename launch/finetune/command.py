@@ -1,4 +1,4 @@
-"""`cloze finetune`: a pretrained model and a task's files in; a model for the task, its metrics and predictions out."""
+"""`cloze finetune`: trains a pretrained model on a task and writes the model, its metrics and its predictions."""
 
 from __future__ import annotations
 

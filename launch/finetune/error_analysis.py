@@ -1,4 +1,4 @@
-"""Where a model goes wrong: which classes it takes for which, and the examples it was surest and wrong about."""
+"""Error analysis: which classes are confused, and the errors with the highest confidence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def page(examples: Examples, predictions: list[dict]) -> str:
 def _worst(examples: Examples, predictions: list[dict]) -> str:
     """The wrong predictions, worst first; empty if none is wrong."""
     wrong = [(badness, number) for number, each in enumerate(predictions)
-             if (badness := examples.kind.how_wrong(each)) is not None]
+             if (badness := examples.kind.error_size(each)) is not None]
     wrong.sort(key=lambda pair: (-pair[0], pair[1]))
     rows = []
     for badness, number in wrong[:_WORST]:

@@ -1,4 +1,4 @@
-"""From a task and its files to the model's class, its head and the examples."""
+"""The kinds of tasks: for each the model's class, its head and its examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what a fine-tuning was given is there: looked at before torch is imported."""
+"""Checks that the files and the model given to a fine-tuning exist, before torch is imported."""
 
 from __future__ import annotations
 

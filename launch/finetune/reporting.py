@@ -1,4 +1,4 @@
-"""What a run of fine-tuning shows and leaves: evaluations, results, predictions, the model."""
+"""Results of a fine-tuning run: evaluations, results.json, predictions, the exported model."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
     if job.task.kind == "answering":
         notes[ANSWERING] = asdict(answering_of(job.config))
     architecture = type(model).__name__
-    if job.task.kind == "embedding":  # a bare encoder to whoever reads no notes
+    if job.task.kind == "embedding":  # a bare encoder for other libraries
         pooling = job.config.pooling
         assert pooling is not None and pooling != "pooler", "check_fields refuses it"
         architecture, notes[VECTORS] = "BertModel", asdict(Vectors(pooling, normalize=True))

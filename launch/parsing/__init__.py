@@ -1,4 +1,4 @@
-"""The command line's words: parsed to a configuration, explained, completed; configurations by name."""
+"""The command line: parsing, help, completion, configurations by name."""
 
 from cloze.launch.parsing.completion import completion_script
 from cloze.launch.parsing.help_pages import Page, explain_command

@@ -1,4 +1,4 @@
-"""What a shell completes the words behind `cloze` with: a script that holds all of it, so that no TAB starts Python."""
+"""Shell completion of `cloze`: a script with all commands, fields and values, so that TAB does not start Python."""
 
 from __future__ import annotations
 

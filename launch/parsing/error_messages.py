@@ -1,4 +1,4 @@
-"""What is wrong with words and files, in our own words: no text of the parser's library reaches a user."""
+"""Error messages for wrong command line arguments and YAML files, in place of those of jsonargparse."""
 
 from __future__ import annotations
 

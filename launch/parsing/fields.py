@@ -1,4 +1,4 @@
-"""The fields of a configuration as people see them: dotted names, sentences, and what values they take, in words."""
+"""The fields of a configuration for help and messages: dotted names, descriptions, accepted values."""
 
 from __future__ import annotations
 

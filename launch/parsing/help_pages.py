@@ -1,4 +1,4 @@
-"""`--help`: what a command takes, in plain words. First what matters; the rest by `--help all` or a section's name."""
+"""`--help`: the most used fields first; all of them by `--help all`, a section's by its name."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _everything(page: Page, known: dict[str, Described]) -> str:
     lines = [*_head(page, required), ""]
     lines += _entries(page, [*required, *(each for each in own if each not in required)])
     lines += _entry("--config", _config_sentence(page))
-    lines += _entry("--print_config", "Print what the command would be told, as YAML, and end.")
+    lines += _entry("--print_config", "Print the configuration of the command as YAML, and end.")
     lines += ["", *_wrapped("A file's value is taken back by null: --NAME null.", "")]
     for section in (each for each in known.values() if each.is_section):
         inner = [each for each in known.values() if each.section == section.name and not each.is_section]

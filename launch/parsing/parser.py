@@ -1,4 +1,4 @@
-"""From the words of a command line to a configuration: the parser, and the passes over the words before it."""
+"""Parses a command line to a configuration: the parser, and the passes over the arguments before it."""
 
 from __future__ import annotations
 

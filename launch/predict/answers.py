@@ -1,4 +1,4 @@
-"""What a question answerer says: the spans of a text that answer a question."""
+"""The operation `answer`: the spans of a text that answer a question."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace

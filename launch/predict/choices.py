@@ -1,4 +1,4 @@
-"""Which of several texts goes on best."""
+"""The operation `choose`: which of several texts continues another."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which operation `cloze predict MODEL ...` stands for: the one that the model's head is for."""
+"""The operation of `cloze predict MODEL ...` where none is named: that of the model's head."""
 
 from __future__ import annotations
 

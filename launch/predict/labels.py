@@ -1,4 +1,4 @@
-"""What a classifier says of a text or pair."""
+"""The operation `classify`: classes of a text or pair of texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""An operation: how texts become sequences, what is read off the model for each, and what is made of that."""
+"""The interface of operations: encode texts, read the outputs of the model, make results of them."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Whether what `cloze predict` was given is there: looked at before torch is imported."""
+"""Checks that the model and the files given to `cloze predict` exist, before torch is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained model put to use from Python; `launch/predict/` holds what it can be asked for."""
+"""`Predictor`: runs operations on a trained model, from Python, the command line and the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts from the command line, a file or standard input, and those that Python gives."""
+"""Input texts: from the command line, a file, standard input or Python."""
 
 from __future__ import annotations
 

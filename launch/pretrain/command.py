@@ -1,4 +1,4 @@
-"""`cloze pretrain`: shards in, checkpoints and curves out."""
+"""`cloze pretrain`: trains on prepared shards, writes checkpoints and curves."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     # `run`: in a store, for which a folder of this machine stands.
     with stored(config, environment, console) as (config, run), read_once(config, environment):
         resolved = resolve_run(config, environment.world_size)
-        _tell_what_was_decided(config, resolved, console)
+        _report_decisions(config, resolved, console)
         with running.joined(resolved.config, resolved.facts, environment, console, run) as (process, stop):
             config, data, objective, callbacks, facts = resolve_on_device(resolved, process)
             trainer = prepare_trainer(config, data, process, objective, callbacks, facts)  # at the newest checkpoint
@@ -87,7 +87,7 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
         return running.exit_status(record.complete)
 
 
-def _tell_what_was_decided(given: PretrainConfig, resolved: ResolvedRun, console: Console) -> None:
+def _report_decisions(given: PretrainConfig, resolved: ResolvedRun, console: Console) -> None:
     if given.train.learning_rate == AUTO:
         size = encoder_weights(resolved.config.model)
         console.say(f"peak rate: {resolved.config.train.learning_rate:g}, {running.origin_of_rate(AUTO, size)}")

@@ -1,4 +1,6 @@
-"""What a pretraining run is trained and measured on: prepared folders, checked against each other and the model."""
+"""Training and validation data of a pretraining run: opens prepared folders, checks them against each other and the
+model.
+"""
 
 from __future__ import annotations
 
@@ -148,14 +150,14 @@ def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None
     objects = {folder / name: cache for folder, cache in stored.items() if cache is not None
                for name in (FILE_NAME, *(f"{runs.TOKENIZER}/{each}" for each in FETCHED))}
     if objects:
-        text = distributed.told(
+        text = distributed.text_from_main(
             lambda: json.dumps([shared.ask(path, cache) for path, cache in objects.items()]), environment)
         for (path, cache), digest in zip(objects.items(), json.loads(text), strict=True):
             shared.use_digest(path, cache, digest)
     try:
         yield
     finally:
-        shared.forget()
+        shared.reset()
 
 
 def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:

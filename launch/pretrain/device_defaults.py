@@ -1,4 +1,4 @@
-"""What a run leaves to its device, besides the micro-batch (probing.py): decided at the first start, then kept.
+"""Defaults that depend on the device, except the micro-batch (probing.py): chosen at the first start, then saved.
 
 A run that goes on elsewhere trains with what was decided, or says in one line what differs.
 """

@@ -1,4 +1,4 @@
-"""Whether what a pretraining, or its estimate, was given is there: looked at before torch is imported."""
+"""Checks that the data given to `cloze pretrain` or `cloze plan` exists, before torch is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few held-out samples, their blanks and what the model puts there: how a run gets better, in words."""
+"""Predictions for the masked tokens of a few validation samples, shown at each evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model lies that is named by a folder, a name on the hub or a URL; imports torch for a URL alone."""
+"""Finds the folder of a model that is named by a path, a hub name or a URL; imports torch for a URL only."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -
         return fetched_run(config.model, step)
     if Path(config.model).exists() or not is_name(config.model):
         return Path(config.model)
-    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
-                       pickled=config.pickled_weights)
+    return fetch_model(config.model, config)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Whether the model that a command was given can be there; imports no torch."""
+"""Checks that the model given to a command exists; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of several settings: every combination of a grid, each a process of its own; statistics of what they reach."""
+"""Runs over a grid of settings: every combination in a process of its own; statistics of the results."""
 
 from __future__ import annotations
 

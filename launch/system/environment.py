@@ -189,7 +189,7 @@ def visible_gpus() -> list[str]:
 def prepare_deepspeed(environment: Environment) -> None:
     """Set what DeepSpeed reads from the environment; call before importing it.
 
-    - the launcher's names: DeepSpeed reads RANK, LOCAL_RANK and WORLD_SIZE whoever started the process.
+    - the launcher's names: DeepSpeed reads RANK, LOCAL_RANK and WORLD_SIZE with every launcher.
     - DS_ACCELERATOR: its own guess warns, and can pick a device that torch was not built for.
     """
     import torch
@@ -291,7 +291,7 @@ def job_end_time() -> float:
     """When the scheduler ends this job, in seconds since 1970 (Slurm 23.02 and newer say it by themselves).
 
     Raises:
-        UserError: it has not told.
+        UserError: the scheduler does not report it.
     """
     text = os.environ.get("SLURM_JOB_END_TIME", "")
     if not text.isdigit():

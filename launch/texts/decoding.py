@@ -1,4 +1,4 @@
-"""What overlapping windows over a text say together: where each token counts, which spans are likeliest."""
+"""Outputs of overlapping windows over a text: in which window each token counts, and the most probable spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloze doctor`: can this environment train, on all its machines? A verdict a line, and nothing that hangs."""
+"""`cloze doctor`: checks whether this environment can train, on all its machines, each check with a time limit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def doctor(config: DoctorConfig) -> int:
     together = None if device is None else _together(examiner, config, environment, device, timeout)
     findings = examiner.findings if together is None else together
     failed = any(finding.verdict == "problem" for finding in findings)
-    # A rank that did not get as far as all the others has nobody to speak for it.
+    # A rank that did not reach the collective prints its own findings.
     _print(console if together else Console(), findings)
     if together:
         distributed.barrier()  # a launcher that sees one process fail ends the others, rank 0 before it has printed

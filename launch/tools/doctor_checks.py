@@ -1,4 +1,4 @@
-"""What `cloze doctor` looks at: each function examines one thing on this rank and returns what it found."""
+"""The checks of `cloze doctor`: each function examines one thing on this rank and returns what it found."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`cloze runs` and `cloze status`: how runs stand, from the files in their folders, or from what they have sent to an
 object store, from any machine.
 
-Nothing is locked and nothing written: a job that starts meanwhile does not notice.
+Nothing is locked and nothing written: a job that starts at the same time is not affected.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
         UserError: the folder holds no run.
     """
     fields = runs.fields_of(folder)
-    told = runs.read_status(folder)
-    state, step = told.get("state", "new"), told.get("step", 0)
+    status = runs.read_status(folder)
+    state, step = status.get("state", "new"), status.get("step", 0)
     now, beats = time.time() if now is None else now, _heartbeats(folder)
     silence = max(0.0, now - min(beat["time"] for beat in beats)) if beats else None
     if state == "running" and (silence is None or silence > _SILENT_SECONDS):

@@ -129,7 +129,7 @@ class Manifest:
 
     @property
     def remark(self) -> str | None:
-        """What a person should be told who trusts it, if there is anything."""
+        """A remark for the user about how far it can be trusted, or None."""
         if not self.is_old:
             return None
         return (f"{self.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "

@@ -1,9 +1,9 @@
 """Leases: at most one holder of an object, over any number of machines, by conditional writes.
 
-The holder writes the object anew every few seconds. Whoever wants it watches: if it hasn't changed for as long as the
-holder has promised to renew it, by the watcher's own clock, its holder is gone, and it is taken over, on the condition
-that it still is as it was seen. No two clocks are compared. A holder that couldn't renew in time says so when it is
-asked (`Lease.check`), before it does what only one may do.
+The holder writes the object anew every few seconds. Another process that wants it watches: if it hasn't changed for as
+long as the holder has promised to renew it, by the watcher's own clock, its holder is gone, and it is taken over, on
+the condition that it still is as it was seen. No two clocks are compared. A holder that couldn't renew in time says so
+when it is asked (`Lease.check`), before it does what only one may do.
 """
 
 import json
@@ -45,8 +45,8 @@ class Lease:
 
     @property
     def taken(self) -> str | None:
-        """Why it is lost for good; None as long as it is held, or nobody can be asked: a renewal that comes late and
-        finds the object as this holder has left it shows that nobody has had it meanwhile."""
+        """Why it is lost for good; None as long as it is held, or the store does not answer: a renewal that comes late
+        and finds the object unchanged shows that no other process has held it since."""
         return self._lost
 
     def release(self) -> None:
@@ -102,8 +102,8 @@ def _read(path: StorePath) -> dict:
 def leased(path: StorePath, note: Callable[[str], None]) -> Iterator["Lease | Unchecked | None"]:
     """Hold the lease of an object while the context lasts; None if another holds it.
 
-    An abandoned one takes its time (30 s) to be known for that. note: is told what a person should know. Where the
-    store has no conditional writes, the lease keeps nobody out, and that is said.
+    An abandoned one is detected after 30 s. note: called with messages for the user. Where the
+    store has no conditional writes, the lease excludes no other process, and a message says so.
     """
     token, seconds = uuid.uuid4().hex, SECONDS
     try:

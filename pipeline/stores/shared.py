@@ -1,5 +1,5 @@
-"""What all processes of a run need of a store: one asks for it, and tells the others what each object holds, by its
-hash; these take it from a copy that the processes of a machine share, and that one of them fetches."""
+"""Objects that all processes of a run need: one process reads each from the store and sends its SHA-256 to the others,
+which read a cached copy, downloaded once per machine."""
 
 import hashlib
 
@@ -28,13 +28,13 @@ def use_digest(path: StorePath, cache: Cache, digest: str | None) -> None:
     _told[path] = cache, digest
 
 
-def forget() -> None:
+def reset() -> None:
     """From now on all is asked of stores again."""
     _told.clear()
 
 
 def read(path: Place) -> bytes:
-    """All bytes of a file or an object. Raises FileNotFoundError, and UserError if an object isn't what was told."""
+    """All bytes of a file or an object. Raises FileNotFoundError, and UserError if an object has another hash."""
     if path not in _told:
         return path.read_bytes()
     cache, digest = _told[path]

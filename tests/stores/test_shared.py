@@ -33,7 +33,7 @@ def small_corpus(tmp_path_factory):
 @pytest.fixture
 def known():
     yield
-    shared.forget()
+    shared.reset()
 
 
 def asked(proxy) -> Counter:
@@ -91,7 +91,7 @@ def test_machines_fetch_what_was_told_once_each(small_corpus, bucket, proxy, tmp
     shared.use_digest(path, cache, digest)
     with pytest.raises(UserError, match="^s3://.*/manifest.json: found other content than a process of this run"):
         Manifest.load(path.parent)
-    shared.forget()
+    shared.reset()
     with pytest.raises(UserError, match="manifest.json: (damaged|found SHA)"):
         Manifest.load(path.parent)
 

@@ -21,10 +21,15 @@ QUICK = ("--train.precision", "fp32", "--train.log_every_steps", "1", "--train.g
          "--train.micro_batch_size", "4", "--train.learning_rate", "3e-3", "--max_length", "32")
 
 
+def make_tokenizer() -> Tokenizer:
+    """WordPiece over WORDS."""
+    backend = wordpiece_backend({name: i for i, name in enumerate([*NAMES.values(), *WORDS])}, NAMES, True, None)
+    return Tokenizer(backend, NAMES)
+
+
 def make_model(folder: Path, dropout: float = 0.1, layers: int = 2, tokenizer: Tokenizer | None = None) -> Path:
     """A Hugging Face folder of a bare BERT, made by transformers, with a WordPiece tokenizer or another one."""
-    backend = wordpiece_backend({name: i for i, name in enumerate([*NAMES.values(), *WORDS])}, NAMES, True, None)
-    tokenizer = tokenizer or Tokenizer(backend, NAMES)
+    tokenizer = tokenizer or make_tokenizer()
     torch.manual_seed(0)
     BertModel(BertConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,

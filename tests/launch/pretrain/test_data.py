@@ -13,7 +13,7 @@ import yaml
 from cloze.launch.cli import main, parse
 from cloze.launch.config import DataPhase, DataSource, MaskingConfig, MaskingPhase, MixtureConfig
 from cloze.launch.pretrain.data import TrainingData, batch_warmup, open_data, run_masking
-from cloze.launch.pretrain.probing import Probe
+from cloze.launch.pretrain.probing import probe_batches
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.tools.plan import make_estimator
 from cloze.model.bert import BertForPreTraining
@@ -317,10 +317,7 @@ def test_masking_by_phase_and_what_the_probe_counts(data):
     assert batch_warmup(config, made) is None
     mixed = opened(data, MixtureConfig([DataSource(str(data / "wiki")), DataSource(str(data / "web"))]))[1]
     assert mixed.most_masked(run_masking(config, made)) == max(0.3, mixed.manifests[0].masked_share)
-    probe = Probe.__new__(Probe)
-    probe.data, probe.device, probe.masked_share = made, torch.device("cpu"), made.most_masked(
-        run_masking(config, made))
-    (longest, *_) = probe._batches(8)
+    (longest, *_) = probe_batches(made, run_masking(config, made), torch.device("cpu")).of(8)
     assert len(longest["labels"]) == 8 * np.ceil(1.25 * 0.3 * 16)
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +12,11 @@ import yaml
 from cloze.launch import cli
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain import probing
-from cloze.launch.pretrain.probing import MIXED_BATCHES, SPARE_SHARE, HostMemory, Probe, largest_that_fits
+from cloze.launch.pretrain.objectives.masked import MaskedTokens
+from cloze.launch.pretrain.probing import MIXED_BATCHES, SPARE_SHARE, HostMemory, Probe, ProbeBatches, largest_that_fits
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
+from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from tests.forked import FORKSERVER, ForkedRun
 from tests.launching import assert_same_weights, finish, pretrain_arguments, train, weights
@@ -64,19 +65,38 @@ def test_a_size_that_runs_out_of_memory_is_backed_off_from():
         largest_that_fits([1, 2], lambda *_: False, Memory(10**9), bool)
 
 
-def probing_whole_steps(world_size: int, fits: int) -> Probe:
-    """A probe on a GPU whose steps, optimizer states and all, have room for so many sequences."""
-    probe = Probe.__new__(Probe)
-    probe.world_size, probe.micro_steps, probe.partitions_weights = world_size, 2, False
-    probe._batches = lambda size: [{"size": size}]
-    probe._fits_alone, probe._loss = lambda batch: True, lambda batch: batch["size"]
+class EngineWithRoomFor:
+    """An engine on the CPU whose whole steps, optimizer states and all, have room for so many sequences."""
 
-    def backward(loss, scale_wrt_gas):
-        if loss > fits * world_size:
+    def __init__(self, model: torch.nn.Module, sequences: int) -> None:
+        self.module, self._sequences = model, sequences
+        self.train = model.train
+
+    def __call__(self, **inputs):
+        self._running = len(inputs["sequence_offsets"]) - 1
+        return self.module(**inputs)
+
+    def backward(self, loss, *, scale_wrt_gas):
+        if self._running > self._sequences:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        loss.backward()
 
-    probe.engine = SimpleNamespace(backward=backward, step=lambda: None)
-    return probe
+    def step(self):
+        self.module.zero_grad()
+
+    def torch_autocast_enabled(self) -> bool:
+        return False
+
+    def torch_autocast_dtype(self) -> torch.dtype:
+        return torch.float32
+
+
+def probing_whole_steps(world_size: int, fits: int) -> Probe:
+    config = PretrainConfig("", "", model=BertConfig.preset("tiny", vocab_size=50))
+    objective = MaskedTokens(config)
+    batches = ProbeBatches(8, [0, 0, 0, 5, 0, 3, 0, 0, 2], 50, 0.2, torch.device("cpu"))
+    return Probe(EngineWithRoomFor(objective.build_model(), fits), objective, batches, world_size, 2,
+                 partitions_weights=False)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -94,12 +114,8 @@ def test_a_whole_step_that_runs_out_of_memory_is_no_traceback(world_size):
 
 def test_the_probe_tries_the_longest_and_lengths_of_the_corpus():
     """An allocator that has seen one shape only says nothing about a run's, which change from batch to batch."""
-    probe = Probe.__new__(Probe)
     histogram = [0, 0, 0, 5, 0, 3, 0, 0, 2]  # sequences of 3, 5 and 8 tokens
-    probe.device = torch.device("cpu")
-    probe.data = SimpleNamespace(max_length=8, length_histogram=histogram, manifest=SimpleNamespace(vocab_size=50))
-    probe.masked_share = 0.2
-    longest, *mixed = probe._batches(64)
+    longest, *mixed = ProbeBatches(8, histogram, 50, 0.2, torch.device("cpu")).of(64)
     assert longest["sequence_offsets"].diff().tolist() == [8] * 64 and len(longest["labels"]) == 64 * 2
     assert len(mixed) == MIXED_BATCHES
     for batch in mixed:
@@ -116,7 +132,7 @@ def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(probing, "Probe", full)
+    monkeypatch.setattr(probing, "build_probe", full)
     with pytest.raises(UserError, match="found no memory for the model and its optimizer alone.*raise zero.stage"):
         probing._search(PretrainConfig("", ""), None, None, lambda: None, Environment(), torch.device("cpu"), [1])
 

@@ -18,21 +18,13 @@ from cloze.launch.finetune.examples.answering import AnswerExamples
 from cloze.launch.finetune.models import start_model
 from cloze.launch.finetune.objective import FinetuningObjective
 from cloze.launch.finetune.squad import (
-    Question,
-    best_threshold,
-    normalized_characters,
-    normalized_words,
     read_squad,
-    squad_metrics,
-    squad_scores,
 )
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.runs import read_metrics
-from cloze.launch.texts.decoding import answer_spans, counts_once
 from cloze.launch.texts.encoding import windows as windows_of
 from cloze.model.tasks import BertForQuestionAnswering
-from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.launch.finetune.running import finetune, lines
@@ -125,15 +117,6 @@ def best_window(windows: list[tuple[int, int]], token: int) -> int:
     return scores.index(max(scores))
 
 
-def test_a_token_of_several_windows_counts_in_the_one_where_most_stands_around_it():
-    for total in range(1, 30):
-        windows = list(windows_of(total, 7, 3))
-        expected = [best_window(windows, token) == number
-                    for number, (first, end) in enumerate(windows) for token in range(first, end)]
-        chosen = counts_once(windows)
-        assert chosen.tolist() == expected and chosen.sum() == total
-
-
 @pytest.mark.parametrize("task", ["squad", "squad2"])
 def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
     """Against scores by transformers, window by window, put together token by token; and its gradient."""
@@ -183,26 +166,6 @@ def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
     assert examples.metrics(outputs.detach().numpy())["loss"] == pytest.approx(total.item(), abs=1e-5)
     empty = examples.metrics(np.full((examples.num_places, 2), -3e4, np.float32))["loss"]
     assert np.isfinite(empty)
-
-
-def test_the_best_spans_of_several_windows():
-    """Against a search over all pairs: in several windows the best score counts, no span is too long or reversed."""
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        windows, scores = [], {}
-        for first in (0, 3, 6):
-            starts, ends = rng.normal(size=(2, 8)).astype(np.float32)
-            allowed = np.arange(8) >= 2
-            offsets = [(0, 0)] * 2 + [(2 * (first + n), 2 * (first + n) + 1) for n in range(6)]
-            windows.append((starts, ends, allowed, offsets))
-            for a in range(2, 8):
-                for b in range(a, min(8, a + 3)):
-                    span = offsets[a][0], offsets[b][1]
-                    scores[span] = max(scores.get(span, -np.inf), float(starts[a] + ends[b]))
-        best = sorted(scores.items(), key=lambda item: -item[1])[:5]
-        found = answer_spans(windows, 1000, 3)
-        assert len(found) == len(scores) and [span for span, _ in found[:5]] == [span for span, _ in best]
-        assert [score for _, score in found[:5]] == pytest.approx([score for _, score in best])
 
 
 def test_finetune_and_predict_say_the_same_answers_with_the_same_probabilities(model, tmp_path):
@@ -292,58 +255,6 @@ def official_v2(truths: list[list[str]], predictions: list[str], odds: list[floa
     return results | {"total": len(truths)}
 
 
-CASES = [("The cat.", "cat"), ("a cat sat", "the cat sat down"), ("", "x"), ("x", ""), ("3.5%", "35"), ("an", "the"),
-         ("cat, cat sat", "cat sat"), ("...", "?"), ("Straße", "strasse"), ("the the", "cat")]
-
-
-def test_scores_are_those_of_the_official_scripts():
-    for version in (1, 2):
-        questions = [Question(str(n), "", 0, ((truth, 0),), False) for n, (_, truth) in enumerate(CASES)]
-        if version == 2:  # an answer without words is none there
-            questions = [Question(q.id, "", 0, ((CASES[n][1], 0), ("the", 0)), False) for n, q in enumerate(questions)]
-        scores = squad_scores(questions, [prediction for prediction, _ in CASES], normalized_words, version == 2)
-        if version == 1:
-            assert scores[:, 1].tolist() == pytest.approx([official_f1(*case, 1) for case in CASES])
-        assert scores[:, 0].tolist() == [
-            max(official_words(guess) == official_words(text) for text in
-                (([truth] if official_words(truth) else [""]) if version == 2 else [truth])) for guess, truth in CASES]
-
-
-PARTS = ("the", "The", "a", "an", "cat", "Cat", "cat's", "sat", "25%", "2.5", "...", "É", "theater", "—", "北京",
-         "a.", "  ")
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_scores_of_random_answers_are_those_of_the_official_scripts(version):
-    """One to four right answers each, of 2.0 also none; articles, punctuation and nothing at all among their words."""
-    rng = random.Random(version)
-
-    def answer() -> str:
-        return " ".join(rng.choices(PARTS, k=rng.randint(1, 5)))
-
-    truths = [[answer() for _ in range(rng.randint(version == 1, 4))] for _ in range(600)]
-    guesses = [rng.choice([answer(), answer(), *right, ""]) for right in truths]
-    expected = []
-    for right, guess in zip(truths, guesses, strict=True):
-        if version == 2:
-            right = [text for text in right if official_words(text)] or [""]
-        expected.append([max(float(official_words(guess) == official_words(text)) for text in right),
-                         max(official_f1(guess, text, version) for text in right)])
-    questions = [Question(str(n), "", 0, tuple((text, 0) for text in right), not right)
-                 for n, right in enumerate(truths)]
-    scores = squad_scores(questions, guesses, normalized_words, version == 2)
-    np.testing.assert_allclose(scores, expected)
-    metrics = squad_metrics(questions, guesses, normalized_words, version == 2)
-    means = 100 * np.mean(expected, axis=0)
-    assert [metrics["exact_match"], metrics["f1"]] == pytest.approx(means.tolist())
-    assert 10 < means.min() < means.max() < 90
-    if version == 2:
-        for name, chosen in (("HasAns", True), ("NoAns", False)):
-            part = [each for each, right in zip(expected, truths, strict=True) if bool(right) == chosen]
-            assert [metrics[f"{name}_exact"], metrics[f"{name}_f1"]] == pytest.approx(100 * np.mean(part, axis=0))
-            assert metrics[f"{name}_total"] == len(part) > 50
-
-
 def test_squad_2_has_its_official_names_and_values(model, tmp_path):
     """Random scores, so that answers are wrong, partly right, right, and withheld rightly and wrongly."""
     examples = answer_examples(model, squad(tmp_path / "train.json", random.Random(3), 30, True), "squad2")
@@ -372,19 +283,6 @@ def test_without_a_text_there_are_no_odds_and_the_line_is_json(model, tmp_path):
     assert all(np.isfinite(each["no_answer_odds"]) for each in others)
 
 
-def test_chinese_answers_are_compared_by_character():
-    assert normalized_characters("北京，2022 年。") == list("北京2022年")
-
-
-def test_the_best_threshold_is_found():
-    rng = np.random.default_rng(0)
-    scores, none, odds = rng.random(30), rng.random(30) < 0.4, rng.normal(size=30)
-    scores[none] = 0.0
-    value, threshold = best_threshold(scores, none, np.ones(30, bool), odds)
-    tried = {cut: np.where(odds > cut, none, scores).mean() for cut in (*odds, odds.min() - 1)}
-    assert value == pytest.approx(max(tried.values())) == np.where(odds > threshold, none, scores).mean()
-
-
 @pytest.mark.parametrize("change, parts", [
     (lambda qa: qa["answers"][0].update(answer_start=1), ("question q0", "expected the answer", "answer_start")),
     (lambda qa: qa.update(answers=[]), ("question q0", "found no answer", "squad2")),
@@ -399,32 +297,3 @@ def test_squad_errors_name_the_question(model, tmp_path, capsys, change, parts):
                  "--output", str(tmp_path / "run"), "--max_length", "64", "--window_step", "16"]) == 2
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.json", *parts)), error
-
-
-@pytest.mark.parametrize(("content", "said"), [
-    ("[]", "SQuAD: found a list, expected an object with 'data'; articles"),
-    ('{"data": {}}', "SQuAD: found 'data' as an object, expected a list"),
-    ('{"data": [{"paragraphs": [3]}]}', "paragraph 1: found a number, expected an object with 'context'"),
-    ('{"data": [{"title": ""}]}', "data\\[0\\]: found the fields 'title', expected 'paragraphs'"),
-    ('{"data": [{"paragraphs": [{"context": "a", "qas": [[]]}]}]}', "question 1: found a list, expected an object"),
-    ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1, "question": "?", "answers": {"text": ["a"]}}]}]}]}',
-     "question 1: found 'answers' as an object, expected a list"),
-    ('{"data": ', "SQuAD's JSON"),
-    ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1, "question": "?", "answers": [{"text": "a", '
-     '"answer_start": null}]}]}]}]}', "found 'answer_start' as null, expected a number"),
-])
-def test_what_is_not_squad_says_what_it_is(tmp_path, content, said):
-    (tmp_path / "bad.json").write_text(content)
-    with pytest.raises(UserError, match=f"bad.json: can't be read as .*{said}"):
-        read_squad(tmp_path / "bad.json")
-
-
-def test_an_answer_before_the_text_begins_is_refused(tmp_path):
-    """Python counts negative places from the end, where the answer would be found."""
-    question = {"id": "q", "question": "?", "answers": [{"text": "milk", "answer_start": -5}]}
-    (tmp_path / "bad.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "bought milk.",
-                                                                            "qas": [question]}]}]}))
-    with pytest.raises(UserError, match="question q: .* character -5"):
-        read_squad(tmp_path / "bad.json")
-
-

@@ -14,9 +14,14 @@ from cloze.launch.texts.tables import read_table
 from cloze.pipeline.errors import UserError
 from tests.launch.finetune.examples.test_classification import GLUE, read
 from tests.launch.finetune.running import finetune
-from tests.launch.finetune.small import write_tsv
+from tests.launch.finetune.small import make_model, write_tsv
 
 PAIRS = {"sentence1": ["w1 w2", "w3", "w4"], "sentence2": ["fine w5", "dull", "w6"]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
 
 
 def saved(path, kind: str, classes: dict, columns: dict):
