@@ -366,8 +366,8 @@ class StoredCheckpoints(CheckpointManager):
         short = [f"{name} = {given:g}" for name, given in self._run.graces.items() if given < seconds]
         if short and not self._told_short:
             self._told_short = True
-            self.warn(f"{' and '.join(short)}: step {step} took {seconds:.1f} s to the store, expected less: a job that "
-                      "is stopped ends before its checkpoint is there; have it signalled earlier")
+            self.warn(f"{' and '.join(short)}: step {step} took {seconds:.1f} s to the store, expected less: a job "
+                      "that is stopped ends before its checkpoint is there; have it signalled earlier")
 
     def finish(self, best: int | None, beat: Callable[[], None]) -> None:
         """As of any checkpoints; returns when the newest is committed.

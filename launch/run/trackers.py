@@ -2,8 +2,8 @@
 
 Each has a thread of its own that does all that may wait for a server, so that one that fails or is slow never stops or
 slows the training. A resumed run goes on in the same curves: RUN/trackers.json keeps the tracker's id of the run and,
-for each curve, the last step that was sent, and so does each checkpoint, for a start that finds nothing else; steps that
-a resume does again are not sent twice (they have the same values, but for the speeds).
+for each curve, the last step that was sent, and so does each checkpoint, for a start that finds nothing else; steps
+that a resume does again are not sent twice (they have the same values, but for the speeds).
 """
 
 from __future__ import annotations
