@@ -191,7 +191,7 @@ def grown_corpus(files: list[str], folder: Path) -> list[list[str]]:
 
 
 def many_files(files: list[str], folder: Path, count: int) -> tuple[str, str]:
-    """Texts of about 1 KB each: a folder with a file for each, and one file of all."""
+    """`count` texts of about 1 KB each: a folder with a file for each, and one file of all."""
     from cloze.pipeline.config import PrepareConfig
     from cloze.pipeline.readers import plan, read
 
@@ -199,6 +199,8 @@ def many_files(files: list[str], folder: Path, count: int) -> tuple[str, str]:
     words = (" ".join(document.text.decode().split()) for task in tasks for document in read(task))
     texts = (text[start : start + 1000].strip() for text in words for start in range(0, len(text), 1000))
     chosen = list(itertools.islice(texts, count))
+    if len(chosen) < count:
+        sys.exit(f"--corpus: found text for {len(chosen):,} files of 1 KB, expected {count:,}; give more of it")
     for number, text in enumerate(chosen):
         path = folder / f"many/{number // 1000:04d}/{number:08d}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -70,7 +70,7 @@ class Command:
 
 def _prediction(help: str, config: str, main: str, *examples: str) -> Command:
     return Command(help, "cloze.launch.predict.command:predict", f"cloze.launch.predict.config:{config}", words="text",
-                   checks="cloze.launch.predict.given:check_given",
+                   checks="cloze.launch.predict.precheck:check_inputs",
                    main=("text", *main.split(), "file", "text_columns", "output"), examples=examples)
 
 
@@ -100,7 +100,7 @@ COMMANDS = {
         examples=("cloze verify runs/shards",)),
     "pretrain": Command(
         "train a model on shards", "cloze.launch.pretrain.command:pretrain", "cloze.launch.config:PretrainConfig",
-        configs="pretrain", prepares=True, trains=True, checks="cloze.launch.pretrain.given:check_given",
+        configs="pretrain", prepares=True, trains=True, checks="cloze.launch.pretrain.precheck:check_inputs",
         main=("model", "processes", *_RUN_FIELDS, "train.time_budget_hours", "init_from", "evaluation.every_steps",
               "checkpoint.every_steps"),
         examples=("cloze pretrain --config small --data runs/shards --output runs/small",
@@ -122,15 +122,15 @@ COMMANDS = {
     "plan": Command(
         "estimate whether a run fits, how long it takes, what it costs", "cloze.launch.tools.plan:plan",
         "cloze.launch.tools.planning.config:PlanConfig", configs="pretrain", prepares=True,
-        checks="cloze.launch.pretrain.given:check_given",
+        checks="cloze.launch.pretrain.precheck:check_inputs",
         listed=(("device", "cloze.launch.system.data_sheets:NAMES"),),
         main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
         examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",)),
     "runs": Command(
-        "list the runs in a folder and how they stand", "cloze.launch.tools.watching:list_runs",
+        "list the runs in a folder and how they stand", "cloze.launch.tools.status:list_runs",
         "cloze.launch.config:RunsConfig", main=("folder", "json"), examples=("cloze runs runs",)),
     "status": Command(
-        "show how a run stands, or follow it", "cloze.launch.tools.watching:show_status",
+        "show how a run stands, or follow it", "cloze.launch.tools.status:show_status",
         "cloze.launch.config:StatusConfig", main=("follow",),
         examples=("cloze status runs/small --follow true",)),
     "export": Command(
@@ -141,7 +141,7 @@ COMMANDS = {
     "finetune": Command(
         "train a model for a task", "cloze.launch.finetune.command:finetune", "cloze.launch.config:FinetuneConfig",
         words="task", short=(("--train", "--train_file"),), configs="finetune", prepares=True, trains=True,
-        checks="cloze.launch.finetune.given:check_given",
+        checks="cloze.launch.finetune.precheck:check_inputs",
         listed=(("task", "cloze.launch.config.tasks:TASKS"),),
         main=("text_columns", "label_columns", "test", "max_length", "epochs", "train.learning_rate",
               "train.global_batch_size", "seeds", "grid", "processes"),
@@ -179,20 +179,20 @@ COMMANDS = {
         "cloze predict score runs/small 'the cat sat' 'the cat sitted'"),
     "evaluate": Command(
         "measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
-        "cloze.launch.evaluate.config:EvaluateConfig", checks="cloze.launch.evaluate.given:check_given",
+        "cloze.launch.evaluate.config:EvaluateConfig", checks="cloze.launch.evaluate.precheck:check_inputs",
         main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
         examples=("cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",
                   "cloze evaluate runs/small --suite lines --data held-out.txt")),
     "serve": Command(
         "answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
-        "cloze.launch.serve.config:ServeConfig", checks="cloze.launch.pretrained.given:check_used",
+        "cloze.launch.serve.config:ServeConfig", checks="cloze.launch.pretrained.precheck:check_used",
         main=("host", "port", "api_key_file", "no_auth"),
         examples=("cloze serve runs/own --port 8000",
                   "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt")),
     "tokenize": Command(
         "show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",
         "cloze.launch.predict.config:TokenizeConfig", words="text", main=("text", "pair", "file"),
-        checks="cloze.launch.predict.given:check_given",
+        checks="cloze.launch.predict.precheck:check_inputs",
         examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",)),
     "doctor": Command(
         "examine the environment, on all its machines", "cloze.launch.tools.doctor:doctor",
@@ -274,8 +274,8 @@ def _with_operation(arguments: list[str]) -> list[str]:
     operations = [name.split()[1] for name in COMMANDS if name.startswith("predict ")]
     if difflib.get_close_matches(words[0], operations, 1) and not os.path.exists(words[0]):
         return arguments  # a slip: it is answered with the nearest operation
-    _load("cloze.launch.predict.given:check_words")(words)  # before what imports torch
-    return ["predict", _load("cloze.launch.predict.choosing:operation_for")(words), *words]
+    _load("cloze.launch.predict.precheck:check_words")(words)  # before what imports torch
+    return ["predict", _load("cloze.launch.predict.default_operation:operation_for")(words), *words]
 
 
 def usage(first_word: str = "") -> str:

@@ -167,6 +167,11 @@ class CheckpointManager:
         checkpoint that is not published yet, or has failed to."""
         return int(self._writing is not None and self._writing.writer.done())
 
+    @property
+    def must_end(self) -> bool:
+        """Whether the run must stop, since `publish`: it is saved then, and `finish` says why."""
+        return False
+
     def publish(self) -> None:
         """Wait until every rank has written and verified its files, then publish them. Collective.
 

@@ -19,7 +19,6 @@ from cloze.launch.config.training import AUTO
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import Engine, full_parameter
-from cloze.launch.pretrain.choices import differences, facts_of, resolve_compile
 from cloze.launch.pretrain.data import (
     TrainingData,
     batch_warmup,
@@ -33,11 +32,12 @@ from cloze.launch.pretrain.data import (
     read_once,
     run_masking,
 )
-from cloze.launch.pretrain.guesses import Guesses
+from cloze.launch.pretrain.device_defaults import differences, facts_of, resolve_compile
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.table import make_objective, objective_facts
 from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
+from cloze.launch.pretrain.sample_predictions import Guesses
 from cloze.launch.pretrain.sources import Sources
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter

@@ -25,7 +25,7 @@ from cloze.pipeline.loading.streams import Mixture, RunMasking
 from cloze.pipeline.samples.masking import RatePhases, RateSchedule
 from cloze.pipeline.shards.manifest import FILE_NAME, Manifest
 from cloze.pipeline.shards.shards import ShardReader
-from cloze.pipeline.stores import told
+from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import Cache
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.tokenization.tokenizer import FETCHED, Tokenizer
@@ -149,13 +149,13 @@ def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None
                for name in (FILE_NAME, *(f"{runs.TOKENIZER}/{each}" for each in FETCHED))}
     if objects:
         text = distributed.told(
-            lambda: json.dumps([told.ask(path, cache) for path, cache in objects.items()]), environment)
+            lambda: json.dumps([shared.ask(path, cache) for path, cache in objects.items()]), environment)
         for (path, cache), digest in zip(objects.items(), json.loads(text), strict=True):
-            told.take_as_told(path, cache, digest)
+            shared.use_digest(path, cache, digest)
     try:
         yield
     finally:
-        told.forget()
+        shared.forget()
 
 
 def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:

@@ -26,8 +26,7 @@ def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -
         return fetched_run(config.model, step)
     if Path(config.model).exists() or not is_name(config.model):
         return Path(config.model)
-    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
-                       pickled=config.pickled_weights)
+    return fetch_model(config.model, config)
 
 
 @functools.cache

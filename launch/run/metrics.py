@@ -8,8 +8,9 @@ import shlex
 import statistics
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from cloze.launch.run.runs import METRICS, kept_lines, lines_of
-from cloze.launch.run.trackers import TRACKERS, Tracking
+from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
 from cloze.launch.system.console import Console
 from cloze.pipeline.storage import publish_text, readable_errors
 
@@ -52,11 +53,12 @@ class MetricsWriter:
         trackers: where they go beside metrics.jsonl: "tensorboard" and names of trackers.TRACKERS.
         project: of the trackers that have such a thing.
         facts: what the trackers show of the run, by dotted names.
+        kept: what the checkpoint that the run goes on from says of the trackers (`tracked`).
     """
 
     def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1, metric: str = "loss",
                  trackers: Sequence[str] = ("tensorboard",), project: str = "",
-                 facts: dict[str, Any] | None = None) -> None:
+                 facts: dict[str, Any] | None = None, kept: Mapping[str, dict] = MappingProxyType({})) -> None:
         path = folder / METRICS
         lines = _truncate(path, step, evaluated_step) if path.exists() else []
         self._folder = folder
@@ -71,7 +73,7 @@ class MetricsWriter:
             self._file = open(path, "a", encoding="utf-8")
             self._board = (SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
                            if "tensorboard" in trackers else None)
-        self._tracking = [Tracking(name, TRACKERS[name](project), folder, facts or {}, Console().warn)
+        self._tracking = [Tracking(name, TRACKERS[name](project), folder, facts or {}, Console().warn, kept.get(name, {}))
                           for name in trackers if name in TRACKERS]
 
     def write(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
@@ -99,6 +101,10 @@ class MetricsWriter:
         for each in self._tracking:
             each.write(step, scalars)
         return scalars
+
+    def tracked(self) -> dict[str, dict]:
+        """By which a run that goes on finds its curves in the trackers: kept in each checkpoint."""
+        return tracked(self._folder) if self._tracking else {}
 
     def describe(self, step: int, config: str, values: dict[str, object]) -> None:
         """The configuration: whole as a text, and single values for TensorBoard's table of hyper-parameters.

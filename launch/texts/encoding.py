@@ -242,6 +242,7 @@ class Encoder:
         return _Tokens(ids, offsets, continues, tuple(places))
 
     def _join(self, parts: list[_Tokens]) -> Encoding:
+        """Special tokens around one or two texts, as `cloze.pipeline.samples.assembly` puts them around arrays."""
         special = self.tokenizer.special_tokens
         ids, segments, offsets, kinds, continues = [special.classification], [0], [(0, 0)], [0], [False]
         blanks = []

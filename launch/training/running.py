@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -262,8 +263,7 @@ def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: Sto
             if metrics:
                 runs.set_status(output, "complete" if record.complete else "requeue", trainer.saved_step)
                 if stored:  # while all wait: torchrun may end this process as soon as another has left
-                    with suppress(UserError):  # what can't be sent now is tried again, and then said
-                        stored.ship()
+                    stored.ship_last(partial(trainer.heartbeat.beat, trainer.state.step, "save"))
             trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if record.complete else
                                 f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
             # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
@@ -281,4 +281,4 @@ def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> Metric
     facts |= {"hardware.device": device_name(trainer.engine.device),
               "hardware.processes": trainer.environment.world_size}
     return MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step, config.evaluation.metric,
-                         config.monitor.trackers, config.monitor.project, facts)
+                         config.monitor.trackers, config.monitor.project, facts, trainer.tracked)

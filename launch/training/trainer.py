@@ -40,6 +40,7 @@ from cloze.pipeline.loading.batches import RankBatch
 # What the window counts beside the objective's own sums: steps that changed the weights, skipped ones, real tokens,
 # tokens that padding would have added.
 _WINDOW = ("steps", "skipped", "tokens", "padding")
+_TRACKERS = "trackers"  # entry of state.json
 _SOURCES = "sources"  # of a micro-batch's samples, on their way to the device beside what the model takes
 
 
@@ -81,6 +82,8 @@ class Trainer:
         self.callbacks, self.average = callbacks, average
         self.metrics: MetricsWriter | None = None
         self.state = TrainState()
+        self.tracked: dict[str, dict] = {}
+        """What the checkpoint that the run goes on from says of its trackers (run/trackers.py)."""
         self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
         self.inspector = Inspector(engine, device, environment.world_size)
         self.show: Callable[[int], None] | None = None
@@ -109,6 +112,7 @@ class Trainer:
             if saved["window"].shape == self.outcomes.window.shape:
                 self.outcomes.window += saved["window"].to(self.device)
         self.outcomes.saved = self.state
+        self.tracked = self.checkpoints.state(step).get(_TRACKERS, {})
         self._seconds = self.state.seconds
         if self.average:
             elastic = self.checkpoints.state(step)["world_size"] != self.environment.world_size
@@ -151,7 +155,7 @@ class Trainer:
             self.console.say(f"training from step {self.state.step}: {first}a line every {every}")
         self._evaluate_if_due()
         self.throughput.reset()
-        while not self.completion and not self._stop_agreed:
+        while not (self.completion or self._stop_agreed or self.checkpoints.must_end):
             self.profiler.before(self.state.step)
             self._advance(stream, stop)
             self.profiler.after(self.state.step - 1)
@@ -462,7 +466,9 @@ class Trainer:
         with self._not_training("save"):
             if not self.outcomes.skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
-            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()},
+            tracked = self.metrics.tracked() if self.metrics else {}
+            facts = self.facts | ({_TRACKERS: tracked} if tracked else {})
+            self.checkpoints.save(self.engine, state, facts, {"window": window.cpu()},
                                   self.average.files(self.environment.rank) if self.average else {}, local=local)
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()

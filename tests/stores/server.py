@@ -53,10 +53,12 @@ Fault = Callable[[Request], "Callable[[Answer], Answer | bytes | None] | None"]
 
 @dataclass
 class Proxy:
-    """Passes requests on; `fault`, where it gives something for a request, changes the answer. `requests` are kept."""
+    """Passes requests on; `fault`, where it gives something for a request, changes the answer; a request for which the
+    store is `away` is not passed on. `requests` are kept."""
 
     server_port: int
     fault: Fault = lambda request: None
+    away: Callable[[Request], bool] = lambda request: False
     requests: list[Request] = field(default_factory=list)
     port: int = 0
     ignored_headers: tuple[str, ...] = ()  # that the server is not told of
@@ -77,7 +79,7 @@ class Proxy:
                     request = Request(self.command, self.path, dict(self.headers), number)
                     proxy.requests.append(request)
                 change = proxy.fault(request)
-                answer = proxy.passed_on(request, body)
+                answer = BUSY if proxy.away(request) else proxy.passed_on(request, body)
                 if change is not None:
                     answer = change(answer)
                 self.give(answer)

@@ -10,7 +10,7 @@ from operator import add
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.model.bert import BertForPreTraining, BertPreTrained, PreTrainingOutput
@@ -58,6 +58,7 @@ class Objective(ABC):
     def __init__(self, config: PretrainConfig) -> None:
         self.config = config
         self.weights: dict[str, float] = {}  # of terms in the loss; 1 for one that is not named
+        self.frozen: tuple[nn.Module, ...] = ()  # models that are shown, not trained: a teacher, whole on each device
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
