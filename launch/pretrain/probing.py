@@ -169,7 +169,8 @@ class Probe:
                  environment: Environment, device: torch.device) -> None:
         share = config.train.global_batch_size // environment.world_size
         # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
-        steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0)
+        steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0,
+                         batch_phases=[])
         alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
         self.micro_steps = share // alone.train.micro_batch
         made = deepspeed_config(alone, environment.world_size)
