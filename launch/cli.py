@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 from cloze import __version__
 from cloze.launch.config import CompletionConfig
 from cloze.launch.run.preemption import Starting
-from cloze.launch.system.environment import end_with_parent, prepare_process, protect_process, read_environment
+from cloze.launch.system.environment import (
+    end_with_parent,
+    fewer_imports,
+    prepare_process,
+    protect_process,
+    read_environment,
+)
 from cloze.launch.system.ranks import run_ranks
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
@@ -414,7 +420,9 @@ def _run(arguments: list[str]) -> int:
         print(f"cloze {name}: loading PyTorch", file=sys.stderr, flush=True)
     with Starting(partial(_say, is_main)) if command.trains else nullcontext():
         environment = prepare_process()
-        return _load(command.function)(config, environment) or 0
+        with fewer_imports():
+            function = _load(command.function)
+        return function(config, environment) or 0
 
 
 def main(arguments: list[str] | None = None) -> int:

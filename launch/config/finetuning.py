@@ -181,7 +181,8 @@ class FinetuneConfig(RunConfig, HubConfig):
         if self.evaluation.samples is not None:
             raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
         for section, name, usual in (
-            ("train", "initial_global_batch_size", None), ("train", "loss_reduction", "tokens"),
+            ("train", "initial_global_batch_size", None), ("train", "batch_phases", []),
+            ("train", "loss_reduction", "tokens"),
             ("train", "compile", None), ("train", "memory_limit_gib", None), ("train", "sequence_length", None),
             ("monitor", "embeddings", False),
         ):

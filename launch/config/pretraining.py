@@ -120,11 +120,11 @@ class PretrainConfig(RunConfig):
         check_seed(self)
         shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
         changes = self.masking.final_rate not in (None, self.masking.rate)
-        if (changes or shares) and (self.train.time_budget_hours is not None or self.train.growth):
+        if (changes or shares) and (self.train.time_budget_hours is not None or self.train.batch_changes):
             name, value, instead = (("phases", f"until_share {shares[0]}", "until_tokens") if shares else
                                     ("final_rate", self.masking.final_rate, "null"))
-            raise UserError(f"masking.{name}: found {value} in a run with a time budget or a growing batch, expected "
-                            f"{instead}: how many samples it has is not known beforehand")
+            raise UserError(f"masking.{name}: found {value} in a run with a time budget or batches of several sizes, "
+                            f"expected {instead}: how many samples it has is not known beforehand")
         check_processes(self)
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():

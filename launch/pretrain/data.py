@@ -21,7 +21,7 @@ from cloze.launch.system.environment import Environment, cache_folder
 from cloze.model.config import BertConfig
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.loading.batches import BatchWarmup
+from cloze.pipeline.loading.batches import BatchPhases, BatchWarmup
 from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.loading.streams import Mixture, RunMasking
 from cloze.pipeline.samples.masking import RatePhases, RateSchedule
@@ -287,10 +287,13 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
     return RunMasking(rate, chosen.strategy)
 
 
-def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | None:
-    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
-    every batch without asking."""
+def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | BatchPhases | None:
+    """How the size of global batches changes: by tokens, which are counted by the mean of a sample, so that all ranks
+    know the size of every batch without asking."""
     train = config.train
+    if train.batch_phases:
+        return BatchPhases(tuple(phase.global_batch_size for phase in train.batch_phases),
+                           tuple(data.position(phase.until_tokens) for phase in train.batch_phases))
     if train.initial_global_batch_size is None or train.increment is None:
         return None
     return BatchWarmup(train.initial_global_batch_size, train.increment, data.position(train.batch_warmup_tokens))

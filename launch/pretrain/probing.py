@@ -210,7 +210,8 @@ def build_probe(config: PretrainConfig, data: TrainingData, objective: Objective
     """A probe of the run; its engine is built with the run's own configuration."""
     share = config.train.global_batch_size // environment.world_size
     # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
-    steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0)
+    steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0,
+                     batch_phases=[])
     alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
     engine = build_engine(model, config, deepspeed_config(alone, environment.world_size), device)
     return Probe(engine, objective, probe_batches(data, run_masking(config, data), device), environment.world_size,

@@ -11,7 +11,7 @@ from typing import Literal
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.pretrained.hub import fetch_model, is_name
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import prepare_deepspeed, read_environment
+from cloze.launch.system.environment import fewer_imports, prepare_deepspeed, read_environment
 from cloze.pipeline.stores.places import is_url, to_place
 
 
@@ -43,6 +43,7 @@ def checkpoint_room() -> ModuleType:
     """
     if "deepspeed" not in sys.modules:
         prepare_deepspeed(read_environment())  # which it wants before it is imported
-    from cloze.launch import checkpoint
+    with fewer_imports():
+        from cloze.launch import checkpoint
 
     return checkpoint

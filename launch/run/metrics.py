@@ -73,9 +73,9 @@ class MetricsWriter:
             self._file = open(path, "a", encoding="utf-8")
             self._board = (SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
                            if "tensorboard" in trackers else None)
-        self._tracking = [Tracking(name, TRACKERS[name](project), folder, facts or {}, Console().warn, kept.get(name,
-        {}))
-                          for name in trackers if name in TRACKERS]
+        self._tracking = [
+            Tracking(name, TRACKERS[name](project), folder, facts or {}, Console().warn, kept.get(name, {}))
+            for name in trackers if name in TRACKERS]
 
     def write(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
         """Append one line and one event a scalar; both are flushed.

@@ -178,11 +178,13 @@ def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], Non
         return version
     wait = float(held.get("seconds", seconds))
     note(f"{path}: held by process {held.get('pid')} on {held.get('host')}; watching for {wait:.0f} s whether it lives")
-    began = time.monotonic()
+    began, changed = time.monotonic(), False
     while seen is not None and time.monotonic() - began < wait:
         time.sleep(min(wait / _LOOKS, _LOOK_SECONDS))
         now = path.info()
         if now is not None and now.version != seen.version:
-            return None
+            if changed:
+                return None
+            changed, began = True, time.monotonic()  # the last request of one that was killed may come late
         seen = now
     return won(None if seen is None else seen.version)

@@ -338,6 +338,18 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, number, dtype):
         load_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("name,what", [("manifest.json", "prepared data"), ("checkpoints/step-00000001", "a run")])
+def test_a_model_is_not_saved_among_something_else(tmp_path, name, what):
+    model, folder = pretraining_model(), tmp_path / "runs"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).touch()
+    with pytest.raises(ModelError, match=rf"runs: found {what} \({name.split('/')[0]}\), expected a new folder"):
+        model.save(folder)
+    assert [path.name for path in folder.iterdir()] == [name.split("/")[0]]
+    model.save(tmp_path / "model")
+    model.save(tmp_path / "model")  # over itself
+
+
 def test_a_copy_of_a_folder_holds_the_model_and_nothing_else(tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()

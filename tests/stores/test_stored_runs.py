@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -13,9 +15,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cloze.launch.checkpoint import fetch_run, read_weights
+from cloze.launch.checkpoint.fetching import read_index
 from cloze.launch.cli import main
+from cloze.launch.run.commits import read_commits
 from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.stored import COMMITS
 from cloze.pipeline.stores.places import to_place
+from tests.launch.test_trackers import history
 from tests.launching import assert_same_weights, children, finish, kill_all, train, weights
 from tests.stores.conftest import ENVIRONMENT
 from tests.stores.server import BUSY, first, slow
@@ -72,8 +78,7 @@ def assert_no_secrets(output: str, printed: str) -> None:
 
 
 def assert_one_curve(output: str, folder: Path, steps: int) -> None:
-    """That what arrived of the curves has each step once, in metrics.jsonl and for TensorBoard, with the same
-    values."""
+    """That what arrived of the curves has each step once, in metrics.jsonl and for TensorBoard, with equal values."""
     lines = {line["step"]: line["train/loss"] for line in read_log(output) if "train/loss" in line}
     assert [line["step"] for line in read_log(output) if "train/loss" in line] == list(range(1, steps + 1))
     assert main(["status", output, "--curves", str(folder)]) == 0
@@ -307,6 +312,61 @@ def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed
     assert_nothing_but_what_counts(output)
     assert_one_curve(output, machines(1)[0].folder / "curves", STEPS)
     assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
+
+
+@pytest.mark.slow  # importing both libraries takes longer than the runs
+def test_a_run_that_goes_on_from_an_empty_disk_stays_in_its_curves(data, machines, bucket, tmp_path, monkeypatch):
+    """Of metrics.jsonl, TensorBoard, MLflow and wandb (offline): killed, and nothing is left of its disk for the next
+    start but what the trackers keep themselves."""
+    output, database, every = f"{bucket}/own", tmp_path / "mlflow.db", 20
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+    run = ("--monitor.trackers", "[tensorboard, wandb, mlflow]", "--checkpoint.every_steps", str(every),
+           "--schedule.name", "constant", "--schedule.warmup_steps", "5")
+    one, other = machines(2)
+
+    def sent() -> dict:
+        """By tracker, as the killed machine knows it."""
+        found = one.folder.glob("cache/cloze/runs/*/*/*/trackers.json")
+        return next((json.loads(path.read_text()) for path in found), {})
+
+    def both_have(step: int) -> bool:
+        return len(sent()) == 2 and all(each["sent"].get("train/loss", -1) >= step for each in sent().values())
+
+    process = one.start(data, output, *run, "--train.max_steps", "100000", step_seconds=0.05)
+    try:
+        wait_until(lambda: both_have(1), process)
+        known = max(each["sent"]["train/loss"] for each in sent().values()) + every  # in whose checkpoint both are
+        # Steps that the trackers have and a resume does again, with the newest checkpoint at some distance.
+        wait_until(lambda: max(committed(output), default=0) > known and both_have(committed(output)[-1] + every // 2),
+                   process)
+    finally:
+        kill_all(process)
+    printed, ids = finish(process, None), {name: each["id"] for name, each in sent().items()}
+    step, place = committed(output)[-1], to_place(output) / "checkpoints"
+    index = read_index(place, step, read_commits(place / COMMITS)[step])
+    assert {name: each["id"] for name, each in index["state"]["trackers"].items()} == ids, printed
+    # As where the newest pieces of what is beside the checkpoints have not arrived.
+    log = to_place(output) / "log"
+    log.writer.delete([each.key for each in log.objects() if "/trackers.json." in each.key])
+    last = step + 5 * every
+    train_on(other, data, output, *run, "--train.max_steps", str(last), "--checkpoint.accept_changes", "true")
+    assert_one_curve(output, tmp_path / "curves", last)
+    expected = {line["step"]: line["train/loss"] for line in read_log(output) if "train/loss" in line}
+    with sqlite3.connect(database) as found:
+        rows = found.execute("select step, value from metrics where key = 'train/loss' order by step").fetchall()
+        assert found.execute("select run_uuid, status from runs").fetchall() == [(ids["mlflow"], "FINISHED")]
+    steps = [number for number, _ in rows]
+    assert len(set(steps)) == len(steps) >= last - 1 and dict(rows) == pytest.approx(
+        {number: expected[number] for number in steps}, rel=1e-6)
+    found = [path for machine in (one, other) for path in machine.folder.rglob("offline-run-*") if path.is_dir()]
+    assert len(found) == 2 and {path.name.rpartition("-")[2] for path in found} == {ids["wandb"]}
+    # In order, as `wandb sync` sends them; its server takes no step twice.
+    curve = [point for machine in (one, other) for path in machine.folder.rglob("wandb")
+             for point in history(path.parent)]
+    # It writes in a process of its own, some lines late: those of the moment of the kill are lost.
+    assert len(set(range(1, last + 1)) - {number for number, _ in curve}) <= every and max(curve)[0] == last
+    assert dict(curve) == pytest.approx({number: expected[number] for number, _ in curve}, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -193,14 +193,15 @@ class AnswerExamples(Examples):
             allowed[inside] = True
             offsets[inside] = self._offsets[self._questions[number].context][at.first : at.first + at.count]
             scored.append((outputs[low:high, 0], outputs[low:high, 1], allowed, offsets))
-        best = answer_spans(scored, _BEST, self._longest_answer)
+        text = self._contexts[self._questions[number].context]
+        best = answer_spans(text, scored, _BEST, self._longest_answer)
         if not best:  # an empty text
             return "", 0, 0.0, np.inf
         (start, end), score = best[0]
         nothing = null_score(scored)
         rivals = np.array([rival for _, rival in best] + ([nothing] if self._version_2 else []))
         probability = 1.0 / float(np.exp(np.clip(rivals - score, None, 700.0)).sum())
-        return self._contexts[self._questions[number].context][start:end], start, probability, nothing - score
+        return text[start:end], start, probability, nothing - score
 
     def _answers(self, outputs: np.ndarray) -> tuple[list[tuple[str, int, float]], np.ndarray]:
         found = [self._answer(number, outputs) for number in range(len(self._questions))]

@@ -191,6 +191,10 @@ def spans_of(reference, question: str, context: str, size: int, step: int, longe
         start += step
 
 
+def cuts_a_word(text: str, span: tuple[int, int]) -> bool:
+    return any(0 < place < len(text) and text[place - 1].isalnum() and text[place].isalnum() for place in span)
+
+
 def test_answers_over_all_windows_in_the_characters_of_the_text(tmp_path):
     save_model(tmp_path, "BertForQuestionAnswering", seed=5)
     ours = Predictor.from_folder(tmp_path)
@@ -203,6 +207,7 @@ def test_answers_over_all_windows_in_the_characters_of_the_text(tmp_path):
             # Every start and end is a candidate, so that the best of all spans is what a plain search finds.
             answers = ours.answer(question, CONTEXT, top_k=6, max_length=size, window_step=step,
                                   max_answer_tokens=longest, candidates=1000)
+            expected = {span: score for span, score in expected.items() if not cuts_a_word(CONTEXT, span)}
             best = sorted(expected.items(), key=lambda item: -item[1])[:6]
             for answer, (_, score) in zip(answers, best, strict=True):
                 assert answer.score == pytest.approx(score, abs=2e-5)
@@ -233,7 +238,7 @@ def test_byte_level_answers_in_the_characters_of_the_text(tmp_path):
     expected = {}
     for i, (start, start_end) in enumerate(text["offset_mapping"]):
         for j, (end_start, end) in enumerate(text["offset_mapping"][i:], i):
-            if start < start_end and end_start < end:
+            if start < start_end and end_start < end and not cuts_a_word(context, (start, end)):
                 expected[start, end] = float(begins[i] + ends[j])
     answers = ours.answer("who", context, top_k=1000, candidates=1000)
     assert all(answer.text == context[answer.start : answer.end] == answer.text.strip() for answer in answers)
@@ -247,9 +252,9 @@ def test_spans_never_end_before_they_begin():
     """The best start is behind the best end: with one candidate each, the best of all spans in order is taken."""
     starts, ends = np.array([0.0, 1, 0, 9]), np.array([0.0, 8, 0, 0.5])
     allowed = np.array([False, True, True, True])
-    assert best_spans(starts, ends, allowed, 1, 5) == [((3, 3), 9.5)]
-    assert ((1, 2), 1.0) in best_spans(starts, ends, allowed, 3, 2)
-    assert all(last - first < 2 for (first, last), _ in best_spans(starts, ends, allowed, 3, 2))
+    assert best_spans(starts, ends, allowed, allowed, 1, 5) == [((3, 3), 9.5)]
+    assert ((1, 2), 1.0) in best_spans(starts, ends, allowed, allowed, 3, 2)
+    assert all(last - first < 2 for (first, last), _ in best_spans(starts, ends, allowed, allowed, 3, 2))
 
 
 def test_features_are_those_of_the_pipeline(model, pretrained):

@@ -37,6 +37,26 @@ def test_the_best_spans_of_several_windows():
                     span = offsets[a][0], offsets[b][1]
                     scores[span] = max(scores.get(span, -np.inf), float(starts[a] + ends[b]))
         best = sorted(scores.items(), key=lambda item: -item[1])[:5]
-        found = answer_spans(windows, 1000, 3)
+        found = answer_spans(" " * 30, windows, 1000, 3)
         assert len(found) == len(scores) and [span for span, _ in found[:5]] == [span for span, _ in best]
         assert [score for _, score in found[:5]] == pytest.approx([score for _, score in best])
+
+
+@pytest.mark.parametrize("text,tokens,whole", [
+    ("In Londonderry, 1990", ["In", "London", "derry", ",", "19", "90"], {"In", "Londonderry", ",", "1990"}),
+    ("Cafe\u0301s", ["Cafe", "\u0301s"], {"Cafe\u0301s"}),
+    ("\u6771\u4eac\u90fd", ["\u6771", "\u4eac", "\u90fd"], {"\u6771", "\u4eac", "\u90fd"}),  # no spaces to go by
+])
+def test_an_answer_neither_begins_nor_ends_inside_a_word(text, tokens, whole):
+    offsets, after = [], 0
+    for token in tokens:
+        low = text.index(token, after)
+        after = low + len(token)
+        offsets.append((low, after))
+    falling = np.linspace(1, 0, len(tokens))
+    found = answer_spans(text, [(falling, falling, np.ones(len(tokens), bool), offsets)], 20, len(tokens))
+    spans = {text[low:high] for (low, high), _ in found}
+    assert whole <= spans and not (set(tokens) - whole) & spans, spans
+    # Of a word of which a window has a part only, the part is better than nothing.
+    part = np.ones(1), np.ones(1), np.ones(1, bool), [(3, 5)]
+    assert answer_spans("Londonderry", [part], 20, 5) == [((3, 5), 2.0)]

@@ -14,7 +14,7 @@ from cloze.pipeline.config import MaskingConfig, SamplesConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading import batches
-from cloze.pipeline.loading.batches import BatchStream, BatchWarmup, deal, evaluation_batches
+from cloze.pipeline.loading.batches import BatchPhases, BatchStream, BatchWarmup, deal, evaluation_batches
 from cloze.pipeline.loading.streams import RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
 from cloze.pipeline.shards import shards
@@ -190,6 +190,21 @@ def test_a_batch_that_grows_is_the_same_for_any_ranks_and_from_any_step(data):
     for number in (1, 3, 5):
         again = take(data, 12 - number, **options, start=alone[number].position)
         assert all(np.array_equal(a.indices, b.indices) for a, b in zip(alone[number:], again, strict=True))
+
+
+def test_batches_of_several_sizes_are_the_same_for_any_ranks_and_from_any_step(data):
+    """A size holds for the batches that begin before its end."""
+    options = {"size": 8, "streams": 8, "warmup": BatchPhases((32, 16), (50, 81))}
+    alone = take(data, 8, **options)
+    assert [batch.num_samples for batch in alone] == [32, 32, 16, 16, 8, 8, 8, 8]
+    assert [len(batch.micro_batches) for batch in alone] == [8, 8, 4, 4, 2, 2, 2, 2]
+    for parts, whole in zip(parts_of(data, 8, 2, **options), alone, strict=True):
+        assert np.array_equal(together(parts), np.sort(whole.indices))
+    for number in (1, 3, 5):
+        again = take(data, 8 - number, **options, start=alone[number].position)
+        assert all(np.array_equal(a.indices, b.indices) for a, b in zip(alone[number:], again, strict=True))
+    with pytest.raises(UserError, match="found 6, expected a multiple of micro_batch_size 4"):
+        take(data, 1, size=8, streams=2, warmup=BatchPhases((6,), (10,)))
 
 
 def test_every_size_on_the_way_must_divide(data):
