@@ -67,7 +67,8 @@ def test_signals_are_the_runs_own_from_its_first_step_on():
 
 
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
-    """Where each process gets its own signal, as from srun, the quickest has stopped already when its own signal comes."""
+    """Where each process gets its own signal, as from srun, the quickest has stopped already when its own signal
+    comes."""
     script = ("import signal, time\nfrom cloze.launch.run import preemption\npreemption.ONE_REQUEST_SECONDS = 0.0\n"
               "with preemption.StopRequest() as stop:\n    signal.raise_signal(signal.SIGUSR1)\nassert stop.wanted\n"
               "time.sleep(0.1)\nsignal.raise_signal(signal.SIGUSR1)\ntime.sleep(0.5)\nraise SystemExit(75)\n")
