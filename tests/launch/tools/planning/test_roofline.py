@@ -13,7 +13,7 @@ def kernel(index_of: str, reads=(), writes=(), kind="pointwise") -> Kernel:
 
 
 def test_fused_kernels_read_what_comes_from_outside_and_write_what_is_used_outside():
-    """x -> a -> b -> product -> c, and d of b alone: a is used by nobody else, b is, c and d are results."""
+    """x -> a -> b -> product -> c, and d of b alone: a has no other reader, b has, c and d are results."""
     kernels = [kernel("first", [1], [2]), kernel("second", [2, 3], [4]), kernel("mm", [4, 5], [6], "product"),
                kernel("third", [6, 4], [7]), kernel("late", [4], [8])]
     before, product, after = fuse(Trace(kernels))

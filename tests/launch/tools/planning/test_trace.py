@@ -14,7 +14,7 @@ SMALL = BertConfig(vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_at
 
 
 def test_the_trace_counts_what_the_mathematics_needs():
-    """Products and attention of full tiles are the model's FLOPs, less what nobody reads of the last layer."""
+    """Products and attention of full tiles are the model's FLOPs, less outputs of the last layer that no head reads."""
     config = replace(SMALL, num_hidden_layers=12)
     batch = Batch((128,) * 8, 8 * 19)
     trace = trace_micro_step(ModelRun(config), batch)
