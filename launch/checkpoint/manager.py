@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written aside, verified, published, found, loaded, retained."""
+"""The checkpoints folder of a run: publish, verify, find, load and delete checkpoints."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Checkpoints of a run whose output is in an object store: written on scratch as any, uploaded beside the training.
+"""Checkpoints of a run whose output is in an object store: written to local scratch, uploaded in the background.
 
 Each process uploads its own files; rank 0 sees in the listing when all are there with their sizes, writes the index and
-commits (launch/run/commits.py). One checkpoint is on its way at a time; of those that are published meanwhile the
-newest waits, and older ones are left out. All of that is agreed where the ranks meet anyway (`votes`, `publish`), so
-that no step waits for a store.
+commits (launch/run/commits.py). One checkpoint is on its way at a time; of those that are published during an upload
+the newest waits, and older ones are left out. All of that is agreed where the ranks meet anyway (`votes`, `publish`),
+so that no step waits for a store.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class StoredCheckpoints(CheckpointManager):
         self._place = run.checkpoints
         self._patience = Patience(run.patience_seconds, warn, run.ended)
         self._thread = StoreThread(run.ended)
-        self._committed: dict[int, str] = {}  # step -> attempt, as rank 0 has told it when the ranks met
+        self._committed: dict[int, str] = {}  # step -> attempt, as rank 0 has sent it when the ranks met
         self._near: _Published | None = None  # newest on scratch, if it is not for the store
         self._waiting: _Published | None = None
         self._best_waiting: _Published | None = None  # older than that one, and that of the best evaluation
         self._best_committed = -1  # step of the best evaluation, as the newest committed checkpoint knows it; on rank 0
         self._sending: int | None = None  # the step that is on its way, or was the last
         self._sent = 0
-        self._measured = self._told_short = False  # on rank 0
+        self._measured = self._warned_short = False  # on rank 0
         self._gives_up = False  # agreed by all: the store has been away for too long
         self._away: UserError | None = None  # what this rank has seen of that
         self._machines: list[list[int]] = [[]]  # the ranks on each
@@ -120,9 +120,9 @@ class StoredCheckpoints(CheckpointManager):
     def _meet(self) -> None:
         """Learn the name of this start, what is committed, and who is on this machine."""
         log = self._run.log
-        told = json.dumps([self._run.attempt, {step: commit.attempt for step, commit in log.commits.items()}]
+        sent = json.dumps([self._run.attempt, {step: commit.attempt for step, commit in log.commits.items()}]
                           ) if log else ""
-        attempt, committed = json.loads(distributed.gather_texts(told, self.device)[0])
+        attempt, committed = json.loads(distributed.gather_texts(sent, self.device)[0])
         self._committed = {int(step): by for step, by in committed.items()}
         if log is None:
             self._run.meet(attempt)
@@ -150,8 +150,8 @@ class StoredCheckpoints(CheckpointManager):
         with self._together("look at scratch"), readable_errors(self.folder):
             if self.leads:
                 found = found_on(newer, self.environment.world_size, self._committed.get(newest, ""))
-        told = distributed.gather_texts(json.dumps([asdict(each) for each in found]), self.device)
-        by_machine = [[Found(**each) for each in json.loads(told[min(ranks)])] for ranks in self._machines]
+        sent = distributed.gather_texts(json.dumps([asdict(each) for each in found]), self.device)
+        by_machine = [[Found(**each) for each in json.loads(sent[min(ranks)])] for ranks in self._machines]
         whole = whole_on_all(by_machine, self._machines)
         if whole is None:
             return None
@@ -169,15 +169,15 @@ class StoredCheckpoints(CheckpointManager):
 
     def _agree_on_index(self, step: int) -> dict | None:
         """What rank 0 has read; None, said by it, if the checkpoint is damaged as far as it can see."""
-        told = ""
+        sent = ""
         with self._together("read a checkpoint's index"):
             if self._run.log:
                 try:
-                    told = json.dumps(read_index(self._place, step, self._run.log.commits[step]))
+                    sent = json.dumps(read_index(self._place, step, self._run.log.commits[step]))
                 except Damaged as error:
                     self.warn(f"{self._place}: step {step} is damaged ({error}); passed over")
-        told = distributed.gather_texts(told, self.device)[0]
-        return json.loads(told) if told else None
+        sent = distributed.gather_texts(sent, self.device)[0]
+        return json.loads(sent) if sent else None
 
     def bring(self, step: int | None) -> int:
         """As of any checkpoints; of those that are committed."""
@@ -355,17 +355,17 @@ class StoredCheckpoints(CheckpointManager):
         self._best_committed = published.state["best_step"]
         if before is not None:
             self._delete(published.step, before)
-        self._tell_time(published.step, num_bytes, time.monotonic() - began)
+        self._report_time(published.step, num_bytes, time.monotonic() - began)
 
-    def _tell_time(self, step: int, num_bytes: int, seconds: float) -> None:
+    def _report_time(self, step: int, num_bytes: int, seconds: float) -> None:
         """Once, what the first upload has taken; and once, that one took longer than a stop leaves."""
         if not self._measured:
             self._measured = True
             self._say(f"{self._run.place}: step {step} is there after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); a "
                       "stop takes as long, so give the job more time than that between its signal and its end")
         short = [f"{name} = {given:g}" for name, given in self._run.graces.items() if given < seconds]
-        if short and not self._told_short:
-            self._told_short = True
+        if short and not self._warned_short:
+            self._warned_short = True
             self.warn(f"{' and '.join(short)}: step {step} took {seconds:.1f} s to the store, expected less: a job "
                       "that is stopped ends before its checkpoint is there; have it signalled earlier")
 
@@ -431,7 +431,7 @@ class StoredCheckpoints(CheckpointManager):
 
     def _clean(self) -> None:
         """Remove the files of checkpoints that were never committed: of earlier starts, which can commit no more. A
-        later one, which has taken the run up meanwhile, may have committed what this one does not know of."""
+        later one, which has taken over the run since, may have committed checkpoints that this one does not know."""
         log, attempt, start = self._run.log, self._run.attempt, len(self._place.key) + 1
         assert log is not None and attempt is not None, "rank 0 has them"
         counted = {f"{step_place(self._place, step).name}/{commit.folder}" for step, commit in log.commits.items()}

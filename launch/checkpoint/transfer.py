@@ -1,4 +1,4 @@
-"""Files of checkpoints to an object store and back: in parts of a bounded size, hashed on both ways.
+"""Upload and download of checkpoint files: in parts of bounded size, hashed on both ways.
 
 In parts that are objects by themselves, and not in one upload of several parts: of that, when it is cut short,
 something stays that no listing shows and that is paid for.
@@ -94,7 +94,7 @@ class StoreThread:
     """The thread of a process that does one thing after another in a store; the first failure is kept, and ends it.
 
     Args:
-        ended: set when the process is about to end: then nothing is left to be told of.
+        ended: set when the process is about to end; later failures are not reported.
     """
 
     def __init__(self, ended: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""What the smaller commands are told."""
+"""Configuration of the smaller commands."""
 
 from __future__ import annotations
 

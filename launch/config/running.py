@@ -1,4 +1,4 @@
-"""What a run does beside training: saving, evaluating, watching itself, dividing its states."""
+"""Configuration of checkpoints, evaluation, monitoring, the data cache and ZeRO."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cloze.launch.config.checks import at_least
+from cloze.launch.config.metrics import measure_of
 from cloze.pipeline.errors import UserError
 
 
@@ -64,8 +65,7 @@ class EvaluationConfig:
 
     def is_better(self, value: float, than: float) -> bool:
         """Whether a value of the metric is better than another."""
-        measure, _, _ = self.metric.partition("/")  # behind it stands the name of a set
-        return value < than if measure.endswith(("loss", "perplexity", "error")) else value > than
+        return value < than if measure_of(self.metric).lower_is_better else value > than
 
 
 @dataclass(frozen=True)

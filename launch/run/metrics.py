@@ -1,4 +1,4 @@
-"""Curves, pictures and texts of a run: TensorBoard and other trackers for people, metrics.jsonl for machines."""
+"""Writes the curves, pictures and texts of a run: metrics.jsonl, TensorBoard and other trackers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MetricsWriter:
     """Writes scalars of a run; on a resume what lies beyond the resumed step is dropped, so that no curve overlaps.
 
     Args:
-        step: the step that the run goes on from; lines of later steps are removed, and TensorBoard is told to
+        step: the step that the run goes on from; lines of later steps are removed, and TensorBoard is made to
             forget later events (`purge_step`).
         evaluated_step: the last evaluation that the run knows of; lines of later ones are removed too.
         metric: which `validation/...` curve decides what is best; TensorBoard's first group has it too.
@@ -156,7 +156,7 @@ class MetricsWriter:
             self._board.flush()
 
     def close(self, complete: bool = False) -> None:
-        """End the files; the trackers are told whether the run is complete."""
+        """Close the files and the trackers, with whether the run is complete."""
         for each in self._tracking:
             each.close(complete)
         with readable_errors(self._folder):
@@ -184,7 +184,7 @@ def _spike(loss: float, before: deque[float]) -> float | None:
 
 
 def _truncate(path: Path, step: int, evaluated_step: int) -> list[dict]:
-    """Keep what a metrics.jsonl says of steps up to that which the run goes on from; damaged lines are told of.
+    """Keep what a metrics.jsonl says of steps up to that which the run goes on from; damaged lines are reported.
 
     Returns: the lines that stay.
     """

@@ -19,11 +19,11 @@ class StoreAway(UserError):
 
 
 class Patience:
-    """Asks a store again and again, until it has been away for too long.
+    """Repeats a request to a store until it has been away for too long.
 
     Args:
         warn: takes a line when it does not answer any more, and when it does again.
-        ended: set when nobody waits for the answer any more.
+        ended: set when the answer is no longer needed.
     """
 
     def __init__(self, seconds: float, warn: Callable[[str], None], ended: threading.Event) -> None:

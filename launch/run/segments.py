@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, in an object store: curves, events, status, heartbeats, in immutable pieces.
+"""Curves, events, status and heartbeats of a run in an object store, in immutable pieces.
 
 A store does not append, and to send a growing file again and again would cost its square. Each start of a run (attempt)
 has a folder, `log/ATTEMPT/`: of a file that grows each object has the bytes that came since the one before, cut at the
@@ -100,7 +100,7 @@ class Shipper:
         if data != self._last.get(name):
             number = self._send(name, data)
             self._last[name] = data
-            if number > 1:  # the one before stays for whoever has just seen it listed
+            if number > 1:  # the one before stays for readers that have just listed it
                 (self._place / f"{name}.{number - 2:06d}").unlink()
 
     def _ship_growth(self, name: str, whole: Callable[[bytes], int]) -> None:
@@ -180,7 +180,7 @@ def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:
 
 
 class LogReader:
-    """What a run has told, as the files that it told it by; each piece is read once, however often one looks.
+    """Files of a run, joined from their pieces in the store; each piece is read once.
 
     Args:
         place: of the run.

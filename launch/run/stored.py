@@ -1,9 +1,9 @@
-"""A run whose output is in an object store: what lies where there, and its folder on this machine's scratch.
+"""A run whose output is in an object store: the layout there, and the run's folder on local scratch.
 
     config.yaml, data.json, tokenizer/ ...   the description, as in a run's folder
     checkpoints/commits.json                 which checkpoints count (commits.py)
     checkpoints/step-N/ATTEMPT-n/            files of a checkpoint, in parts, and its index
-    log/ATTEMPT/                             what each start has told (segments.py)
+    log/ATTEMPT/                             curves, events and status of each start (segments.py)
     lease                                    who holds the run
 
 Each process has a folder of its own on scratch that looks like a run's; the folder of checkpoints in it is one for all
@@ -75,7 +75,7 @@ class StoredRun:
         self._seconds = config.monitor.store_seconds
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
-        self._told_all = True  # unless it was said that something could not be sent
+        self._sent_all = True  # unless it was said that something could not be sent
         self._arrived: list[dict] = []  # lines of metrics.jsonl that are in the store, on rank 0
         self._lease: Lease | Unchecked | None = None
 
@@ -164,7 +164,7 @@ class StoredRun:
         (self.place / str(path.relative_to(self.folder))).write(path)
 
     def ship(self) -> None:
-        """Send what this process has told, now. Raises UserError if the store can't be used."""
+        """Upload new curves, events, status and heartbeats now. Raises UserError if the store can't be used."""
         assert self._shipper is not None, "`meet` comes first"
         self._shipper.ship()
 
@@ -182,15 +182,15 @@ class StoredRun:
         try:
             Patience(self.patience_seconds, lambda line: None, self.ended)(send)
         except StoreAway as error:
-            self._told_all = False
+            self._sent_all = False
             self._console.warn(f"{self.place}: the checkpoints are there, but not how the run has ended, nor its last "
                                f"curves ({error}); the same command on this machine sends them when the store answers")
 
-    def told(self, seconds: float) -> None:
-        """Send the last of what this process tells, for so long; then nothing more is tried."""
+    def close(self, seconds: float) -> None:
+        """Upload what is left, for at most so long."""
         self.ended.set()
         if self._shipper is not None:
-            self._shipper.close(seconds if self._told_all else 0.0)
+            self._shipper.close(seconds if self._sent_all else 0.0)
 
     def fetch_heartbeats(self) -> None:
         """Bring those of all processes into this one's folder, as they were sent. Raises UserError."""
@@ -260,4 +260,4 @@ def stored(config: Kind, environment: Environment, console: Console) -> Iterator
             yield replace(config, output=str(run.folder)), run
             seconds = _LEAVE_SECONDS
         finally:
-            run.told(seconds)
+            run.close(seconds)

@@ -43,7 +43,7 @@ class Tracker(Protocol):
             run_id: what `begin` returned at an earlier start; None: the run is new.
             name: of the run, for people.
             folder: the run's, for what the library keeps on disk.
-            facts: what the run is told and made of, by dotted names.
+            facts: configuration, data and software of the run, by dotted names.
 
         Returns:
             The tracker's id of the run.
@@ -73,14 +73,14 @@ class Wandb:
         settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
         mode = wandb.setup().settings.mode
         if mode == "online" and not wandb.api.api_key:  # it would ask on a terminal
-            raise RuntimeError("nobody is logged in; `wandb login`, or set WANDB_MODE=offline")
+            raise RuntimeError("no login found; `wandb login`, or set WANDB_MODE=offline")
         run_id = run_id or uuid.uuid4().hex[:12]
         self._run = wandb.init(project=self._project, id=run_id, name=name, dir=str(folder), config=facts,
                                resume="allow", reinit="create_new", settings=settings)
         return run_id
 
     def known(self) -> dict[str, int]:
-        return {}  # its server leaves out steps that it has; offline there is nobody to ask
+        return {}  # its server leaves out steps that it has; offline there is no server to ask
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         self._run.log(scalars, step=step)
@@ -148,7 +148,7 @@ class Tracking:
         name: of TRACKERS.
         tracker: what sends.
         folder: the run's.
-        facts: what the run is told and made of, by dotted names.
+        facts: configuration, data and software of the run, by dotted names.
         warn: takes the line that says what went wrong, at most once.
         kept: what the checkpoint that the run goes on from says of this tracker (`tracked`).
         leave_seconds: how long the end of the run waits for what has not been sent.
@@ -175,7 +175,7 @@ class Tracking:
         """Let the tracker send what waits, for some time."""
         deadline = time.monotonic() + self._leave_seconds
         try:
-            if not self._failed:  # else nobody takes it
+            if not self._failed:  # else the queue has no consumer
                 self._waiting.put(complete, timeout=self._leave_seconds)
                 self._thread.join(max(0.0, deadline - time.monotonic()))
         except queue.Full:

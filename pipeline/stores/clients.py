@@ -161,11 +161,11 @@ class ObjectClient:
             except (exceptions.BaseError, EOFError, OSError) as error:
                 cut = isinstance(error, EOFError) or any(each in str(error) for each in (_CUT, *_CHANGED))
                 if not cut or number == _BODY_TRIES - 1:
-                    raise UserError(self._told(key, error)) from error
+                    raise UserError(self._message(key, error)) from error
             time.sleep(_FIRST_WAIT * 2**number)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _told(self, key: str, error: Exception) -> str:
+    def _message(self, key: str, error: Exception) -> str:
         """One line of what failed, without what the library shows of requests."""
         text, where = str(error), f"{self.url}/{key}"
         code = next((found[1] or found[2] for found in [_CODE.search(text)] if found), None)

@@ -1,9 +1,10 @@
 """Leases: at most one holder of an object, over any number of machines, by conditional writes.
 
-The holder writes the object anew every few seconds. Whoever wants it watches: if it hasn't changed for as long as the
-holder has promised to renew it, by the watcher's own clock, its holder is gone, and it is taken over, on the condition
-that it still is as it was seen. No two clocks are compared. A holder that couldn't renew in time says so when it is
-asked: `Lease.check`, before it does what only one may do, and `Lease.silence` of one that works for long and must end.
+The holder writes the object anew every few seconds. Another process that wants it watches: if it hasn't changed for as
+long as the holder has promised to renew it, by the watcher's own clock, its holder is gone, and it is taken over, on
+the condition that it still is as it was seen. No two clocks are compared. A holder that couldn't renew in time says so
+when it is asked: `Lease.check`, before it does what only one may do, and `Lease.silence` of one that works for long and
+must end.
 """
 
 import json
@@ -49,8 +50,8 @@ class Lease:
 
     @property
     def taken(self) -> str | None:
-        """Why it is lost for good; None as long as it is held, or nobody can be asked: a renewal that comes late and
-        finds the object as this holder has left it shows that nobody has had it meanwhile."""
+        """Why it is lost for good; None as long as it is held, or the store does not answer: a renewal that comes late
+        and finds the object unchanged shows that no other process has held it since."""
         return self._lost
 
     @property
@@ -97,9 +98,9 @@ class Lease:
 
 
 def _content(token: str, seconds: float) -> bytes:
-    told = {"token": token, "seconds": seconds, "renewed": uuid.uuid4().hex, "host": platform.node(),
-            "pid": os.getpid()}
-    return json.dumps(told).encode()
+    fields = {"token": token, "seconds": seconds, "renewed": uuid.uuid4().hex, "host": platform.node(),
+              "pid": os.getpid()}
+    return json.dumps(fields).encode()
 
 
 def _token_of(path: StorePath) -> str | None:
@@ -118,11 +119,11 @@ def leased(path: StorePath, note: Callable[[str], None], patience_seconds: float
            ) -> Iterator["Lease | Unchecked | None"]:
     """Hold the lease of an object while the context lasts; None if another holds it.
 
-    An abandoned one takes its time to be known for that: as long as its holder has promised to renew it. Where the
-    store has no conditional writes, the lease keeps nobody out, and that is said.
+    An abandoned one is taken over after the time within which its holder has promised to renew it. Where the
+    store has no conditional writes, the lease excludes no other process, and a message says so.
 
     Args:
-        note: is told what a person should know.
+        note: called with messages for the user.
         patience_seconds: how long renewals may fail before the holder ends; the promise is a fifth longer, and 30 s at
             least.
         own: a file of this machine that is this holder's alone, under a lock: it keeps the name of the last one, so
