@@ -1,4 +1,4 @@
-"""A pretraining run: all of its sections, and what they demand of each other."""
+"""Configuration of a pretraining run, and the checks between its sections."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PretrainConfig(RunConfig):
     objective_options: dict[str, Any] = field(default_factory=dict)
     """What the objective's class is made with beside the configuration, by name."""
     callbacks: list[str] = field(default_factory=list, metadata=FREE)
-    """Classes of your own that are told of the run while it goes on, by their dotted names (docs/python.md)."""
+    """Classes of your own that are called during the run, by their dotted names (docs/python.md)."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """How much is trained, in which portions and with which numbers."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)

@@ -1,4 +1,4 @@
-"""How much is trained, in which portions; batch arithmetic checked once."""
+"""Configuration of the section `train`: steps, batch sizes, precision; batch arithmetic."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ class TrainConfig:
     """Steps in a row whose loss or gradient may be infinite or NaN, each skipped, before the run is given up; at least
     1."""
     stop_before_seconds: float | None = field(default=None, metadata=FREE)
-    """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
+    """Stop with a checkpoint this long before the time limit of the job as the scheduler reports it; null: never."""
+    grace_seconds: float | None = field(default=None, metadata=FREE)
+    """Time from a signal to stop to the end of the job, which the job files give: Slurm's --signal, Kubernetes'
+    terminationGracePeriodSeconds. A run in an object store says if its checkpoints take longer; null: not known."""
 
     def __post_init__(self) -> None:
         if self.micro_batch_size != AUTO:
@@ -94,7 +97,7 @@ class TrainConfig:
             raise UserError(f"train.tf32: found true with train.precision {self.precision}, expected false: its "
                             "products have 16 bits; use --train.precision fp32 with it")
         at_least("train", self, max_steps=1, sequence_length=1, global_batch_size=1, memory_limit_gib=0,
-                 gradient_clipping=0, log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0,
+                 gradient_clipping=0, log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0, grace_seconds=0,
                  initial_global_batch_size=1, batch_increment=1, batch_warmup_tokens=0)
         if self.learning_rate != AUTO and self.learning_rate <= 0:
             raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")

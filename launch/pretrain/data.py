@@ -1,4 +1,6 @@
-"""What a pretraining run is trained and measured on: prepared folders, checked against each other and the model."""
+"""Training and validation data of a pretraining run: opens prepared folders, checks them against each other and the
+model.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from cloze.pipeline.loading.streams import Mixture, RunMasking
 from cloze.pipeline.samples.masking import RatePhases, RateSchedule
 from cloze.pipeline.shards.manifest import FILE_NAME, Manifest
 from cloze.pipeline.shards.shards import ShardReader
-from cloze.pipeline.stores import told
+from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import Cache
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.tokenization.tokenizer import FETCHED, Tokenizer
@@ -136,7 +138,7 @@ def _position(tokens: float, phases: tuple[Phase, ...], lengths: np.ndarray) -> 
 
 @contextmanager
 def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None]:
-    """Within, rank 0 alone has asked the store for manifests and tokenizers, and told the others which they are; of
+    """Within, rank 0 has read manifests and tokenizers from the store and sent their hashes to the others; of
     each machine one process fetches them into `data_cache.folder`. Does nothing for folders of a disk. Collective.
 
     Raises:
@@ -148,14 +150,14 @@ def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None
     objects = {folder / name: cache for folder, cache in stored.items() if cache is not None
                for name in (FILE_NAME, *(f"{runs.TOKENIZER}/{each}" for each in FETCHED))}
     if objects:
-        text = distributed.told(
-            lambda: json.dumps([told.ask(path, cache) for path, cache in objects.items()]), environment)
+        text = distributed.text_from_main(
+            lambda: json.dumps([shared.ask(path, cache) for path, cache in objects.items()]), environment)
         for (path, cache), digest in zip(objects.items(), json.loads(text), strict=True):
-            told.take_as_told(path, cache, digest)
+            shared.use_digest(path, cache, digest)
     try:
         yield
     finally:
-        told.forget()
+        shared.reset()
 
 
 def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:

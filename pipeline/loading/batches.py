@@ -1,4 +1,4 @@
-"""Global batches, and of each this rank's part, which alone it reads; the position in the stream is one integer."""
+"""Global batches: each rank reads its own part only; the position in the stream is one integer."""
 
 import bisect
 import math

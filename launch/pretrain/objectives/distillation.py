@@ -1,4 +1,4 @@
-"""Masked tokens beside a teacher: its probabilities and its vectors, as DistilBERT was trained (arXiv 1910.01108)."""
+"""Distillation: masked tokens, and a teacher's probabilities and hidden vectors, as DistilBERT (arXiv 1910.01108)."""
 
 from __future__ import annotations
 

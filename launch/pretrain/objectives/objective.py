@@ -1,4 +1,4 @@
-"""The interface of objectives: sums and counts, of which a loss is made that is the same for any split of the batch."""
+"""The interface of objectives: sums and counts, from which the same loss follows for any split of the global batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Term(NamedTuple):
     """bool: whether the model was right there; None: it is not that kind of loss."""
     weights: Tensor | None = None
     """Factors of the losses in what is minimised, not in the curves; None: 1."""
-    count: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.count, which nobody calls
+    count: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.count, which is not used
     """Losses that there are, (), for the means in the curves; None: as many as the divisor says."""
 
 

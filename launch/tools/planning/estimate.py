@@ -1,4 +1,4 @@
-"""From a run's configuration, its lengths and a machine to memory, time and traffic of a step."""
+"""Memory, time and traffic of a step, from a run's configuration, its lengths and a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's kernels and memory, from the run's own code on tensors that hold nothing.
+"""The kernels and the memory of a step, traced from the run's own code on fake tensors.
 
 The model and the optimizer run under torch's FakeTensorMode: every operation is dispatched and no number is computed,
 so that BERT-large at any batch takes seconds and hardly any memory. Tensors are fake ones of the CPU; what a GPU would
