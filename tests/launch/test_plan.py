@@ -21,7 +21,7 @@ from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.launch.tools.planning.memory import memory, traffic
 from cloze.launch.tools.planning.roofline import fuse, product_efficiency
-from cloze.launch.tools.planning.trace import Batch, Kernel, ModelRun, Trace, trace_micro_step
+from cloze.launch.tools.planning.trace import Batch, Kernel, ModelRun, Trace, record, trace_micro_step
 from cloze.model.config import BertConfig
 from cloze.model.flops import training_flops
 from cloze.pipeline.errors import UserError
@@ -80,9 +80,9 @@ def test_a_slice_has_its_share_of_the_peak(monkeypatch):
     assert devices.data_sheet_flops(torch.device("cuda")) == pytest.approx(989e12 * 16 / 132)
 
 
-def kernel(index_of: str, reads=(), writes=(), kind="pointwise") -> Kernel:
+def kernel(index_of: str, reads=(), writes=(), kind="pointwise", in_layer=True) -> Kernel:
     return Kernel(index_of, kind, reads=tuple((number, 100) for number in reads),
-                  writes=tuple((number, 100) for number in writes))
+                  writes=tuple((number, 100) for number in writes), in_layer=in_layer)
 
 
 def test_fused_kernels_read_what_comes_from_outside_and_write_what_is_used_outside():
@@ -92,6 +92,30 @@ def test_fused_kernels_read_what_comes_from_outside_and_write_what_is_used_outsi
     before, product, after = fuse(Trace(kernels))
     assert dict(before.reads) == {1: 100, 3: 100} and dict(before.writes) == {4: 100, 8: 100} and product == kernels[2]
     assert dict(after.reads) == {6: 100, 4: 100} and dict(after.writes) == {7: 100}
+
+
+def test_what_is_no_layers_stays_as_it_is():
+    """Embeddings, heads and sums of gradients are not compiled."""
+    kernels = [kernel("first", [1], [2], in_layer=False), kernel("second", [2], [3], in_layer=False),
+               kernel("third", [3], [4]), kernel("fourth", [4], [5])]
+    assert [each.name for each in fuse(Trace(kernels))] == ["first", "second", "fused"]
+    config = replace(SMALL, num_hidden_layers=2)
+    kernels = trace_micro_step(ModelRun(config), Batch((16,) * 4, 8)).kernels
+    names = {inside: {each.name for each in kernels if each.in_layer == inside} for inside in (True, False)}
+    assert {"gelu_backward", "_flash_attention_forward", "native_layer_norm_backward", "addmm"} <= names[True]
+    assert {"embedding", "embedding_dense_backward", "_foreach_copy_", "_softmax"} <= names[False] - names[True]
+    assert sum(each.in_layer and each.name == "sum" for each in kernels) == 6 * 2, "biases: three of the qkv's parts"
+
+
+def test_of_a_table_the_rows_that_are_taken_are_read():
+    table, rows = torch.zeros(1000, 8), torch.arange(10)
+    with record(SMALL, (1,)) as trace:
+        chosen = table.index_select(0, rows)
+        table.scatter_add_(0, rows[:, None], chosen[:, :1])
+        chosen.copy_(torch.empty(10, 8))
+        chosen.new_full((), 1.0)
+    taken, added, copied, filled = (each.bytes for each in trace.kernels)
+    assert taken == 320 + 80 + 320 and added <= 4 * 80 and copied == 2 * 320 and filled == 4
 
 
 def test_products_of_few_tiles_fill_few_processors():
@@ -123,7 +147,7 @@ def test_casts_and_checkpointing_are_seen():
         ModelRun(SMALL, gradient_checkpointing="all")))
     casts = [sum(each.name == "_to_copy" for each in trace.kernels) for trace in (cpu, gpu, halved)]
     assert casts[0] > casts[1] + 20 * SMALL.num_hidden_layers and casts[1] < casts[2] + SMALL.num_hidden_layers
-    assert max(each.tensors for each in gpu.kernels if each.name == "_foreach_copy_") > 4 * SMALL.num_hidden_layers
+    assert max(each.tensors for each in gpu.once) > 4 * SMALL.num_hidden_layers and not halved.once
     assert again.peak_bytes < gpu.peak_bytes
     assert sum(each.flops for each in again.kernels) > 1.2 * sum(each.flops for each in gpu.kernels)
 
