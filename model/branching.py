@@ -37,7 +37,11 @@ class _Branch(torch.autograd.Function):
             for gradient, rows in zip(gradients, weight.chunk(len(gradients)), strict=True):
                 total = gradient @ rows if total is None else torch.addmm(total, gradient, rows)
         if ctx.needs_input_grad[1]:
-            to_weight = torch.cat([gradient.t() @ inputs for gradient in gradients])
+            to_weight = _joined([gradient.t() @ inputs for gradient in gradients])
         if ctx.needs_input_grad[2]:
-            to_bias = torch.cat([gradient.sum(0) for gradient in gradients])
+            to_bias = _joined([gradient.sum(0) for gradient in gradients])
         return total, to_weight, to_bias, None
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
