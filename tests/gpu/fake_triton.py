@@ -65,7 +65,7 @@ def install(capability: int, binaries: bool) -> Kernels:
     triton.runtime.driver.set_active(driver)
     helpers.set_driver_to_gpu = lambda: triton.runtime.driver.set_active(driver)
     inductor.compile_threads, inductor.joint_graph_constant_folding = 1, False
-    inductor.force_disable_caches = True
+    inductor.force_disable_caches, inductor.use_static_cuda_launcher = True, False  # whose kernels keep no binary
 
     def note(kernel) -> None:
         for result in kernel.compile_results:
