@@ -10,10 +10,10 @@
   send half, read nothing or leave, while an honest client asks and must be answered 200.
 
 What the slow tests do, in larger numbers: tests/distributed/chaos.py, tests/hostile_files.py and
-tests/launch/hostile_requests.py. Whatever ended otherwise is lost: it is printed with the seed that repeats it, and the
-exit status is 1. --quick takes some 5 minutes on two quiet cores; without it some 40. It is done in parts: runs that
-are killed 15 times, 40 files, all requests. FILE has the figures of each part as soon as it has ended, and the same
-command with the same FILE and seed goes on behind the parts that stand there.
+tests/launch/serve/hostile_requests.py. Whatever ended otherwise is lost: it is printed with the seed that
+repeats it, and the exit status is 1. --quick takes some 5 minutes on two quiet cores; without it some 40. It is done in
+parts: runs that are killed 15 times, 40 files, all requests. FILE has the figures of each part as soon as it has ended,
+and the same command with the same FILE and seed goes on behind the parts that stand there.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from synthetic_batches import hardware, own_command
 
 from tests import hostile_files
 from tests.distributed import chaos
-from tests.launch import hostile_requests
-from tests.launch.serving import server
+from tests.launch.serve import hostile_requests
+from tests.launch.serve.serving import server
 from tests.launch.tiny_models import save_model
 
 SIZES = {"kills": (105, 12), "files": (280, 36), "requests": (7000, 400), "connections": (3000, 600)}  # whole, quick
@@ -91,7 +91,7 @@ def ask(folder: Path, count: int, connections: int, seed: int) -> dict:
         lost += [f"memory: it grew by {grown >> 20} MiB"] if grown > MOST_BYTES else []
         process.terminate()
         _, errors = process.communicate(timeout=120)
-        if process.returncode not in (0, 1) or "Traceback" in errors:  # 1: answers that nobody read were dropped
+        if process.returncode not in (0, 1) or "Traceback" in errors:  # 1: answers that were not read were dropped
             lost.append(f"the server: status {process.returncode}\n{errors[-2000:]}")
     return {"requests": asked, "connections": connections, "slowest honest answer, seconds": slowest,
             "memory grown, MiB": grown / 2**20, "lost": lost}

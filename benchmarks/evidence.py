@@ -41,7 +41,7 @@ MARKS = "<!-- measured -->", "<!-- /measured -->"
 
 @dataclass(frozen=True)
 class Setting:
-    """A task: its files in --data, how it is learned, the metric it is judged by."""
+    """A task: its files in --data, how it is learned, its metric."""
 
     task: str  # of cloze finetune
     files: tuple[str, str, str | None]  # training, development, test
@@ -235,7 +235,7 @@ def table(results: dict, data: Path) -> str:
 
 
 def settings_table() -> str:
-    """Markdown: what every run of a task was told."""
+    """Markdown: the configuration of every run of a task."""
     lines = ["| task | epochs | learning rate | longest sequence |", "|---|---|---|---|"]
     lines += [f"| {name} | {each.epochs} | {each.rate:g} | {each.max_length} |" for name, each in SETTINGS.items()]
     return "\n".join(lines) + "\n"

@@ -54,7 +54,7 @@ def read_texts(task: str, path: Path, tokenizer, max_length: int) -> tuple[Rows,
 
 
 def options(model: Path) -> dict:
-    """What the configuration of this model's class is told beside the number of labels: dropout, and for ModernBERT,
+    """What the configuration of this model's class has beside the number of labels: dropout, and for ModernBERT,
     which has no pooler, the mean of the tokens, as evidence.py tells `cloze finetune`.
     """
     if transformers.AutoConfig.from_pretrained(model).model_type == "bert":

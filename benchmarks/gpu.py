@@ -28,7 +28,7 @@ PARTS = {
 }
 
 
-def carry_out(seconds: float, command: list[str]) -> dict:
+def run_command(seconds: float, command: list[str]) -> dict:
     """Run one part; its status (None: out of time), its seconds, what it printed and the figures that it wrote."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures.json"
@@ -70,7 +70,7 @@ def main() -> int:
     report: dict = {"device": device()}
     for name, (seconds, command) in PARTS.items():
         print(f"{name}: at most {seconds} s", flush=True)
-        report[name] = carry_out(seconds, command)
+        report[name] = run_command(seconds, command)
         output.write_text(json.dumps(report, indent=1) + "\n")  # after each part: a lost machine loses the last alone
         print(report[name]["output"], flush=True)
     return int(any(report[name]["status"] != 0 for name in PARTS))

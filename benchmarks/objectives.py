@@ -108,7 +108,7 @@ def prepare_text(texts: str | None, output: Path) -> None:
 
 
 def command(name: str, size: Size, output: Path) -> list[str]:
-    """What `cloze` is told to train a contender, but for its number of steps."""
+    """Arguments of `cloze pretrain` for a contender, without its number of steps."""
     contender, heads = CONTENDERS[name], max(1, size.width // 64)
     words = [
         "pretrain", "--config", "strict-small", "--data", str(output / ("pairs" if contender.pairs else "single")),

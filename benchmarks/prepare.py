@@ -11,10 +11,10 @@ files first. Rounds alternate, and the best of each counts, so that other load o
 
     python benchmarks/prepare.py --growth --corpus 'books-*.jsonl.gz' --json figures.json
 
-How seconds a token grow, one worker: with the corpus (once, 4 and 16 times as large, each copy of a document told apart
-by its first words), with rounds of exchange (16 times, the limit of parts lowered so that it takes one and two), and
-with the number of files (50,000 of 1 KB against one of the same text). By the clock, and by the CPU's time, which other
-load on the machine changes less.
+How seconds a token grow, one worker: with the corpus (once, 4 and 16 times as large, each copy of a document made
+distinct by its first words), with rounds of exchange (16 times, the limit of parts lowered so that it takes one and
+two), and with the number of files (50,000 of 1 KB against one of the same text). By the clock, and by the CPU's time,
+which other load on the machine changes less.
 """
 
 import argparse
@@ -191,7 +191,7 @@ def grown_corpus(files: list[str], folder: Path) -> list[list[str]]:
 
 
 def many_files(files: list[str], folder: Path, count: int) -> tuple[str, str]:
-    """Texts of about 1 KB each: a folder with a file for each, and one file of all."""
+    """`count` texts of about 1 KB each: a folder with a file for each, and one file of all."""
     from cloze.pipeline.config import PrepareConfig
     from cloze.pipeline.readers import plan, read
 
@@ -199,6 +199,8 @@ def many_files(files: list[str], folder: Path, count: int) -> tuple[str, str]:
     words = (" ".join(document.text.decode().split()) for task in tasks for document in read(task))
     texts = (text[start : start + 1000].strip() for text in words for start in range(0, len(text), 1000))
     chosen = list(itertools.islice(texts, count))
+    if len(chosen) < count:
+        sys.exit(f"--corpus: found text for {len(chosen):,} files of 1 KB, expected {count:,}; give more of it")
     for number, text in enumerate(chosen):
         path = folder / f"many/{number // 1000:04d}/{number:08d}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ batches of 32 samples, which is checked by their tokens, with AdamW of the same 
 decay. Masks are drawn by each one's own procedure at the same rate: by `DataCollatorForLanguageModeling`, which pads,
 and by Cloze. All are measured alike every --every steps: by Cloze's model, on the same held-out samples with the same
 masks. The time of measuring and saving does not count; that of fetching and collating does. The contenders run one
-after another, each in a process of its own; nothing else should run meanwhile. Written to --output: curves.json,
+after another, each in a process of its own; nothing else should run at the same time. Written to --output: curves.json,
 curves.svg; a contender whose curve lies there is not run again.
 """
 

@@ -26,7 +26,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu import carry_out
+from gpu import run_command
 from prepare import found_text
 from synthetic_batches import hardware, versions
 
@@ -164,7 +164,7 @@ def run(name: str, entry: Entry, output: Path, data: Path | None, seconds: float
     folder.mkdir(parents=True, exist_ok=True)
     if seconds <= 0:
         return Outcome(None, 0.0, "", "no time was left for it")
-    done = carry_out(min(seconds, entry.seconds), filled(entry, folder, output, data))
+    done = run_command(min(seconds, entry.seconds), filled(entry, folder, output, data))
     figures = done["figures"]
     if entry.written and (folder / entry.written).exists():
         figures = json.loads((folder / entry.written).read_text())

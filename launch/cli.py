@@ -1,4 +1,4 @@
-"""`cloze COMMAND`: one table of commands; each is a function of one configuration dataclass."""
+"""`cloze COMMAND`: the table of commands (each a function of one configuration dataclass), `main`, exit statuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 from cloze import __version__
 from cloze.launch.config import CompletionConfig
 from cloze.launch.run.preemption import Starting
-from cloze.launch.system.environment import end_with_parent, prepare_process, protect_process, read_environment
+from cloze.launch.system.environment import (
+    end_with_parent,
+    fewer_imports,
+    prepare_process,
+    protect_process,
+    read_environment,
+)
 from cloze.launch.system.ranks import run_ranks
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
@@ -70,7 +76,7 @@ class Command:
 
 def _prediction(help: str, config: str, main: str, *examples: str) -> Command:
     return Command(help, "cloze.launch.predict.command:predict", f"cloze.launch.predict.config:{config}", words="text",
-                   checks="cloze.launch.predict.given:check_given",
+                   checks="cloze.launch.predict.precheck:check_inputs",
                    main=("text", *main.split(), "file", "text_columns", "output"), examples=examples)
 
 
@@ -100,7 +106,7 @@ COMMANDS = {
         examples=("cloze verify runs/shards",)),
     "pretrain": Command(
         "train a model on shards", "cloze.launch.pretrain.command:pretrain", "cloze.launch.config:PretrainConfig",
-        configs="pretrain", prepares=True, trains=True, checks="cloze.launch.pretrain.given:check_given",
+        configs="pretrain", prepares=True, trains=True, checks="cloze.launch.pretrain.precheck:check_inputs",
         main=("model", "processes", *_RUN_FIELDS, "train.time_budget_hours", "init_from", "evaluation.every_steps",
               "checkpoint.every_steps"),
         examples=("cloze pretrain --config small --data runs/shards --output runs/small",
@@ -122,15 +128,15 @@ COMMANDS = {
     "plan": Command(
         "estimate whether a run fits, how long it takes, what it costs", "cloze.launch.tools.plan:plan",
         "cloze.launch.tools.planning.config:PlanConfig", configs="pretrain", prepares=True,
-        checks="cloze.launch.pretrain.given:check_given",
+        checks="cloze.launch.pretrain.precheck:check_inputs",
         listed=(("device", "cloze.launch.system.data_sheets:NAMES"),),
         main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
         examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",)),
     "runs": Command(
-        "list the runs in a folder and how they stand", "cloze.launch.tools.watching:list_runs",
+        "list the runs in a folder and how they stand", "cloze.launch.tools.status:list_runs",
         "cloze.launch.config:RunsConfig", main=("folder", "json"), examples=("cloze runs runs",)),
     "status": Command(
-        "show how a run stands, or follow it", "cloze.launch.tools.watching:show_status",
+        "show how a run stands, or follow it", "cloze.launch.tools.status:show_status",
         "cloze.launch.config:StatusConfig", main=("follow",),
         examples=("cloze status runs/small --follow true",)),
     "export": Command(
@@ -141,7 +147,7 @@ COMMANDS = {
     "finetune": Command(
         "train a model for a task", "cloze.launch.finetune.command:finetune", "cloze.launch.config:FinetuneConfig",
         words="task", short=(("--train", "--train_file"),), configs="finetune", prepares=True, trains=True,
-        checks="cloze.launch.finetune.given:check_given",
+        checks="cloze.launch.finetune.precheck:check_inputs",
         listed=(("task", "cloze.launch.config.tasks:TASKS"),),
         main=("text_columns", "label_columns", "test", "max_length", "epochs", "train.learning_rate",
               "train.global_batch_size", "seeds", "grid", "processes"),
@@ -179,20 +185,20 @@ COMMANDS = {
         "cloze predict score runs/small 'the cat sat' 'the cat sitted'"),
     "evaluate": Command(
         "measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
-        "cloze.launch.evaluate.config:EvaluateConfig", checks="cloze.launch.evaluate.given:check_given",
+        "cloze.launch.evaluate.config:EvaluateConfig", checks="cloze.launch.evaluate.precheck:check_inputs",
         main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
         examples=("cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",
                   "cloze evaluate runs/small --suite lines --data held-out.txt")),
     "serve": Command(
         "answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
-        "cloze.launch.serve.config:ServeConfig", checks="cloze.launch.pretrained.given:check_used",
+        "cloze.launch.serve.config:ServeConfig", checks="cloze.launch.pretrained.precheck:check_used",
         main=("host", "port", "api_key_file", "no_auth"),
         examples=("cloze serve runs/own --port 8000",
                   "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt")),
     "tokenize": Command(
         "show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",
         "cloze.launch.predict.config:TokenizeConfig", words="text", main=("text", "pair", "file"),
-        checks="cloze.launch.predict.given:check_given",
+        checks="cloze.launch.predict.precheck:check_inputs",
         examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",)),
     "doctor": Command(
         "examine the environment, on all its machines", "cloze.launch.tools.doctor:doctor",
@@ -274,8 +280,8 @@ def _with_operation(arguments: list[str]) -> list[str]:
     operations = [name.split()[1] for name in COMMANDS if name.startswith("predict ")]
     if difflib.get_close_matches(words[0], operations, 1) and not os.path.exists(words[0]):
         return arguments  # a slip: it is answered with the nearest operation
-    _load("cloze.launch.predict.given:check_words")(words)  # before what imports torch
-    return ["predict", _load("cloze.launch.predict.choosing:operation_for")(words), *words]
+    _load("cloze.launch.predict.precheck:check_words")(words)  # before what imports torch
+    return ["predict", _load("cloze.launch.predict.default_operation:operation_for")(words), *words]
 
 
 def usage(first_word: str = "") -> str:
@@ -345,7 +351,7 @@ def _reader_is_gone(output: Any) -> bool:
     """Whether the other end of a pipe is closed, as that of standard output behind `| head`."""
     ends = select.poll()
     try:
-        ends.register(output, 0)  # errors are told without asking for them
+        ends.register(output, 0)  # errors are printed without being polled
     except (TypeError, ValueError):  # no file of the system's: a notebook's, or none at all
         return False
     return bool(ends.poll(0))
@@ -408,16 +414,20 @@ def _run(arguments: list[str]) -> int:
     if not command.prepares:
         return _load(command.function)(config) or 0
     is_main = read_environment().is_main
-    if is_main and sys.stderr.isatty():
+    if command.trains:
+        _say(is_main, f"cloze {name}: loading PyTorch and DeepSpeed")
+    elif is_main and sys.stderr.isatty():
         print(f"cloze {name}: loading PyTorch", file=sys.stderr, flush=True)
     with Starting(partial(_say, is_main)) if command.trains else nullcontext():
         environment = prepare_process()
-        return _load(command.function)(config, environment) or 0
+        with fewer_imports():
+            function = _load(command.function)
+        return function(config, environment) or 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. Exit status: 0 complete, 1 other processes of the run are gone, 2 an error that the user can fix,
-    75 stopped early with a checkpoint, 141 nobody reads the output any more.
+    75 stopped early with a checkpoint, 141 the reader of the output has closed it.
     """
     end_with_parent()
     protect_process()
@@ -452,6 +462,6 @@ def main(arguments: list[str] | None = None) -> int:
         said = _said_of_loss(error)
         if said is None:
             raise
-        time.sleep(SAID_SECONDS)  # launchers end this process meanwhile, as a rule: one line says it all
+        time.sleep(SAID_SECONDS)  # launchers usually end this process first: one line is enough
         print(f"error: {said}\n", end="", file=sys.stderr, flush=True)
         return EXIT_FAILURE

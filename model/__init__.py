@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: the BERT family. Imports torch, safetensors and the standard library only."""
+"""The BERT family in PyTorch. Imports torch, safetensors and the standard library only."""
 
 if __name__ != "cloze.model":
     raise ImportError(f"found an import of {__name__!r}, expected cloze.model: under two names there would be two "

@@ -1,8 +1,8 @@
-"""One attention, a table of kernels.
+"""Attention: one interface, a table of kernels.
 
 Tokens come either concatenated, (T, hidden), with the offsets of their sequences, or padded, (B, S, hidden),
 with a mask. Everything but the kernels works on single tokens and does not care; `Layout` is what the kernels
-are told.
+get.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _layout(
     """Put padding, causality, windows and ALiBi into one bias for global and one for local layers."""
     window, causal = config.local_attention_window, config.is_decoder
     bias = local_bias = None
-    if kernel != "varlen":  # which is told offsets, causality and window instead
+    if kernel != "varlen":  # which takes offsets, causality and window instead
         bias = torch.zeros((), device=device, dtype=dtype) if seen is None else mask_bias(seen, dtype)
         lowest = torch.finfo(dtype).min
         places = torch.arange(length, device=device)

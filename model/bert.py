@@ -82,7 +82,7 @@ class BertModel(InFolders):
         cross-attention of a decoder. `dropout_seed`:
         key of all dropout masks in training; None draws one from torch's default generator. `read_tokens`: (R,)
         of the concatenated tokens; `last_hidden_state` is then (R, hidden), and the last layer's feed-forward
-        network is spared the tokens that nobody reads. Raises ModelError for inputs that do not fit.
+        network skips the tokens that no head reads. Raises ModelError for inputs that do not fit.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
         if tokens is None or (input_ids is not None and inputs_embeds is not None):

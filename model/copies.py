@@ -1,4 +1,4 @@
-"""16-bit copies of fp32 weights that last for a step: autocast would make them anew in each pass, one by one."""
+"""16-bit copies of fp32 weights, cast once per step; autocast would cast them again in each pass, one by one."""
 
 from __future__ import annotations
 

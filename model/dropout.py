@@ -1,4 +1,4 @@
-"""Dropout whose masks depend on a key, never on what was drawn before.
+"""Dropout masks from a hash of a key, with no generator state.
 
 A mask is a hash of (key, row, column): a resumed run and a layer recomputed under gradient checkpointing drop what the
 first pass dropped, with no generator state to save, and so do the CPU, a GPU, and compiled code, which fuses the hash

@@ -1,4 +1,4 @@
-"""Flash attention over concatenated sequences: torch's own operator, with dropout keyed as everywhere."""
+"""Flash attention over concatenated sequences: torch's operator, with dropout from a key."""
 
 from __future__ import annotations
 

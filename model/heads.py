@@ -1,4 +1,4 @@
-"""What stands on the encoder: the vocabulary projection with its loss, and the heads of pretraining."""
+"""Heads of pretraining: the vocabulary projection with its loss, and next sentence prediction."""
 
 from __future__ import annotations
 

@@ -240,6 +240,8 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
 
 OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
+# What a folder holds that a model must not be mixed with, by a name that shows it.
+_NO_MODELS = {"manifest.json": "prepared data", "checkpoints": "a run"}
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
 _THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
@@ -418,7 +420,7 @@ def _rotary_bases(values: dict) -> dict[str, float]:
 
 
 def architecture_of(state_dict: StateDict) -> str:
-    """The class that these weights belong to, told by the heads among them."""
+    """The class that these weights belong to, found from the heads among them."""
     heads = {name.split(".")[0] for name in state_dict}
     if {"masked_lm", "next_sentence"} <= heads:
         return "BertForPreTraining"
@@ -446,9 +448,14 @@ def save_pretrained(
     weights once. `architecture`: the name of the model's class, needed for classifiers, whose labels `head`
     holds. `transformers` loads the folder with no missing and no unexpected key, if it has the architecture;
     variants it lacks are written in our own format. `notes`: further entries of config.json. Files appear whole
-    or not at all. Raises ModelError without a tokenizer in `tokenizer_folder`.
+    or not at all. Raises ModelError without a tokenizer in `tokenizer_folder`, and where `folder` holds prepared data
+    or a run.
     """
     folder = Path(folder)
+    for name, what in _NO_MODELS.items():
+        if (folder / name).exists():
+            raise ModelError(f"{folder}: found {what} ({name}), expected a new folder, or a model's to write over; "
+                             "choose another")
     architecture = architecture or architecture_of(state_dict)
     if not any(name.startswith("bert.") for name in state_dict):
         state_dict = {f"bert.{name}": tensor for name, tensor in state_dict.items()}

@@ -1,4 +1,4 @@
-"""Tokens drawn from scores, by keys that hang on what is read and never on how a batch is split.
+"""Sampling of tokens from scores, with keys per token that do not depend on the split of the batch.
 
 All arithmetic about what is drawn is of integers: sums of 64 bits, which wrap, are the same in any order.
 """

@@ -1,4 +1,4 @@
-"""One vector a text: the encoder, and how its tokens' vectors are pooled to one."""
+"""Sentence vectors: the encoder, and pooling over its tokens."""
 
 from __future__ import annotations
 

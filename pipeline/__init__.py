@@ -1,4 +1,4 @@
-"""Text to shards to batches: the data floor of Cloze."""
+"""Text to shards to batches."""
 
 if __name__ != "cloze.pipeline":
     raise ImportError(f"found an import of {__name__!r}, expected cloze.pipeline: under two names there would be two "

@@ -1,4 +1,4 @@
-"""The C library's memory."""
+"""Settings of the C library's memory allocator."""
 
 import ctypes
 import platform

@@ -1,4 +1,4 @@
-"""Configuration of the data floor: one PrepareConfig for `cloze vocab` and `cloze prepare`."""
+"""`PrepareConfig`: the configuration of `cloze vocab` and `cloze prepare`."""
 
 import re
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""The error that a user can fix."""
+"""`UserError`: an error that a user can fix."""
 
 
 class UserError(ValueError):

@@ -1,4 +1,4 @@
-"""How what is installed gets one of its extras: setup.cfg lists them."""
+"""The command that installs an extra of setup.cfg into this installation."""
 
 import json
 import shlex

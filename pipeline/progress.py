@@ -1,4 +1,4 @@
-"""How a long job tells where it is: a protocol, so that nothing below `launch/` draws."""
+"""The protocol by which long jobs report progress, so that nothing below `launch/` prints."""
 
 from typing import Protocol
 

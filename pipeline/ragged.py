@@ -1,4 +1,5 @@
-"""Arithmetic on flat arrays with offsets (ragged arrays), without a Python step per row; and their way to Arrow."""
+"""Operations on ragged arrays (flat arrays with offsets) without a Python step per row, and their conversion to
+Arrow."""
 
 import numpy as np
 import pyarrow as pa

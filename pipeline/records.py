@@ -1,4 +1,4 @@
-"""What flows through the data floor: documents on the way in, flat samples on the way out."""
+"""Records of the data floor: documents, samples, masks, and the schema of shards."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: on a disk written aside, fsynced and renamed; objects of a store are so by nature."""
+"""Atomic writes of files: written aside, fsynced and renamed; objects in a store are atomic by themselves."""
 
 import errno
 import fcntl
@@ -122,8 +122,8 @@ def remove_tree(folder: Place) -> bool:
 def alone(output: Place, lock: Place, note: Callable[[str], None] = lambda _: None) -> Iterator[Callable[[], None]]:
     """Hold `lock` and remove leftovers in `output`: two processes would take each other's files for them.
 
-    Gives what raises UserError if it isn't held any more, which in a store can happen (leases.py). note: is told what
-    a person should know. Raises UserError if another process holds it.
+    Gives what raises UserError if it isn't held any more, which in a store can happen (leases.py). note: called
+    with messages for the user. Raises UserError if another process holds it.
     """
     with holding(lock) if isinstance(lock, Path) else leased(lock, note) as held:
         if not held:

@@ -1,4 +1,4 @@
-"""Reading YAML that others have written: what it expands to has a bound."""
+"""Reads YAML from untrusted files, with a bound on what aliases expand to."""
 
 from collections.abc import Callable
 from typing import Any

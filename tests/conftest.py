@@ -8,6 +8,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+pytest_plugins = ["tests.parallel"]
+
 # Read by DeepSpeed at import; the launch floor sets it in every process that it starts.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # For tiny models a second thread costs more than it does.

@@ -18,8 +18,10 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from cloze.launch import cli
-from cloze.launch.system.environment import child_variables
-from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.launch.system.environment import child_variables, fewer_imports
+
+with fewer_imports():
+    from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload([  # one list for all tests: it is the process's, and the last one that is set counts

@@ -15,10 +15,12 @@ from typing import Literal
 
 import torch
 
-from cloze.launch.checkpoint import read_weights
 from cloze.launch.run.runs import METRICS, read_metrics
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment import child_variables, fewer_imports
 from tests.forked import ForkedRun
+
+with fewer_imports():
+    from cloze.launch.checkpoint import read_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,6 +1,7 @@
 """`make env`: minutes of downloads, with a sign of life and without pip's noise; and how extras are added later."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -9,11 +10,18 @@ import pytest
 from cloze.pipeline import extras
 
 ROOT = Path(__file__).resolve().parents[1]
-PIP = """import sys, time
+PIP = """import os, pathlib, sys, tempfile, time
 assert sys.argv[1:3] == ["install", "--disable-pip-version-check"] and sys.argv[-2:] == ["--editable", "."]
 for line in ("Collecting torch==2.13", "  Downloading torch.whl (190 MB)", "Requirement already satisfied: x"):
     print(line, flush=True)
 time.sleep(0.3)
+with open(os.path.join(tempfile.gettempdir(), "torch.whl"), "wb") as file:
+    file.truncate(57_000_000)
+time.sleep(0.3)
+print("Installing collected packages: torch, numpy, rich", flush=True)
+for name in ("torch", "numpy"):
+    pathlib.Path({packages!r}, name + ".dist-info").mkdir()
+    time.sleep(0.3)
 print("noise", file=sys.stderr)
 sys.exit({status})
 """
@@ -23,16 +31,23 @@ sys.exit({status})
 def test_the_installation_says_what_it_is_at_and_what_pip_said_if_it_failed(tmp_path, monkeypatch, capfd, status):
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip/__init__.py").touch()
-    (tmp_path / "pip/__main__.py").write_text(PIP.format(status=status))
+    (tmp_path / "pip/__main__.py").write_text(PIP.format(status=status, packages=str(tmp_path)))
+    (tmp_path / "of-before.dist-info").mkdir()
+    os.utime(tmp_path / "of-before.dist-info", (0, 0))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     described = importlib.util.spec_from_file_location("install", ROOT / ".ci/install.py")
     install = importlib.util.module_from_spec(described)
     described.loader.exec_module(install)
-    monkeypatch.setattr(install, "SECONDS_A_LINE", 0.05)
+    monkeypatch.setattr(install, "SECONDS_A_LINE", 0.02)
+    monkeypatch.setattr(install, "LINES_A_REPETITION", 1000)
+    monkeypatch.setattr(install, "PACKAGES", tmp_path)
     assert install.main(["--editable", "."]) == status
     said = capfd.readouterr()
     assert said.out == "" and said.err.startswith(f"installing into {sys.prefix}: ")
-    assert "s  Downloading torch.whl (190 MB)\n" in said.err
+    stages = [line.split(" s  ")[1] for line in said.err.splitlines() if " s  " in line]
+    assert [stage for stage in stages if stage != "Starting"] == [
+        "Downloading torch.whl (190 MB)", "Downloading torch.whl (190 MB), 57 MB fetched and unpacked",
+        "Installing packages: 1 of 3", "Installing packages: 2 of 3"], "each once"
     assert ("noise" in said.err and "already satisfied" in said.err) == bool(status)
     assert ("installed in" in said.err) == (not status)
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what they say of themselves, the files in them, and the folder of a run that holds them."""
+"""Checkpoints: their state, their files, and the folder of a run that contains them."""
 
 from cloze.launch.checkpoint.deepspeed_files import ALLOWED_CLASSES, load_pickled
 from cloze.launch.checkpoint.fetching import fetch_run

@@ -1,4 +1,4 @@
-"""Moving averages of weights in checkpoints: the parts that each process keeps, and whole ones made of them."""
+"""Exponential moving averages of the weights in checkpoints: each process saves its part; exports join the parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's files of a checkpoint: how they are written, read, converted and made whole.
+"""DeepSpeed's files of a checkpoint: writing, reading, conversion to another world size, whole fp32 weights.
 
 Pickled files are read here and only here, and nothing but tensors comes out of them.
 """

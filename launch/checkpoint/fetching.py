@@ -1,4 +1,4 @@
-"""Checkpoints in an object store as they are read: what belongs to one, and whole ones for other commands."""
+"""Reading checkpoints of runs in an object store: which files a checkpoint has, and downloads for other commands."""
 
 from __future__ import annotations
 

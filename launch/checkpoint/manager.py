@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written aside, verified, published, found, loaded, retained."""
+"""The checkpoints folder of a run: publish, verify, find, load and delete checkpoints."""
 
 from __future__ import annotations
 
@@ -166,6 +166,11 @@ class CheckpointManager:
         """This rank's for calling `publish`, which all do once there are as many as ranks: 1 if it has written all of a
         checkpoint that is not published yet, or has failed to."""
         return int(self._writing is not None and self._writing.writer.done())
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the run must stop, since `publish`: it is saved then, and `finish` says why."""
+        return False
 
     def publish(self) -> None:
         """Wait until every rank has written and verified its files, then publish them. Collective.

@@ -1,4 +1,4 @@
-"""Getting tensors onto the disk for certain: copied first, written in the background, read back before they count."""
+"""Writing tensors to disk: copied to host memory, written in a background thread, read back and hashed."""
 
 from __future__ import annotations
 

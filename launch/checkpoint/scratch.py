@@ -1,5 +1,5 @@
-"""Checkpoints on the scratch of a run's machines, of which each has the files of its own processes: which one is whole
-over all of them, so that they need not be fetched from a store.
+"""Checkpoints on the local disks of a run's machines, each with the files of its own processes: which checkpoint is
+complete over all machines, so that it need not be downloaded from the store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: where the run stands, and whether every file is as it was written."""
+"""A checkpoint's state.json (step, samples, tokens, hashes of configuration and data) and checksums.json."""
 
 from __future__ import annotations
 

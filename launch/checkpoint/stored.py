@@ -1,9 +1,9 @@
-"""Checkpoints of a run whose output is in an object store: written on scratch as any, uploaded beside the training.
+"""Checkpoints of a run whose output is in an object store: written to local scratch, uploaded in the background.
 
 Each process uploads its own files; rank 0 sees in the listing when all are there with their sizes, writes the index and
-commits (launch/run/commits.py). One checkpoint is on its way at a time; of those that are published meanwhile the
-newest waits, and older ones are left out. All of that is agreed where the ranks meet anyway (`votes`, `publish`), so
-that no step waits for a store.
+commits (launch/run/commits.py). One checkpoint is on its way at a time; of those that are published during an upload
+the newest waits, and older ones are left out. All of that is agreed where the ranks meet anyway (`votes`, `publish`),
+so that no step waits for a store.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import NoReturn
 
 import torch
 
@@ -26,9 +27,10 @@ from cloze.launch.checkpoint.fetching import INDEX, Files, missing_part, owner_o
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.scratch import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
 from cloze.launch.checkpoint.state import TrainState, describe, hash_of_files, read_state
-from cloze.launch.checkpoint.transfer import Damaged, Patience, StoreThread, fetch, upload
+from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
 from cloze.launch.engine.state import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
+from cloze.launch.run.patience import Patience, StoreAway
 from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
@@ -66,14 +68,16 @@ class StoredCheckpoints(CheckpointManager):
         self._place = run.checkpoints
         self._patience = Patience(run.patience_seconds, warn, run.ended)
         self._thread = StoreThread(run.ended)
-        self._committed: dict[int, str] = {}  # step -> attempt, as rank 0 has told it when the ranks met
+        self._committed: dict[int, str] = {}  # step -> attempt, as rank 0 has sent it when the ranks met
         self._near: _Published | None = None  # newest on scratch, if it is not for the store
         self._waiting: _Published | None = None
         self._best_waiting: _Published | None = None  # older than that one, and that of the best evaluation
         self._best_committed = -1  # step of the best evaluation, as the newest committed checkpoint knows it; on rank 0
         self._sending: int | None = None  # the step that is on its way, or was the last
         self._sent = 0
-        self._measured = False
+        self._measured = self._warned_short = False  # on rank 0
+        self._gives_up = False  # agreed by all: the store has been away for too long
+        self._away: UserError | None = None  # what this rank has seen of that
         self._machines: list[list[int]] = [[]]  # the ranks on each
         self._machine: list[int] = []  # those on this one
 
@@ -116,9 +120,9 @@ class StoredCheckpoints(CheckpointManager):
     def _meet(self) -> None:
         """Learn the name of this start, what is committed, and who is on this machine."""
         log = self._run.log
-        told = json.dumps([self._run.attempt, {step: commit.attempt for step, commit in log.commits.items()}]
+        sent = json.dumps([self._run.attempt, {step: commit.attempt for step, commit in log.commits.items()}]
                           ) if log else ""
-        attempt, committed = json.loads(distributed.gather_texts(told, self.device)[0])
+        attempt, committed = json.loads(distributed.gather_texts(sent, self.device)[0])
         self._committed = {int(step): by for step, by in committed.items()}
         if log is None:
             self._run.meet(attempt)
@@ -146,8 +150,8 @@ class StoredCheckpoints(CheckpointManager):
         with self._together("look at scratch"), readable_errors(self.folder):
             if self.leads:
                 found = found_on(newer, self.environment.world_size, self._committed.get(newest, ""))
-        told = distributed.gather_texts(json.dumps([asdict(each) for each in found]), self.device)
-        by_machine = [[Found(**each) for each in json.loads(told[min(ranks)])] for ranks in self._machines]
+        sent = distributed.gather_texts(json.dumps([asdict(each) for each in found]), self.device)
+        by_machine = [[Found(**each) for each in json.loads(sent[min(ranks)])] for ranks in self._machines]
         whole = whole_on_all(by_machine, self._machines)
         if whole is None:
             return None
@@ -165,15 +169,15 @@ class StoredCheckpoints(CheckpointManager):
 
     def _agree_on_index(self, step: int) -> dict | None:
         """What rank 0 has read; None, said by it, if the checkpoint is damaged as far as it can see."""
-        told = ""
+        sent = ""
         with self._together("read a checkpoint's index"):
             if self._run.log:
                 try:
-                    told = json.dumps(read_index(self._place, step, self._run.log.commits[step]))
+                    sent = json.dumps(read_index(self._place, step, self._run.log.commits[step]))
                 except Damaged as error:
                     self.warn(f"{self._place}: step {step} is damaged ({error}); passed over")
-        told = distributed.gather_texts(told, self.device)[0]
-        return json.loads(told) if told else None
+        sent = distributed.gather_texts(sent, self.device)[0]
+        return json.loads(sent) if sent else None
 
     def bring(self, step: int | None) -> int:
         """As of any checkpoints; of those that are committed."""
@@ -237,36 +241,56 @@ class StoredCheckpoints(CheckpointManager):
 
     def votes(self) -> int:
         """As of any checkpoints; and of those that wait, when this rank has uploaded what is on its way."""
-        if self._thread.failure or self._run.lost():
+        if not self._gives_up and (self._thread.failure or self._run.lost() or self._run.away()):
             return self.environment.world_size
         if self._writing is not None:
             return super().votes()
-        return int(self._next is not None and self._thread.idle)
+        return int(not self._gives_up and self._next is not None and self._thread.idle)
 
     @property
     def _next(self) -> _Published | None:
         """What is to be sent next."""
         return self._best_waiting or self._waiting
 
+    @property
+    def must_end(self) -> bool:
+        """As of any checkpoints: whether the store has been away for too long, as all ranks know since `publish`."""
+        return self._gives_up
+
     def publish(self) -> None:
         """As of any checkpoints, on each machine's scratch; then begin to upload what waits, if nothing is on its way.
 
         Raises:
-            UserError: also if another job holds the run, or the store was away for too long.
+            UserError: also if another job holds the run.
         """
-        self._raise_failure()
+        self._look_at_store()
         super().publish()
         self._begin_upload()
 
-    def _raise_failure(self) -> None:
+    def _look_at_store(self) -> None:
+        """Raise UserError if nothing of this job counts any more, or a disk fails; agree to give the store up if any
+        rank has waited for it for too long. Collective."""
+        failure, lost = self._thread.failure, self._run.lost()
         with self._together("upload a checkpoint"):
-            if (lost := self._run.lost()) is not None:
+            if lost is not None:
                 raise TakenOver(f"output: found {self._run.place} held by another job ({lost}), expected this one to "
                                 "hold it to the end; this one ends, and nothing of it counts from there on")
-            if self._thread.failure is not None:
-                kept = [path.name for path in sorted(self.folder.glob("step-*")) if path.name[-1].isdigit()]
-                raise UserError(f"{self._thread.failure}; this machine's part of the newest checkpoint is "
-                                f"{self.folder.resolve() / kept[-1] if kept else 'none'}")
+            if failure is not None and not isinstance(failure, StoreAway):
+                raise UserError(f"{failure}; {self._kept()}")
+        self._away = self._away or failure or self._run.away()
+        away = torch.tensor(float(self._away is not None), device=self.device)
+        self._gives_up = distributed.reduce_sum(away).item() > 0
+
+    def _kept(self) -> str:
+        kept = [path.name for path in sorted(self.folder.glob("step-*")) if path.name[-1].isdigit()]
+        return f"this machine's part of the newest checkpoint is {self.folder.resolve() / kept[-1] if kept else 'none'}"
+
+    def _end_without_store(self) -> NoReturn:
+        """Say what could not be done, and where the last checkpoint lies. Collective."""
+        with self._together("reach the store"):
+            if self._away is not None:
+                raise UserError(f"{self._away}; {self._kept()}: the same command on the same machines goes on from it")
+        raise AssertionError("unreachable: the rank for which all give up has raised")
 
     def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
              files: Mapping[str, dict] = MappingProxyType({}), *, local: bool = False) -> None:
@@ -294,7 +318,7 @@ class StoredCheckpoints(CheckpointManager):
 
     def _begin_upload(self) -> None:
         """Collective."""
-        if self._next is None:
+        if self._next is None or self._gives_up:
             return
         busy = distributed.reduce_sum(torch.tensor(float(not self._thread.idle), device=self.device))
         if busy.item():
@@ -331,24 +355,25 @@ class StoredCheckpoints(CheckpointManager):
         self._best_committed = published.state["best_step"]
         if before is not None:
             self._delete(published.step, before)
+        self._report_time(published.step, num_bytes, time.monotonic() - began)
+
+    def _report_time(self, step: int, num_bytes: int, seconds: float) -> None:
+        """Once, what the first upload has taken; and once, that one took longer than a stop leaves."""
         if not self._measured:
             self._measured = True
-            self._tell_time(published.step, num_bytes, time.monotonic() - began)
-
-    def _tell_time(self, step: int, num_bytes: int, seconds: float) -> None:
-        """What the first upload has taken, and whether a stop leaves as much."""
-        self._say(f"{self._run.place}: step {step} is there after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); a stop "
-                  "takes as long, so give the job more time than that between its signal and its end")
-        given = self._run.stop_before_seconds
-        if given is not None and given < seconds:
-            self.warn(f"train.stop_before_seconds: found {given:g}, expected more than the {seconds:.1f} that a "
-                      "checkpoint takes to the store")
+            self._say(f"{self._run.place}: step {step} is there after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); a "
+                      "stop takes as long, so give the job more time than that between its signal and its end")
+        short = [f"{name} = {given:g}" for name, given in self._run.graces.items() if given < seconds]
+        if short and not self._warned_short:
+            self._warned_short = True
+            self.warn(f"{' and '.join(short)}: step {step} took {seconds:.1f} s to the store, expected less: a job "
+                      "that is stopped ends before its checkpoint is there; have it signalled earlier")
 
     def finish(self, best: int | None, beat: Callable[[], None]) -> None:
         """As of any checkpoints; returns when the newest is committed.
 
         Raises:
-            UserError: as `publish`.
+            UserError: as `publish`, or the store has been away for too long.
         """
         self.publish()
         if self._near is not None:
@@ -362,7 +387,9 @@ class StoredCheckpoints(CheckpointManager):
     def _drain(self, beat: Callable[[], None]) -> None:
         while True:
             beat()
-            self._raise_failure()
+            self._look_at_store()
+            if self._gives_up:
+                self._end_without_store()
             self._begin_upload()
             left = float(self._next is not None or not self._thread.idle)
             if not distributed.reduce_sum(torch.tensor(left, device=self.device)).item():
@@ -404,7 +431,7 @@ class StoredCheckpoints(CheckpointManager):
 
     def _clean(self) -> None:
         """Remove the files of checkpoints that were never committed: of earlier starts, which can commit no more. A
-        later one, which has taken the run up meanwhile, may have committed what this one does not know of."""
+        later one, which has taken over the run since, may have committed checkpoints that this one does not know."""
         log, attempt, start = self._run.log, self._run.attempt, len(self._place.key) + 1
         assert log is not None and attempt is not None, "rank 0 has them"
         counted = {f"{step_place(self._place, step).name}/{commit.folder}" for step, commit in log.commits.items()}

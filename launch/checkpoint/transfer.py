@@ -1,4 +1,4 @@
-"""Files of checkpoints to an object store and back: in parts of a bounded size, hashed on both ways.
+"""Upload and download of checkpoint files: in parts of bounded size, hashed on both ways.
 
 In parts that are objects by themselves, and not in one upload of several parts: of that, when it is cut short,
 something stays that no listing shows and that is paid for.
@@ -10,22 +10,18 @@ import hashlib
 import os
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
-from cloze.launch.run.commits import TakenOver
+from cloze.launch.run.patience import Patience
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from cloze.pipeline.stores.places import StorePath
 
 PART_BYTES = 128 << 20
 _AT_ONCE = 4  # parts on their way, for each process: they lie in its memory
-_REST_SECONDS = 5.0  # between two tries, when the client has given up after a minute
-_Answer = TypeVar("_Answer")
 
 
 class Damaged(Exception):
@@ -42,40 +38,6 @@ def parts_of(size: int) -> list[tuple[int, int]]:
 def part_name(name: str, number: int) -> str:
     """The object of a file's part."""
     return f"{name}.{number:05d}"
-
-
-class Patience:
-    """Asks a store again and again, until it has been away for too long.
-
-    Args:
-        warn: takes a line when it does not answer any more, and when it does again.
-        ended: set when nobody waits for the answer any more.
-    """
-
-    def __init__(self, seconds: float, warn: Callable[[str], None], ended: threading.Event) -> None:
-        self._seconds, self._warn, self._ended = seconds, warn, ended
-
-    def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
-        """What `ask` gives. Raises UserError when the time is over, TakenOver at once."""
-        began = time.monotonic()
-        warned = False
-        while True:
-            try:
-                answer = ask()
-            except TakenOver:
-                raise
-            except UserError as error:
-                left = self._seconds - (time.monotonic() - began)
-                if left <= 0 or self._ended.is_set():
-                    raise
-                if not warned:
-                    self._warn(f"{error}; the training goes on, and the upload is tried again for {left:.0f} s")
-                warned = True
-                self._ended.wait(min(_REST_SECONDS, left))
-            else:
-                if warned:
-                    self._warn("the store answers again")
-                return answer
 
 
 def upload(path: Path, size: int, digest: str, folder: StorePath, patience: Patience) -> None:
@@ -132,7 +94,7 @@ class StoreThread:
     """The thread of a process that does one thing after another in a store; the first failure is kept, and ends it.
 
     Args:
-        ended: set when the process is about to end: then nothing is left to be told of.
+        ended: set when the process is about to end; later failures are not reported.
     """
 
     def __init__(self, ended: threading.Event) -> None:

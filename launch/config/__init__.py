@@ -1,4 +1,4 @@
-"""What a run is told: frozen dataclasses, a sentence under each field, checks when they are made."""
+"""Configuration: frozen dataclasses with a sentence under each field, checked when they are made."""
 
 from cloze.launch.config.commands import (
     CompletionConfig,

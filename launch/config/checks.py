@@ -1,4 +1,4 @@
-"""What every section checks."""
+"""Checks of values that all configuration sections share."""
 
 from __future__ import annotations
 

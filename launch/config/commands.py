@@ -1,4 +1,4 @@
-"""What the smaller commands are told."""
+"""Configuration of the smaller commands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cloze.launch.config.checks import at_least
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import is_url
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,12 @@ class StatusConfig:
     """Whether the last lines of its metrics and every new one are shown until it ends; its end is the exit status."""
     interval_seconds: float = 2.0
     """How often its files are looked at with follow, at least 0.1."""
+    curves: str | None = None
+    """Folder where metrics.jsonl and TensorBoard's events of a run in an object store are written, each curve once;
+    with follow they grow there. null: none."""
 
     def __post_init__(self) -> None:
         at_least("status", self, interval_seconds=0.1)
+        if self.curves is not None and not is_url(self.run):
+            raise UserError(f"curves: found {self.curves} with the folder {self.run} as run, expected null: its curves "
+                            f"are there; tensorboard --logdir {self.run}")

@@ -1,4 +1,4 @@
-"""What a pretraining run reads: one prepared folder, or several that it mixes."""
+"""Configuration of the data of a pretraining run: one prepared folder, or a mixture of several."""
 
 from __future__ import annotations
 

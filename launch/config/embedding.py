@@ -1,4 +1,4 @@
-"""What a fine-tuning for vectors of texts is told beside what every fine-tuning is."""
+"""Configuration of fine-tuning for vectors of texts (the section `embedding`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fine-tuning run is told."""
+"""Configuration of a fine-tuning run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from cloze.launch.config.checks import at_least
 from cloze.launch.config.embedding import EmbeddingConfig
 from cloze.launch.config.marks import FREE
+from cloze.launch.config.model import HubConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -45,7 +46,7 @@ class FinetuneTrainConfig(TrainConfig):
 
 
 @dataclass(frozen=True)
-class FinetuneConfig(RunConfig):
+class FinetuneConfig(RunConfig, HubConfig):
     """A fine-tuning run."""
 
     task: str
@@ -68,14 +69,6 @@ class FinetuneConfig(RunConfig):
     """Folder of a tokenizer; null: the model's own, which a file of configs/model/ does not have."""
     model_step: int | None = None
     """Step of a pretraining's checkpoint; null: the newest good one, in a sweep the same for all of its runs."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub name; null: its main branch."""
-    cache_dir: str | None = None
-    """Folder that keeps what comes from the hub; null: the hub library's own."""
-    offline: bool = False
-    """Whether a hub name is only looked up in that folder; false: it is fetched where it is not there."""
-    pickled_weights: bool = False
-    """Whether pytorch_model.bin of a hub name is taken where it has no model.safetensors; read as tensors only."""
     text_columns: list[str] = field(default_factory=list)
     """Column of the text, or the two columns of a pair; of embed the anchor's, the positive's and those of hard
     negatives, or one column of texts, each of which is its own positive; empty: as the task names them."""
@@ -188,7 +181,8 @@ class FinetuneConfig(RunConfig):
         if self.evaluation.samples is not None:
             raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
         for section, name, usual in (
-            ("train", "initial_global_batch_size", None), ("train", "loss_reduction", "tokens"),
+            ("train", "initial_global_batch_size", None), ("train", "batch_phases", []),
+            ("train", "loss_reduction", "tokens"),
             ("train", "compile", None), ("train", "memory_limit_gib", None), ("train", "sequence_length", None),
             ("monitor", "embeddings", False),
         ):

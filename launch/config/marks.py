@@ -1,4 +1,4 @@
-"""What may become of a field's value in the course of a run: metadata of the field, where the field is declared.
+"""Whether a run may be resumed with another value of a field: metadata of the field.
 
 A field without a mark shapes the result: a run goes on with another value only by `checkpoint.accept_changes`.
 """

@@ -1,4 +1,4 @@
-"""How gradients move the weights, and how far."""
+"""Configuration of optimizer, learning rate schedule and loss scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pretraining run: all of its sections, and what they demand of each other."""
+"""Configuration of a pretraining run, and the checks between its sections."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PretrainConfig(RunConfig):
     objective_options: dict[str, Any] = field(default_factory=dict)
     """What the objective's class is made with beside the configuration, by name."""
     callbacks: list[str] = field(default_factory=list, metadata=FREE)
-    """Classes of your own that are told of the run while it goes on, by their dotted names (docs/python.md)."""
+    """Classes of your own that are called during the run, by their dotted names (docs/python.md)."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """How much is trained, in which portions and with which numbers."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
@@ -120,11 +120,11 @@ class PretrainConfig(RunConfig):
         check_seed(self)
         shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
         changes = self.masking.final_rate not in (None, self.masking.rate)
-        if (changes or shares) and (self.train.time_budget_hours is not None or self.train.growth):
+        if (changes or shares) and (self.train.time_budget_hours is not None or self.train.batch_changes):
             name, value, instead = (("phases", f"until_share {shares[0]}", "until_tokens") if shares else
                                     ("final_rate", self.masking.final_rate, "null"))
-            raise UserError(f"masking.{name}: found {value} in a run with a time budget or a growing batch, expected "
-                            f"{instead}: how many samples it has is not known beforehand")
+            raise UserError(f"masking.{name}: found {value} in a run with a time budget or batches of several sizes, "
+                            f"expected {instead}: how many samples it has is not known beforehand")
         check_processes(self)
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():

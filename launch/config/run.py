@@ -1,4 +1,4 @@
-"""What every run of training is told, pretraining and fine-tuning alike."""
+"""The configuration that pretraining and fine-tuning share, and the checks between its sections."""
 
 from __future__ import annotations
 
@@ -78,4 +78,5 @@ def check_warmup(config: RunConfig) -> None:
     warmup = config.schedule.warmup_steps
     if config.train.time_budget_hours is None and warmup is not None and warmup > config.train.max_steps:
         raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
-                        f"{config.train.max_steps}")
+                        f"{config.train.max_steps}; for a shorter run add --schedule.warmup_steps null, which makes "
+                        f"the warmup {config.schedule.warmup_share:g} of its steps (schedule.warmup_share)")

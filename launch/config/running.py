@@ -1,4 +1,4 @@
-"""What a run does beside training: saving, evaluating, watching itself, dividing its states."""
+"""Configuration of checkpoints, evaluation, monitoring, the data cache and ZeRO."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cloze.launch.config.checks import at_least
+from cloze.launch.config.metrics import measure_of
 from cloze.pipeline.errors import UserError
 
 
@@ -30,12 +31,12 @@ class CheckpointConfig:
     scratch: str | None = None
     """Folder on a local disk where a run whose output is in an object store writes its checkpoints before they are
     uploaded, with room for five of a machine's share; null: ~/.cache/cloze/runs."""
-    store_patience_seconds: float = 900.0
-    """How long an object store may be away, at least 0, before a run whose output is there ends with its newest
-    checkpoint on scratch."""
+    store_patience_seconds: float = 180.0
+    """How long an object store may be away, at least 1, before a run whose output is there saves on scratch and ends.
+    So long, and a fifth longer, a start on other machines waits for one that was killed: at least 30 s."""
 
     def __post_init__(self) -> None:
-        at_least("checkpoint", self, every_steps=0, keep_last=1, local=1, store_patience_seconds=0)
+        at_least("checkpoint", self, every_steps=0, keep_last=1, local=1, store_patience_seconds=1)
         if self.local is not None and self.every_steps % self.local:
             raise UserError(f"checkpoint.local: found {self.local}, expected a divisor of checkpoint.every_steps = "
                             f"{self.every_steps}")
@@ -64,8 +65,7 @@ class EvaluationConfig:
 
     def is_better(self, value: float, than: float) -> bool:
         """Whether a value of the metric is better than another."""
-        measure, _, _ = self.metric.partition("/")  # behind it stands the name of a set
-        return value < than if measure.endswith(("loss", "perplexity", "error")) else value > than
+        return value < than if measure_of(self.metric).lower_is_better else value > than
 
 
 @dataclass(frozen=True)

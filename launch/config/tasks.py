@@ -1,4 +1,4 @@
-"""The table of tasks: which columns a file has, what is predicted, and the metric that says how well."""
+"""The table of fine-tuning tasks: columns of the files, kind of prediction, metrics."""
 
 from __future__ import annotations
 

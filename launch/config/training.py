@@ -1,4 +1,4 @@
-"""How much is trained, in which portions; batch arithmetic checked once."""
+"""Configuration of the section `train`: steps, batch sizes, precision; batch arithmetic."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ _RATES = ((1_000_000, 2e-3), (5_000_000, 1e-3), (20_000_000, 5e-4), (60_000_000,
 
 
 @dataclass(frozen=True)
+class BatchPhase:
+    """A size of the global batch for a part of the run, as where sequences are shorter."""
+
+    global_batch_size: int
+    """Samples in one optimizer step over all processes; a multiple of their number."""
+    until_tokens: int
+    """Tokens of the run after which the phase ends, counted by the mean of the data's samples."""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How much is trained, in which portions and with which numbers."""
 
@@ -38,6 +48,8 @@ class TrainConfig:
     """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
     batch_warmup_tokens: int = 0
     """Tokens after which the global batch has its full size, 0 or more, counted by the mean of the data's samples."""
+    batch_phases: list[BatchPhase] = field(default_factory=list)
+    """Global batches of other sizes, one phase after another; after the last of them they have global_batch_size."""
     micro_batch_size: int | Literal["auto"] | None = field(default=None, metadata=FREE)
     """Samples in one forward and backward pass of one process, at most: the largest number that divides its share of a
     batch is taken, which changes no gradient; auto: the most that fit, tried at the first start; null: auto on a GPU,
@@ -73,7 +85,10 @@ class TrainConfig:
     """Steps in a row whose loss or gradient may be infinite or NaN, each skipped, before the run is given up; at least
     1."""
     stop_before_seconds: float | None = field(default=None, metadata=FREE)
-    """Stop with a checkpoint this long before the time limit of the job that the scheduler has told; null: never."""
+    """Stop with a checkpoint this long before the time limit of the job as the scheduler reports it; null: never."""
+    grace_seconds: float | None = field(default=None, metadata=FREE)
+    """Time from a signal to stop to the end of the job, which the job files give: Slurm's --signal, Kubernetes'
+    terminationGracePeriodSeconds. A run in an object store says if its checkpoints take longer; null: not known."""
 
     def __post_init__(self) -> None:
         if self.micro_batch_size != AUTO:
@@ -82,7 +97,7 @@ class TrainConfig:
             raise UserError(f"train.tf32: found true with train.precision {self.precision}, expected false: its "
                             "products have 16 bits; use --train.precision fp32 with it")
         at_least("train", self, max_steps=1, sequence_length=1, global_batch_size=1, memory_limit_gib=0,
-                 gradient_clipping=0, log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0,
+                 gradient_clipping=0, log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0, grace_seconds=0,
                  initial_global_batch_size=1, batch_increment=1, batch_warmup_tokens=0)
         if self.learning_rate != AUTO and self.learning_rate <= 0:
             raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
@@ -92,6 +107,12 @@ class TrainConfig:
         if grows != (self.batch_warmup_tokens > 0):
             raise UserError("train.initial_global_batch_size, train.batch_warmup_tokens: found "
                             f"{self.initial_global_batch_size} and {self.batch_warmup_tokens}, expected both or none")
+        check_ends("train.batch_phases", [*(phase.until_tokens for phase in self.batch_phases), None])
+        for phase in self.batch_phases:
+            at_least("train.batch_phases", phase, global_batch_size=1)
+        if grows and self.batch_phases:
+            raise UserError("train.batch_phases: found them with train.initial_global_batch_size "
+                            f"{self.initial_global_batch_size}, expected one of the two")
         if self.batch_increment is not None and not grows:
             raise UserError(f"train.batch_increment: found {self.batch_increment} without "
                             "train.initial_global_batch_size, expected null: the batch does not grow")
@@ -124,6 +145,11 @@ class TrainConfig:
         return self.global_batch_size - (self.initial_global_batch_size or self.global_batch_size)
 
     @property
+    def batch_changes(self) -> bool:
+        """Whether global batches have several sizes."""
+        return bool(self.growth or self.batch_phases)
+
+    @property
     def increment(self) -> int | None:
         """Samples by which the global batch grows at a time."""
         return self.batch_increment or self.initial_global_batch_size
@@ -134,7 +160,8 @@ class TrainConfig:
         sizes = {"global_batch_size": self.global_batch_size}
         if self.initial_global_batch_size is not None and self.increment is not None:
             sizes |= {"initial_global_batch_size": self.initial_global_batch_size, "batch_increment": self.increment}
-        return sizes
+        return sizes | {f"batch_phases[{number}].global_batch_size": phase.global_batch_size
+                        for number, phase in enumerate(self.batch_phases)}
 
     def on(self: Train, world_size: int) -> Train:
         """With the micro-batch that so many processes take; auto and null, which the device decides, stay."""
@@ -256,6 +283,8 @@ class BatchArithmetic:
         grows = train.initial_global_batch_size is not None
         growth = (f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "
                   f"{train.batch_warmup_tokens:,} tokens") if grows else ""
+        growth += "".join(f"; {phase.global_batch_size} up to {phase.until_tokens:,} tokens"
+                          for phase in train.batch_phases)
         return cls(train.global_batch_size, micro_batch_size,
                    train.global_batch_size // (micro_batch_size * world_size), world_size, growth)
 

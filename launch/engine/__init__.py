@@ -1,1 +1,3 @@
-"""The only room that knows DeepSpeed, beside its files in checkpoints: configuration, engine, optimizers, repairs."""
+"""DeepSpeed: its configuration, the engine, optimizers, and fixes of its errors. No other room imports it, except
+checkpoint/deepspeed_files.py.
+"""

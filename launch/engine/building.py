@@ -1,4 +1,4 @@
-"""The DeepSpeed engine around a model."""
+"""Builds the DeepSpeed engine of a model."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class NotingDict(dict):
         return super().get(name, default)
 
     def unread(self, added: dict) -> str | None:
-        """Dotted path of the first name among `added` that nobody has asked for, or None; a section that was not
+        """Dotted path of the first name among `added` that no code has read, or None; a section that was not
         asked for any name was looked at as a whole."""
         for name, value in added.items():
             if self.asked and name not in self.asked:

@@ -1,4 +1,4 @@
-"""What DeepSpeed gets wrong, or does not do, and is put right here: every repair, with the place in its source."""
+"""Fixes of errors in DeepSpeed, each with the place in its source."""
 
 from __future__ import annotations
 

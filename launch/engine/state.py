@@ -1,4 +1,4 @@
-"""What is read off, and set on, a live engine."""
+"""Reads from and writes to a running engine: optimizer, master weights, precision, whether a step was skipped."""
 
 from __future__ import annotations
 

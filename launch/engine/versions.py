@@ -1,4 +1,4 @@
-"""Whether DeepSpeed is a version whose inner functions are those that Cloze's repairs were written for."""
+"""Checks that DeepSpeed is a version that repairs.py was tested with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from cloze.pipeline.errors import UserError
 
 # What launch/engine/repairs.py and state.py replace, call or read. Where another version calls a function by another
-# name, a replacement would change nothing, and nobody would hear of it.
+# name, a replacement would have no effect, silently.
 _INNER = {
     DeepSpeedEngine: ("allreduce_and_copy", "allreduce_bucket", "clip_fp32_gradients", "torch_autocast_dtype",
                       "torch_autocast_enabled", "set_gradient_accumulation_boundary"),

@@ -1,1 +1,1 @@
-"""`cloze evaluate`: a model measured on a suite."""
+"""`cloze evaluate`: minimal pairs, held-out lines, GLUE."""

@@ -1,4 +1,4 @@
-"""`cloze evaluate`: a model, a checkpoint or all checkpoints of a run, measured on a suite."""
+"""`cloze evaluate`: evaluates a model, a checkpoint or all checkpoints of a run on a suite."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: C
         except (UserError, OSError):
             if step in run_steps(run):
                 raise
-            console.warn(f"{run}: the checkpoint of step {step} has been removed by the run meanwhile; passed over")
+            console.warn(f"{run}: the checkpoint of step {step} has been removed by the run since; skipped")
             continue
         result = _measure(config, predictor, texts, console)
         write_json(path, {"step": step, "settings": settings, "result": result})

@@ -45,7 +45,7 @@ class EvaluateConfig(ModelConfig):
     random_weights: bool = False
     """glue: whether models of the same shape with random weights are measured too: what pretraining is worth."""
     finetune_config: str = "small-models"
-    """glue: YAML of what `cloze finetune` is told, by its path or its name in configs/finetune/."""
+    """glue: configuration of `cloze finetune`, a path or a name in configs/finetune/."""
     output: str | None = None
     """glue: folder of the fine-tuning runs; complete ones are not repeated."""
 

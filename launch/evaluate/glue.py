@@ -1,4 +1,4 @@
-"""Fine-tuning as a measure: GLUE's tasks (Wang et al. 2019, arXiv 1804.07461), several seeds each."""
+"""GLUE (Wang et al. 2019, arXiv 1804.07461): fine-tuning on its tasks with several seeds."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def fine_tune(folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]
 
 
 def _random_weights(folder: Path, output: Path) -> list[str]:
-    """Write the shape of a model down; returns what `cloze finetune` is told to begin with random weights of it."""
+    """Write the shape of a model; returns the arguments of `cloze finetune` for random weights of it."""
     shape = runs.model_config(folder) if runs.is_pretraining(folder) else load_pretrained(runs.model_folder(folder))[0]
     output.mkdir(parents=True, exist_ok=True)
     publish_text(output / "shape.yaml", yaml.safe_dump(asdict(shape)))

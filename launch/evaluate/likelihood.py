@@ -1,5 +1,5 @@
-"""Pseudo-log-likelihoods of many texts: each token masked in turn and judged by all others (Salazar et al. 2020, arXiv
-1910.14659), on sequences of one length at a time, without padding.
+"""Pseudo-log-likelihoods of many texts: each token is masked in turn and predicted from all others (Salazar et al.
+2020, arXiv 1910.14659), in batches of sequences of one length, without padding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pseudo_log_likelihoods(
 
     Args:
         bf16: whether the encoder's matrix products are made in bf16.
-        progress: told how many tokens have gone through the model since it was told last.
+        progress: called with the tokens processed since its last call.
     """
     sums = np.zeros(len(encodings))
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)  # where the special tokens stand -> numbers

@@ -1,5 +1,5 @@
-"""Held-out text, line by line: the pseudo-log-likelihood of a character, by which vocabularies, masking rates and ways
-of sampling can be compared, as the loss of masked tokens cannot.
+"""Held-out text, line by line: pseudo-log-likelihood per character, which compares models with different vocabularies
+or masking rates, as the masked-LM loss cannot.
 """
 
 from __future__ import annotations

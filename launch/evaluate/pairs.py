@@ -1,5 +1,5 @@
-"""Minimal pairs, such as BLiMP's (Warstadt et al. 2020, arXiv 1912.00582): of two sentences the good one should be the
-more probable.
+"""Minimal pairs, such as BLiMP (Warstadt et al. 2020, arXiv 1912.00582): how often the acceptable sentence of a pair is
+the more probable one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def score_pairs(
 
     Args:
         precision: fp32; bf16; or auto: bf16, and fp32 for those that bf16 finds less than `CLOSE` apart.
-        progress: told tokens done and tokens in all.
+        progress: called with the tokens done and the tokens in all.
 
     Raises:
         UserError: a sentence is empty, or longer than the model's positions.

@@ -1,4 +1,4 @@
-"""What a suite has found: as a table, as a picture, as curves over the checkpoints of a run."""
+"""Results of an evaluation as a table, as a picture, and as curves over the checkpoints of a run."""
 
 from __future__ import annotations
 

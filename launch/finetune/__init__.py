@@ -1,1 +1,1 @@
-"""Fine-tuning: tasks and their files, examples as batches, what is learned from them and how it is measured."""
+"""`cloze finetune`: tasks, their files and examples, losses, metrics, reports."""

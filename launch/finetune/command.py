@@ -1,4 +1,4 @@
-"""`cloze finetune`: a pretrained model and a task's files in; a model for the task, its metrics and predictions out."""
+"""`cloze finetune`: trains a pretrained model on a task and writes the model, its metrics and its predictions."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
                             "process, which starts a run on each GPU; leave torchrun out")
         return sweep(config, read_job)
     scoring.check_installed()
+    console = Console(environment.is_main)
+    console.say("reading the model and the examples")
     job = read_job(config)
     deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
-    console = Console(environment.is_main)
     # `run`: in a store, for which a folder of this machine stands.
     with stored(job.config, environment, console) as (config, run):
         job = replace(job, config=config)
@@ -90,6 +91,7 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
     checkpoints, step, elastic = running.open_checkpoints(config, job.facts, process)
     if step is not None:  # the newest checkpoint that it started from may be another one by now
         job = replace(job, source=replace(job.source, step=checkpoints.state(step).get("model_step")))
+    process.console.say(running.BUILDING)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     model, origin = start_model(job.architecture, job.source, job.head, config)
     count = num_parameters(model)

@@ -1,4 +1,4 @@
-"""Contrastive learning: of all texts of a global batch each anchor is to find its own positive.
+"""Contrastive learning: each anchor is trained to find its own positive among all texts of a global batch.
 
 The loss of one row needs the vectors of all rows, of all ranks and micro-batches. So a step has two passes (GradCache;
 Gao et al. 2021, arXiv 2101.06983): the first gives all vectors without their graph; of the loss over them, gathered

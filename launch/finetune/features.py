@@ -1,4 +1,4 @@
-"""A frozen encoder runs once over each example: what the head reads of it is kept, and the head learns from that."""
+"""Training of the head alone: a frozen encoder runs once over all examples, and its features are kept in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions in the form in which gluebenchmark.com takes them."""
+"""Prediction files in the format of gluebenchmark.com."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloze.pipeline.errors import UserError
 # get_glue_preds); the label forms are those of the training files.
 _NAMES = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "qqp": "QQP", "stsb": "STS-B", "qnli": "QNLI", "rte": "RTE",
           "wnli": "WNLI"}
-# MNLI has two test sets and the diagnostic one, told apart by the names that GLUE's archive gives them.
+# MNLI has two test sets and the diagnostic one, distinguished by their names in GLUE's archive.
 _MNLI_NAMES = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "diagnostic": "AX", "ax": "AX"}
 _STSB_RANGE = 0.0, 5.0
 
@@ -35,7 +35,7 @@ def submission_names(config: FinetuneConfig) -> dict[str, str]:
         stem = Path(path).name.split(".")[0]
         if config.task == "mnli" and stem.lower() not in _MNLI_NAMES:
             raise UserError(f"glue_submission: found the test file {path}, expected one of the names "
-                            f"{', '.join(_MNLI_NAMES)}, by which MNLI's test sets are told apart; rename it")
+                            f"{', '.join(_MNLI_NAMES)}, which distinguish MNLI's test sets; rename it")
         name = f"{_MNLI_NAMES[stem.lower()] if config.task == 'mnli' else _NAMES[config.task]}.tsv"
         if name in names.values():
             raise UserError(f"glue_submission: found two test files that would both be {name}, expected one")

@@ -1,4 +1,4 @@
-"""What a fine-tuning run reads, before anything is trained."""
+"""Reads the task, model, tokenizer and examples of a fine-tuning run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a task and its files to the model's class, its head and the examples."""
+"""The kinds of tasks: for each the model's class, its head and its examples."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_embedding(config: FinetuneConfig) -> None:
                         "one: that of the scores")
     if config.train.global_batch_size < 2:
         raise UserError(f"train.global_batch_size: found {config.train.global_batch_size} with the task {config.task}, "
-                        "expected at least 2: the other rows of a batch are what a row is told from")
+                        "expected at least 2: the other rows of a batch are what a row is distinguished from")
 
 
 def check_shape(config: FinetuneConfig, shape: BertConfig, dropout_pairs: bool) -> None:

@@ -1,4 +1,4 @@
-"""The model that is fine-tuned: made from its source, and which parts of it learn."""
+"""Builds the model of a fine-tuning from its source, and selects the parameters that are trained."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
 
 
 def head_options(cls: type[BertPreTrained], head: HeadConfig | None, config: FinetuneConfig) -> dict:
-    """What the model's class is told about what stands on its encoder."""
+    """Options of the model's class for the head on its encoder."""
     if cls is SentenceEncoder:
         return {"pooling": config.pooling}
     return {} if head is None else {"head": head}

@@ -1,4 +1,4 @@
-"""What fine-tuning minimises: each head's loss over its targets in the whole global batch."""
+"""The loss of fine-tuning: the sum of each head's losses over the number of targets in the global batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of fine-tuning shows and leaves: evaluations, results, predictions, the model."""
+"""Results of a fine-tuning run: evaluations, results.json, predictions, the exported model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import numpy as np
 import torch
 
 from cloze.launch.checkpoint import read_weights
-from cloze.launch.checkpoint.transfer import Patience
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.engine.state import Engine
-from cloze.launch.finetune import mistakes
+from cloze.launch.finetune import error_analysis
 from cloze.launch.finetune.examples.base import Examples, predict
 from cloze.launch.finetune.examples.tagging import TagExamples
 from cloze.launch.finetune.glue import submission, submission_names
@@ -30,6 +29,7 @@ from cloze.launch.finetune.models import head_options
 from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.patience import Patience
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
@@ -68,7 +68,7 @@ class Evaluation:
             if not metrics:
                 return
             predictions = self._job.validation.predictions(self._outputs)
-            for name, table in mistakes.tables(self._job.validation, predictions).items():
+            for name, table in error_analysis.tables(self._job.validation, predictions).items():
                 metrics.text(f"validation/{name}", step, table)
             if scores := self._job.validation.kind.binary_scores(predictions):
                 name, labels, probabilities = scores
@@ -171,7 +171,7 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.
     predictions = examples.predictions(outputs)
     publish_text(folder / f"{name}.jsonl", "".join(_json(each) + "\n" for each in predictions))
     if examples.labelled:
-        publish_text(folder / f"{name}-mistakes.md", mistakes.page(examples, predictions))
+        publish_text(folder / f"{name}-mistakes.md", error_analysis.page(examples, predictions))
     return predictions
 
 
@@ -187,7 +187,7 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
     if job.task.kind == "answering":
         notes[ANSWERING] = asdict(answering_of(job.config))
     architecture = type(model).__name__
-    if job.task.kind == "embedding":  # a bare encoder to whoever reads no notes
+    if job.task.kind == "embedding":  # a bare encoder for other libraries
         pooling = job.config.pooling
         assert pooling is not None and pooling != "pooler", "check_fields refuses it"
         architecture, notes[VECTORS] = "BertModel", asdict(Vectors(pooling, normalize=True))

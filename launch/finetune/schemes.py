@@ -1,5 +1,4 @@
-"""Schemes by which files write entities as a tag a word. All are read as IOB2, which `predict tag` and `transformers`
-put together again.
+"""Tagging schemes of entities. All are read as IOB2, which `predict tag` and `transformers` group into entities.
 
 IOB1 (Ramshaw and Marcus 1995; CoNLL-2003 as it is distributed), IOB2, IOE, IOBES (or BIOES), BILOU, BMES (or BMEWO).
 """

@@ -1,4 +1,4 @@
-"""Metrics by their usual names: scikit-learn, scipy and seqeval compute them."""
+"""Metrics by their usual names, computed by scikit-learn, scipy and seqeval."""
 
 from __future__ import annotations
 

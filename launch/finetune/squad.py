@@ -1,4 +1,4 @@
-"""SQuAD's files, and its measures of an answer: exact match and F1 as the official scripts compute them."""
+"""SQuAD's files and metrics: exact match and F1 as in the official scripts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Several seeds and a grid of settings: each a run of its own; medians, spreads, failures and the best of them, as a
-table and as a picture.
+"""Fine-tuning with several seeds and a grid of settings: one run each; medians, deviations, failures and the best
+settings as a table and a picture.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The command line's words: parsed to a configuration, explained, completed; configurations by name."""
+"""The command line: parsing, help, completion, configurations by name."""
 
-from cloze.launch.parsing.completing import completion_script
-from cloze.launch.parsing.explaining import Page, explain_command
+from cloze.launch.parsing.completion import completion_script
+from cloze.launch.parsing.help_pages import Page, explain_command
 from cloze.launch.parsing.parser import build_parser, parse, shipped, words_first
 
 __all__ = [

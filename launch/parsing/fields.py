@@ -1,4 +1,4 @@
-"""The fields of a configuration as people see them: dotted names, sentences, and what values they take, in words."""
+"""The fields of a configuration for help and messages: dotted names, descriptions, accepted values."""
 
 from __future__ import annotations
 
@@ -50,6 +50,12 @@ class Described:
     def choices(self) -> list[str]:
         """The values that can be listed, as they are typed."""
         return [value for member in _members(self.kind) for value in _listed(member)]
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether a value may name a file: not if it is a number, or one of those that can be listed."""
+        return not all(member in (int, float, bool, NoneType) or get_origin(member) is Literal
+                       for member in _members(self.kind))
 
     @property
     def expected(self) -> str:

@@ -1,4 +1,4 @@
-"""From the words of a command line to a configuration: the parser, and the passes over the words before it."""
+"""Parses a command line to a configuration: the parser, and the passes over the arguments before it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import jsonargparse
 import yaml
 
 import cloze
+from cloze.launch.parsing.error_messages import check_file, explain
 from cloze.launch.parsing.fields import Described, describe
-from cloze.launch.parsing.mistakes import check_file, explain
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
 from cloze.pipeline.yaml_text import load_yaml
@@ -70,7 +70,7 @@ def build_parser(name: str, config: Any, words: str | None = None) -> jsonargpar
         words: the field that takes the word or words without a flag.
     """
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    # --help is ours: see explaining.py.
+    # --help is ours: see help_pages.py.
     parser = jsonargparse.ArgumentParser(prog=f"cloze {name}", exit_on_error=False, allow_abbrev=False, add_help=False)
     parser.add_argument("--config", action="config")
     positional = not takes_flags(name)

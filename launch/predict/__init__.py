@@ -1,4 +1,4 @@
-"""What a trained model can be asked for, one operation a class; `Predictor` runs them."""
+"""Prediction: an operation a file, and `Predictor`, which runs them."""
 
 from typing import TYPE_CHECKING, Any
 

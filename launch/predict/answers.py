@@ -1,4 +1,4 @@
-"""What a question answerer says: the spans of a text that answer a question."""
+"""The operation `answer`: the spans of a text that answer a question."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -86,7 +86,7 @@ class AnswerQuestion(Operation):
         windows = [(starts, ends, np.array(encoding.parts) == 2, encoding.offsets)
                    for encoding, (starts, ends) in zip(encodings, values, strict=True)]
         asked = self._as_learned(loaded.encoder.answering)
-        best = answer_spans(windows, self.candidates, asked.max_answer_tokens)
+        best = answer_spans(row.second, windows, self.candidates, asked.max_answer_tokens)
         if asked.allow_no_answer:
             best = sorted([*best, ((0, 0), null_score(windows))], key=lambda item: (-item[1], item[0]))
         weights = np.exp([score - best[0][1] for _, score in best])

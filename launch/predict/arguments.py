@@ -1,4 +1,4 @@
-"""What Python gives for options and models, of which no command line has looked at the kinds."""
+"""Checks of arguments given from Python, which no command line parser has checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a masked-LM head says: guesses for blanks, and how probable a sentence is."""
+"""The operations `fill-mask` and `score` of a masked-LM head: predictions for blanks, pseudo-log-likelihoods."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +86,7 @@ class SentenceScore:
 
 @dataclass(frozen=True)
 class Score(Operation):
-    """Pseudo-log-likelihood of a text: each token is masked in turn and judged by all others."""
+    """Pseudo-log-likelihood of a text: each token is masked in turn and predicted from all others."""
 
     name, head, takes_pair = "score", "masked_lm", "never"
 

@@ -1,4 +1,4 @@
-"""Which of several texts goes on best."""
+"""The operation `choose`: which of several texts continues another."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from cloze.launch.predict.operation import Batch, Operation, Row
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 
 
@@ -38,7 +39,7 @@ class Choose(Operation):
 
     name, head, fields, takes_choices = "choose", "BertForMultipleChoice", ("text", "choices"), True
 
-    def check_row(self, row: Row) -> None:
+    def check_row(self, row: Row, learned: Columns | None) -> None:
         if len(row.choices) < 2:
             raise UserError(f"{row.place}: found {len(row.choices)} choices, expected a text and at least two choices: "
                             "with tabs between them, or the fields text and choices of JSON")

@@ -1,4 +1,4 @@
-"""`cloze predict ...`."""
+"""`cloze predict`: reads texts, runs an operation, prints or writes the results."""
 
 from __future__ import annotations
 

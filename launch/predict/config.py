@@ -1,4 +1,4 @@
-"""The fields of `cloze predict ...` and `cloze tokenize`: an operation's options, and where its texts come from."""
+"""Configuration of `cloze predict` and `cloze tokenize`: options of the operation, sources of texts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Results in files: tables with the columns of the input, JSON lines, an array of vectors."""
+"""Writes results to files: tables with the columns of the input, JSON lines, arrays of vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a classifier says of a text or pair."""
+"""The operation `classify`: classes of a text or pair of texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from cloze.launch.predict.operation import Batch, Operation, Row
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 
 
@@ -43,6 +44,13 @@ class Classify(Operation):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("predict", self, top_k=1)
+
+    def check_row(self, row: Row, learned: Columns | None) -> None:
+        super().check_row(row, learned)
+        if learned and len(learned.texts) == 2 and row.pair is None:
+            raise UserError(f"{row.place}: found one text, expected two: the model has learned from pairs "
+                            f"({', '.join(learned.texts)}); give the second one with --pair, behind a tab in a file, "
+                            "or as the field pair of JSON")
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         if encoder.pieces is None:

@@ -1,4 +1,4 @@
-"""An operation: how texts become sequences, what is read off the model for each, and what is made of that."""
+"""The interface of operations: encode texts, read the outputs of the model, make results of them."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +11,7 @@ from cloze.launch.predict.arguments import check_options
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 
 
@@ -132,8 +133,9 @@ class Operation:
         """Numbers that the result of a text is made of, where they may be many for its tokens: a server bounds them."""
         return 0
 
-    def check_row(self, row: Row) -> None:
-        """Raise UserError for one text where two are needed, or two where one is."""
+    def check_row(self, row: Row, learned: Columns | None) -> None:
+        """Raise UserError for one text where two are needed, or two where one is. learned: the columns that the model
+        has learned from; None: it is not known."""
         if self.takes_pair == "always" and row.pair is None:
             raise UserError(f"{row.place}: found one text, expected {self.fields[0]} and {self.fields[1]}: two "
                             "texts with a tab between them, or two fields of JSON")

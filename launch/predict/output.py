@@ -1,4 +1,4 @@
-"""Results on paper: JSON objects, tables, a picture of attention."""
+"""Output of results: JSON objects, tables, a picture of attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained model put to use from Python; `launch/predict/` holds what it can be asked for."""
+"""`Predictor`: runs operations on a trained model, from Python, the command line and the server."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Predictor:
 
     def prepare(self, operation: Operation, row: Row) -> Iterator[Encoding]:
         """Sequences of one text; needs no device. Raises UserError."""
-        operation.check_row(row)
+        operation.check_row(row, self.loaded.columns)
         yield from operation.encode(self.loaded.encoder, row)
 
     @torch.inference_mode()

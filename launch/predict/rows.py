@@ -1,4 +1,4 @@
-"""Texts from the command line, a file or standard input, and those that Python gives."""
+"""Input texts: from the command line, a file, standard input or Python."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TypeVar
 from cloze.launch.predict.arguments import shown
 from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.system.console import Console
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
@@ -23,6 +24,7 @@ from cloze.pipeline.storage import readable_errors
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
 _SQUAD = re.compile(rb'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
 _BEGINNING = 4096  # bytes in which it shows
+_SHOWN_LINES = 5  # numbers of empty lines in a warning
 
 _Item = TypeVar("_Item")
 
@@ -72,7 +74,7 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
         if config.file is None and sys.stdin.isatty():
             raise UserError(f"text: found none, expected a {fields[0]} on the command line, --file, or lines on "
                             "standard input")
-        yield from _parse(sys.stdin.buffer, "standard input", config.lines == "json", kind)
+        yield from _parse(sys.stdin.buffer, "standard input", config)
         return
     check_file(config)
     path = Path(config.file)
@@ -84,7 +86,7 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
                         f"expected a table: {', '.join(tables.ENDINGS)}")
     try:
         with open(path, "rb") as file:
-            yield from _parse(file, config.file, config.lines == "json", kind)
+            yield from _parse(file, config.file, config)
     except OSError as error:
         raise UserError(f"file: {config.file}: {error.strerror}; expected a file of texts") from error
 
@@ -177,8 +179,11 @@ def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
     return tuple(" ".join(_text(row, name) for name in (*columns.prefix, choice)) for choice in columns.choices)
 
 
-def _parse(file: Iterable[bytes], name: str, as_json: bool, kind: type[Operation]) -> Iterator[Row]:
-    number = 0
+def _parse(file: Iterable[bytes], name: str, config: Input) -> Iterator[Row]:
+    """Texts of lines. Empty lines are left out, and said at the end; not before a further row of an array, where a
+    vector is found by the number of its line."""
+    parse, empty, texts = (_from_json if config.lines == "json" else _from_line), [], 0
+    by_number = (config.output or "").endswith(".npy")
     for number, content in enumerate(file, 1):
         place = f"{name}:{number}"
         if number == 1:
@@ -187,9 +192,19 @@ def _parse(file: Iterable[bytes], name: str, as_json: bool, kind: type[Operation
             line = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise UserError(f"{place}: found bytes that are no UTF-8, expected text ({error.reason})") from error
-        yield (_from_json if as_json else _from_line)(line, place, kind)
-    if not number:
-        raise UserError(f"{name}: found no line, expected at least one text")
+        if not line.strip():
+            empty.append(number)
+            continue
+        if by_number and empty:
+            raise UserError(f"{name}:{empty[0]}: found an empty line, expected a text on each: rows of {config.output} "
+                            "are found by the numbers of lines; remove it, or write *.jsonl, which has the texts")
+        texts += 1
+        yield parse(line, place, type(config))
+    if not texts:
+        raise UserError(f"{name}: found no line{' but empty ones' * bool(empty)}, expected at least one text")
+    if empty:
+        lines = ", ".join(map(str, empty[:_SHOWN_LINES])) + ", ..." * (len(empty) > _SHOWN_LINES)
+        Console().warn(f"{name}: left out {len(empty):,} empty line{'s' * (len(empty) > 1)} ({lines})")
 
 
 def _from_line(line: str, place: str, kind: type[Operation]) -> Row:

@@ -1,4 +1,4 @@
-"""What a tagger says of the words of a text, in the characters of the text."""
+"""The operation `tag`: classes of words, with their characters in the text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class _Piece:
 
 def _pieces(encodings: Sequence[Encoding], values: Sequence[np.ndarray],
             continues: Sequence[Sequence[bool] | np.ndarray]) -> list[_Piece]:
-    """Every token of the text once, judged in the window where most stands around it."""
+    """Every token of the text once, from the window in which it has most context."""
     inside = [(each.first_token, each.first_token + len(each) - 2) for each in encodings]  # between [CLS] and [SEP]
     pieces = [_Piece(*encoding.offsets[place], shares[place], bool(continuing[place]))
               for encoding, shares, continuing in zip(encodings, values, continues, strict=True)

@@ -1,4 +1,4 @@
-"""What a model is given for a text."""
+"""The operation `tokenize`: the token ids that a model is given for a text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

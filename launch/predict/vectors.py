@@ -1,4 +1,4 @@
-"""What any encoder gives: vectors of texts and of tokens, and who attends to whom."""
+"""Operations of any encoder: vectors of texts (`embed`, `similarity`), of tokens (`features`), attention weights."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

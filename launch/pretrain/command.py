@@ -1,4 +1,4 @@
-"""`cloze pretrain`: shards in, checkpoints and curves out."""
+"""`cloze pretrain`: trains on prepared shards, writes checkpoints and curves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from cloze.launch.config.training import AUTO
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.state import Engine, full_parameter
-from cloze.launch.pretrain.choices import differences, facts_of, resolve_compile
 from cloze.launch.pretrain.data import (
     TrainingData,
     batch_warmup,
@@ -33,11 +32,12 @@ from cloze.launch.pretrain.data import (
     read_once,
     run_masking,
 )
-from cloze.launch.pretrain.guesses import Guesses
+from cloze.launch.pretrain.device_defaults import differences, facts_of, resolve_compile
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.table import make_objective, objective_facts
 from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
+from cloze.launch.pretrain.sample_predictions import Guesses
 from cloze.launch.pretrain.sources import Sources
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
@@ -74,7 +74,7 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
     # `run`: in a store, for which a folder of this machine stands.
     with stored(config, environment, console) as (config, run), read_once(config, environment):
         resolved = resolve_run(config, environment.world_size)
-        _tell_what_was_decided(config, resolved, console)
+        _report_decisions(config, resolved, console)
         with running.joined(resolved.config, resolved.facts, environment, console, run) as (process, stop):
             config, data, objective, callbacks, facts = resolve_on_device(resolved, process)
             trainer = prepare_trainer(config, data, process, objective, callbacks, facts)  # at the newest checkpoint
@@ -87,7 +87,7 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
         return running.exit_status(record.complete)
 
 
-def _tell_what_was_decided(given: PretrainConfig, resolved: ResolvedRun, console: Console) -> None:
+def _report_decisions(given: PretrainConfig, resolved: ResolvedRun, console: Console) -> None:
     if given.train.learning_rate == AUTO:
         size = encoder_weights(resolved.config.model)
         console.say(f"peak rate: {resolved.config.train.learning_rate:g}, {running.origin_of_rate(AUTO, size)}")
@@ -200,6 +200,7 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
     environment, console = process.environment, process.console
     checkpoints, step, elastic = running.open_checkpoints(config, facts, process)
+    console.say(running.BUILDING)
     model = build_model(config, objective)
     torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
     if step is None and config.init_word_vectors:
@@ -223,8 +224,8 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
         start.finish(trainer, console)
     running.resume(trainer, step)
     decided, output = facts_of(config, process.device), Path(config.output)
-    if step is not None and (told := differences(config, runs.device_facts(output), decided)):
-        console.warn(told)
+    if step is not None and (changed := differences(config, runs.device_facts(output), decided)):
+        console.warn(changed)
     if environment.is_main:
         runs.keep_device_facts(output, decided)
         # Fetched or not, its folder is on this machine.

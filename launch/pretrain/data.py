@@ -1,4 +1,6 @@
-"""What a pretraining run is trained and measured on: prepared folders, checked against each other and the model."""
+"""Training and validation data of a pretraining run: opens prepared folders, checks them against each other and the
+model.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from cloze.launch.system.environment import Environment, cache_folder
 from cloze.model.config import BertConfig
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.loading.batches import BatchWarmup
+from cloze.pipeline.loading.batches import BatchPhases, BatchWarmup
 from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.loading.streams import Mixture, RunMasking
 from cloze.pipeline.samples.masking import RatePhases, RateSchedule
 from cloze.pipeline.shards.manifest import FILE_NAME, Manifest
 from cloze.pipeline.shards.shards import ShardReader
-from cloze.pipeline.stores import told
+from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import Cache
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.tokenization.tokenizer import FETCHED, Tokenizer
@@ -136,7 +138,7 @@ def _position(tokens: float, phases: tuple[Phase, ...], lengths: np.ndarray) -> 
 
 @contextmanager
 def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None]:
-    """Within, rank 0 alone has asked the store for manifests and tokenizers, and told the others which they are; of
+    """Within, rank 0 has read manifests and tokenizers from the store and sent their hashes to the others; of
     each machine one process fetches them into `data_cache.folder`. Does nothing for folders of a disk. Collective.
 
     Raises:
@@ -148,14 +150,14 @@ def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None
     objects = {folder / name: cache for folder, cache in stored.items() if cache is not None
                for name in (FILE_NAME, *(f"{runs.TOKENIZER}/{each}" for each in FETCHED))}
     if objects:
-        text = distributed.told(
-            lambda: json.dumps([told.ask(path, cache) for path, cache in objects.items()]), environment)
+        text = distributed.text_from_main(
+            lambda: json.dumps([shared.ask(path, cache) for path, cache in objects.items()]), environment)
         for (path, cache), digest in zip(objects.items(), json.loads(text), strict=True):
-            told.take_as_told(path, cache, digest)
+            shared.use_digest(path, cache, digest)
     try:
         yield
     finally:
-        told.forget()
+        shared.reset()
 
 
 def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
@@ -285,10 +287,13 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
     return RunMasking(rate, chosen.strategy)
 
 
-def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | None:
-    """How global batches grow: by tokens, which are counted by the mean of a sample, so that all ranks know the size of
-    every batch without asking."""
+def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | BatchPhases | None:
+    """How the size of global batches changes: by tokens, which are counted by the mean of a sample, so that all ranks
+    know the size of every batch without asking."""
     train = config.train
+    if train.batch_phases:
+        return BatchPhases(tuple(phase.global_batch_size for phase in train.batch_phases),
+                           tuple(data.position(phase.until_tokens) for phase in train.batch_phases))
     if train.initial_global_batch_size is None or train.increment is None:
         return None
     return BatchWarmup(train.initial_global_batch_size, train.increment, data.position(train.batch_warmup_tokens))

@@ -1,4 +1,4 @@
-"""`init_from`: a new run that starts from the weights of another run or of a Hugging Face folder.
+"""`init_from`: starts a run from the weights of another run or of a Hugging Face folder.
 
 A phase is a run of its own: another length of data, another rate, its own steps from 0; what it takes over and what
 starts anew is said in a table. A resume of it goes on from its own checkpoints and does not look at the source again.

@@ -1,11 +1,11 @@
-"""`train.micro_batch_size: auto`: the largest micro-batch that fits into memory, found by trying, once for a run."""
+"""`train.micro_batch_size: auto`: finds the largest micro-batch that fits into memory by trial, once per run."""
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from torch import nn
 from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
-from cloze.launch.engine.state import compute_dtype
+from cloze.launch.engine.state import Engine, compute_dtype
 from cloze.launch.pretrain.data import TrainingData, run_masking
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.run import runs
@@ -28,6 +28,7 @@ from cloze.launch.system.environment import Environment, processes_on_this_machi
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
+from cloze.pipeline.loading.streams import RunMasking
 
 # Kept free for what the probe does not see: NCCL's buffers of collectives that come later (evaluation, checkpoints),
 # workspaces of kernels that other shapes choose, other processes on the GPU. Hardly for holes in the allocator's
@@ -83,7 +84,7 @@ def _search(config: PretrainConfig, data: TrainingData, objective: Objective, bu
     memory = (CudaMemory(device, limit) if device.type == "cuda" else
               HostMemory(processes_on_this_machine(environment), limit))
     try:
-        probe = Probe(config, data, objective, build_model(), environment, device)
+        probe = build_probe(config, data, objective, build_model(), environment, device)
     except Exception as error:
         if not _out_of_memory(error):
             raise
@@ -152,7 +153,8 @@ def largest_that_fits(candidates: list[int], run: Callable[[int, Callable[[bool]
 
 
 def _stepping_stones(candidates: list[int]) -> Iterator[int]:
-    """The candidates, ascending, and what lies between distant ones: a step foretells one twice as large, not more."""
+    """The candidates, ascending, and what lies between distant ones: a measurement predicts a size twice as large, not
+    more."""
     for size, further in pairwise(candidates):
         yield size
         while (size := 2 * size) < further:
@@ -160,25 +162,77 @@ def _stepping_stones(candidates: list[int]) -> Iterator[int]:
     yield candidates[-1]
 
 
+@dataclass(frozen=True)
+class ProbeBatches:
+    """Batches of random tokens whose lengths are those of a run's batches, on a device."""
+
+    max_length: int
+    """Tokens of the longest sequence that the run can have."""
+    length_histogram: np.ndarray | Sequence[int]
+    """Sequences of each length in the corpus, from 0 to `max_length`."""
+    vocab_size: int
+    masked_share: float
+    """The largest share of a sequence's tokens that the run masks."""
+    device: torch.device
+
+    def of(self, size: int) -> list[dict[str, Any]]:
+        """`size` sequences of the greatest length, and MIXED_BATCHES batches of `size` whose lengths are drawn from the
+        histogram; as `BertForPreTraining.forward` takes them."""
+        generator = torch.Generator().manual_seed(PROBE_SEED)
+        histogram = torch.as_tensor(self.length_histogram, dtype=torch.float64)
+        drawn = torch.multinomial(histogram, MIXED_BATCHES * size, replacement=True, generator=generator)
+        longest = torch.full((1, size), self.max_length)
+        return [self._batch(lengths, generator) for lengths in torch.cat((longest, drawn.view(-1, size)))]
+
+    def _batch(self, lengths: torch.Tensor, generator: torch.Generator) -> dict[str, Any]:
+        """Sequences of these lengths, (size,), with as many masked tokens as sequences can have."""
+        share = min(1.0, MASKED_MARGIN * self.masked_share)
+        starts, tokens = lengths.cumsum(0) - lengths, int(lengths.sum())
+        ids = torch.randint(self.vocab_size, (tokens,), generator=generator)
+        places = torch.arange(tokens) - starts.repeat_interleave(lengths)
+        positions = (places < (share * lengths).ceil().repeat_interleave(lengths)).nonzero()[:, 0]
+        offsets = torch.cat((starts, torch.tensor([tokens]))).numpy()
+        (batch,) = concatenated(ids.numpy(), offsets, lengths.numpy(), np.array([len(lengths)]))
+        return to_device(batch | {
+            "masked_positions": positions, "labels": ids[positions],
+            "next_sentence_label": torch.zeros(len(lengths), dtype=torch.int64),
+        }, self.device)
+
+
+def probe_batches(data: TrainingData, masking: RunMasking, device: torch.device) -> ProbeBatches:
+    """The batches that show what a run on this data needs at most."""
+    return ProbeBatches(data.max_length, data.length_histogram, data.manifest.vocab_size, data.most_masked(masking),
+                        device)
+
+
+def build_probe(config: PretrainConfig, data: TrainingData, objective: Objective, model: nn.Module,
+                environment: Environment, device: torch.device) -> Probe:
+    """A probe of the run; its engine is built with the run's own configuration."""
+    share = config.train.global_batch_size // environment.world_size
+    # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
+    steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0,
+                     batch_phases=[])
+    alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
+    engine = build_engine(model, config, deepspeed_config(alone, environment.world_size), device)
+    return Probe(engine, objective, probe_batches(data, run_masking(config, data), device), environment.world_size,
+                 share // alone.train.micro_batch, partitions_weights=config.zero.stage == 3)
+
+
 class Probe:
-    """A model and an engine like the run's, trained on sequences of the greatest length and on such as the run will
-    have, then thrown away.
+    """Steps of an engine like the run's, whose memory is measured; the engine is destroyed afterwards.
+
+    Args:
+        batches: what the steps are taken on.
+        world_size: processes of the run.
+        micro_steps: micro-steps in a step.
+        partitions_weights: whether weights are gathered in forward (ZeRO stage 3), so that no rank can run alone.
     """
 
-    def __init__(self, config: PretrainConfig, data: TrainingData, objective: Objective, model: nn.Module,
-                 environment: Environment, device: torch.device) -> None:
-        share = config.train.global_batch_size // environment.world_size
-        # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
-        steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0)
-        alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
-        self.micro_steps = share // alone.train.micro_batch
-        made = deepspeed_config(alone, environment.world_size)
-        self.engine = build_engine(model, config, made, device)
-        self.engine.train()
-        self.objective = objective
-        self.data, self.device, self.world_size = data, device, environment.world_size
-        self.masked_share = data.most_masked(run_masking(config, data))
-        self.partitions_weights = config.zero.stage == 3
+    def __init__(self, engine: Engine, objective: Objective, batches: ProbeBatches, world_size: int, micro_steps: int,
+                 partitions_weights: bool) -> None:
+        self._engine, self._objective, self._batches = engine, objective, batches
+        self._world_size, self._micro_steps, self._partitions_weights = world_size, micro_steps, partitions_weights
+        engine.train()
 
     def run(self, size: int, agree: Callable[[bool], bool]) -> bool:
         """Whether steps of `size` sequences run on all ranks.
@@ -189,19 +243,19 @@ class Probe:
         Raises:
             UserError: this rank is out of memory in a whole step, where the others wait for it and can't be asked.
         """
-        longest, *mixed = self._batches(size)
-        if not self.partitions_weights and not agree(self._fits_alone(longest)):
+        longest, *mixed = self._batches.of(size)
+        if not self._partitions_weights and not agree(self._fits_alone(longest)):
             return False
         try:
             # The longest again behind each mixed one: what those left free must be of use to it.
             for batch in (longest, *(each for other in mixed for each in (other, longest))):
-                for _ in range(self.micro_steps):
-                    self.engine.backward(self._loss(batch) * self.world_size, scale_wrt_gas=False)
-                    self.engine.step()
+                for _ in range(self._micro_steps):
+                    self._engine.backward(self._loss(batch) * self._world_size, scale_wrt_gas=False)
+                    self._engine.step()
         except Exception as error:
             if not _out_of_memory(error):
                 raise
-            if self.world_size > 1:
+            if self._world_size > 1:
                 raise UserError(f"train.micro_batch_size: found no memory for a whole step of {size} sequences, "
                                 f"expected room for it; {f'give less than {size}, or ' if size > 1 else ''}"
                                 f"{_LESS_MEMORY}") from error
@@ -209,17 +263,17 @@ class Probe:
         return True
 
     def _loss(self, batch: dict) -> torch.Tensor:
-        return self._loss_of(self.engine(**batch, dropout_seed=PROBE_SEED), batch)
+        return self._loss_of(self._engine(**batch, dropout_seed=PROBE_SEED), batch)
 
     def _loss_of(self, output: Any, batch: dict) -> torch.Tensor:
-        totals = torch.tensor(self.objective.counts([batch]), dtype=torch.float64, device=self.device)
-        return self.objective(output, batch, totals)[0]
+        totals = torch.tensor(self._objective.counts([batch]), dtype=torch.float64, device=self._batches.device)
+        return self._objective(output, batch, totals)[0]
 
     def _fits_alone(self, batch: dict) -> bool:
-        model, autocast = self.engine.module, self.engine.torch_autocast_enabled()
+        model, autocast = self._engine.module, self._engine.torch_autocast_enabled()
         parameters = [each for each in model.parameters() if each.requires_grad]
         try:
-            with torch.autocast(self.device.type, compute_dtype(self.engine), enabled=autocast):
+            with torch.autocast(self._batches.device.type, compute_dtype(self._engine), enabled=autocast):
                 loss = self._loss_of(model(**batch, dropout_seed=PROBE_SEED), batch)
             # Neither the engine nor `backward`, whose hooks on gradients would reduce them.
             torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -229,36 +283,14 @@ class Probe:
             return False
         return True
 
-    def _batches(self, size: int) -> list[dict]:
-        """`size` sequences of the corpus's greatest length, and MIXED_BATCHES times such as its lengths give."""
-        generator = torch.Generator().manual_seed(PROBE_SEED)
-        histogram = torch.as_tensor(self.data.length_histogram, dtype=torch.float64)
-        drawn = torch.multinomial(histogram, MIXED_BATCHES * size, replacement=True, generator=generator)
-        longest = torch.full((1, size), self.data.max_length)
-        return [self._batch(lengths, generator) for lengths in torch.cat((longest, drawn.view(-1, size)))]
-
-    def _batch(self, lengths: torch.Tensor, generator: torch.Generator) -> dict:
-        """Sequences of these lengths, (size,), with as many masked tokens as sequences can have."""
-        share = min(1.0, MASKED_MARGIN * self.masked_share)
-        starts, tokens = lengths.cumsum(0) - lengths, int(lengths.sum())
-        ids = torch.randint(self.data.manifest.vocab_size, (tokens,), generator=generator)
-        places = torch.arange(tokens) - starts.repeat_interleave(lengths)
-        positions = (places < (share * lengths).ceil().repeat_interleave(lengths)).nonzero()[:, 0]
-        offsets = torch.cat((starts, torch.tensor([tokens]))).numpy()
-        (batch,) = concatenated(ids.numpy(), offsets, lengths.numpy(), np.array([len(lengths)]))
-        return to_device(batch | {
-            "masked_positions": positions, "labels": ids[positions],
-            "next_sentence_label": torch.zeros(len(lengths), dtype=torch.int64),
-        }, self.device)
-
     def release(self) -> None:
         """Give the memory back before the run takes it."""
-        self.engine.destroy()
-        del self.engine
+        self._engine.destroy()
+        del self._engine
         gc.collect()
-        if self.device.type == "cuda":
+        if self._batches.device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
+            torch.cuda.reset_peak_memory_stats(self._batches.device)
 
 
 class CudaMemory:

@@ -1,4 +1,4 @@
-"""What each source of a mixture has come to: its losses in training, and how much of it was seen."""
+"""Per-source statistics of a mixture: training losses, and the share of each source that was seen."""
 
 from __future__ import annotations
 

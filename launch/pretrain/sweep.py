@@ -1,4 +1,4 @@
-"""`cloze sweep`: pretraining with every combination of some settings; a table and a picture of what they reach."""
+"""`cloze sweep`: a pretraining run for each combination of some settings; results as a table and a picture."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from cloze.launch.config import PretrainConfig, SweepConfig
+from cloze.launch.config.metrics import measure_of
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.parsing import parse
 from cloze.launch.pretrain.command import resolve_run
@@ -149,7 +150,7 @@ def summarize(config: SweepConfig, planned: list[PretrainingRun]) -> dict:
         })
     medians = [(each["measured"]["median"], each["settings"]) for each in described if each["measured"]]
     best = best_of(medians, config.evaluation, "settings")
-    sign = 1 if config.evaluation.is_better(0, 1) else -1
+    sign = 1 if measure_of(config.evaluation.metric).lower_is_better else -1
     described.sort(key=lambda each: sign * each["measured"]["median"] if each["measured"] else math.inf)
     return {"metric": planned[0].metric, "n": len(finished), "best": best, "settings": described}
 

@@ -1,1 +1,1 @@
-"""From a path or a name on the hub to a model, its tokenizer and what it is told."""
+"""Pretrained models: from a path, hub name or URL to a model with its tokenizer and settings."""

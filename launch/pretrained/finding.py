@@ -1,4 +1,4 @@
-"""Where a model lies that is named by a folder, a name on the hub or a URL; imports torch for a URL alone."""
+"""Finds the folder of a model that is named by a path, a hub name or a URL; imports torch for a URL only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.pretrained.hub import fetch_model, is_name
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import prepare_deepspeed, read_environment
+from cloze.launch.system.environment import fewer_imports, prepare_deepspeed, read_environment
 from cloze.pipeline.stores.places import is_url, to_place
 
 
@@ -26,8 +26,7 @@ def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -
         return fetched_run(config.model, step)
     if Path(config.model).exists() or not is_name(config.model):
         return Path(config.model)
-    return fetch_model(config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
-                       pickled=config.pickled_weights)
+    return fetch_model(config.model, config)
 
 
 @functools.cache
@@ -44,6 +43,7 @@ def checkpoint_room() -> ModuleType:
     """
     if "deepspeed" not in sys.modules:
         prepare_deepspeed(read_environment())  # which it wants before it is imported
-    from cloze.launch import checkpoint
+    with fewer_imports():
+        from cloze.launch import checkpoint
 
     return checkpoint

@@ -1,12 +1,11 @@
-"""Models by their names on the Hugging Face hub: fetched once, then found where the hub library keeps them; and
-uploaded.
-"""
+"""Models on the Hugging Face hub: download into the cache of the hub library, and upload."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from cloze.launch.config.model import HubConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 
@@ -27,16 +26,12 @@ _REASONS = {
 
 def is_name(text: str) -> bool:
     """Whether this may be the name of a model, such as google-bert/bert-base-uncased; no path into a folder that is
-    here: a mistyped one is nobody else's business."""
+    here: a mistyped path is not sent to the hub."""
     return bool(_NAME.fullmatch(text)) and not ("/" in text and Path(text).parent.is_dir())
 
 
-def fetch_model(name: str, *, revision: str | None, cache_dir: str | None, offline: bool, pickled: bool) -> Path:
+def fetch_model(name: str, hub: HubConfig) -> Path:
     """The folder in which the hub library keeps a model, named by its commit. Needs the extra `finetune`.
-
-    Args:
-        offline: whether it is only looked up there.
-        pickled: whether pytorch_model.bin is taken where there is no model.safetensors.
 
     Raises:
         UserError: the hub, or the folder, has no such model, revision or weights.
@@ -44,21 +39,22 @@ def fetch_model(name: str, *, revision: str | None, cache_dir: str | None, offli
     from huggingface_hub import snapshot_download
 
     def fetch(files: list[str]) -> Path:
-        return Path(snapshot_download(name, revision=revision, cache_dir=cache_dir, local_files_only=offline,
-                                      allow_patterns=files))
+        return Path(snapshot_download(name, revision=hub.revision, cache_dir=hub.cache_dir,
+                                      local_files_only=hub.offline, allow_patterns=files))
 
     try:
         folder = fetch(_FILES)
-        if not (folder / _WEIGHTS).exists() and pickled:
+        if not (folder / _WEIGHTS).exists() and hub.pickled_weights:
             folder = fetch([_PICKLED_WEIGHTS])
     except Exception as error:  # network, names, rights: the library raises many kinds
-        how = "it is looked up offline; leave --offline true out to fetch it" if offline else "check name and revision"
-        at = f" at revision {revision!r}" if revision else ""
+        how = ("it is looked up offline; leave --offline true out to fetch it" if hub.offline else
+               "check name and revision")
+        at = f" at revision {hub.revision!r}" if hub.revision else ""
         kinds = [kind.__name__ for kind in type(error).__mro__]
-        reason = "" if offline else next((_REASONS[kind] for kind in kinds if kind in _REASONS), kinds[0]) + "; "
+        reason = "" if hub.offline else next((_REASONS[kind] for kind in kinds if kind in _REASONS), kinds[0]) + "; "
         raise UserError(f"model: found no folder and no hub model {name!r}{at}: {reason}{how}") from error
-    if not (folder / _WEIGHTS).exists() and not (pickled and (folder / _PICKLED_WEIGHTS).exists()):
-        how = "" if pickled else "; --pickled_weights true takes its pytorch_model.bin, if it has one"
+    if not (folder / _WEIGHTS).exists() and not (hub.pickled_weights and (folder / _PICKLED_WEIGHTS).exists()):
+        how = "" if hub.pickled_weights else "; --pickled_weights true takes its pytorch_model.bin, if it has one"
         raise UserError(f"model: found no {_WEIGHTS} of hub model {name!r}, expected its weights{how}")
     return folder
 

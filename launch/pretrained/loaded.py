@@ -1,4 +1,4 @@
-"""A model that is ready for use, with what reads texts for it.
+"""`LoadedModel`: a model that is ready for use, with its tokenizer and settings.
 
 Imports no torch: operations name it, and their options are parsed without.
 """

@@ -1,4 +1,4 @@
-"""From a folder to a model that is ready for use, or to the weights of a run."""
+"""Loads a model from a folder, or the weights of a run."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from cloze.model.huggingface import architecture_of, check_finite, load_note
 from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
+from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -96,9 +97,9 @@ def _computing(loaded: LoadedModel) -> LoadedModel:
     Raises:
         UserError: the vectors are not finite.
     """
-    special = loaded.tokenizer.special_tokens
-    ids = np.array([special.classification, special.separator])
-    (inputs,) = concatenated(ids, np.array([0, 2]), np.array([2]), np.array([1]), loaded.config.segments)
+    nothing = np.zeros(1, np.int64)
+    sequence = assemble(np.empty(0, np.int64), [[(nothing, nothing)]], loaded.tokenizer.special_tokens)
+    (inputs,) = concatenated(*sequence, np.array([1]), loaded.config.segments)
     with torch.inference_mode():
         encoder = getattr(loaded.model, "bert", loaded.model)
         vectors = encoder(**to_device(inputs, torch.device(loaded.device))).last_hidden_state

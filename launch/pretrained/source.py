@@ -1,4 +1,4 @@
-"""Where a fine-tuned model starts: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
+"""The source of a fine-tuned model: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import yaml
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.pretrained.finding import fetched_run
-from cloze.launch.pretrained.given import check_model, named_shape
 from cloze.launch.pretrained.hub import fetch_model
 from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_run_weights
+from cloze.launch.pretrained.precheck import check_model, named_shape
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, HeadConfig
@@ -66,9 +66,7 @@ def find_source(config: FinetuneConfig) -> Source:
         (step, weights), length = read_run_weights(path, config.model_step), runs.trained_length(path)
         own_tokenizer, expected = path / runs.TOKENIZER, runs.read_fields(path / runs.DATA).get(FINGERPRINT)
     else:
-        path = runs.model_folder(path) if path.is_dir() else fetch_model(
-            config.model, revision=config.revision, cache_dir=config.cache_dir, offline=config.offline,
-            pickled=config.pickled_weights)
+        path = runs.model_folder(path) if path.is_dir() else fetch_model(config.model, config)
         shape, weights = load_pretrained(path)
         head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)
         if load_note(path, "architectures"):  # old folders of BERT name none

@@ -1,1 +1,1 @@
-"""The folder of a run: whose it is, curves, heartbeats, and what asks it to stop."""
+"""The folder of a run: configuration, status, lock, metrics, heartbeats, preemption."""

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run in an object store count: one small object, changed by conditional writes alone.
+"""The list of valid checkpoints of a run in an object store: one small object, changed by conditional writes only.
 
 A store cannot rename a folder, so that a checkpoint's files are uploaded to a folder of their own and count from the
 write on that names it here. Each job that takes the run up writes its name first, on the condition that the object is
@@ -62,14 +62,14 @@ def read_commits(path: StorePath) -> dict[int, Commit]:
 def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
     """The content and the mark of the write that made it."""
     try:
-        told = json.loads(data)
-        if told["format"] == _FORMAT:
-            commits = {int(step): Commit(**each) for step, each in told["commits"].items()}
-            return _Content(told["owner"], int(told["starts"]), commits), told["mark"]
+        saved = json.loads(data)
+        if saved["format"] == _FORMAT:
+            commits = {int(step): Commit(**each) for step, each in saved["commits"].items()}
+            return _Content(saved["owner"], int(saved["starts"]), commits), saved["mark"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: found no list of checkpoints ({type(error).__name__}), expected the one that `cloze "
                         "pretrain` wrote; restore it, or choose another --output") from error
-    raise UserError(f"{path}: found format {told['format']}, expected {_FORMAT}; take the version of Cloze that wrote "
+    raise UserError(f"{path}: found format {saved['format']}, expected {_FORMAT}; take the version of Cloze that wrote "
                     "it")
 
 
@@ -147,8 +147,8 @@ class CommitLog:
     def _encoded(content: _Content) -> tuple[bytes, str]:
         mark = uuid.uuid4().hex  # no two writes are the same, so that no version comes twice
         commits = {str(step): asdict(each) for step, each in sorted(content.commits.items())}
-        told = {"format": _FORMAT, "owner": content.owner, "starts": content.starts, "mark": mark, "commits": commits}
-        return (json.dumps(told, indent=1) + "\n").encode(), mark
+        saved = {"format": _FORMAT, "owner": content.owner, "starts": content.starts, "mark": mark, "commits": commits}
+        return (json.dumps(saved, indent=1) + "\n").encode(), mark
 
     def _write(self, content: _Content) -> None:
         data, mark = self._encoded(content)

@@ -1,4 +1,4 @@
-"""Where each process stands, in a file; and who holds up the others, when nothing moves."""
+"""Heartbeat files of all processes, and the report of which process blocks the others when progress stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cloze.pipeline.storage import readable_errors
 
 # Phases in the order of a step, from the moment that it has its number.
 _ORDER = ("start", "evaluate", "save", "data", "collective", "compute", "ended", "failed")
-# Ranks of which each is told where it stands; of more, those that are waited for.
+# Worlds up to this size report the position of every rank; larger ones that of the blocking ranks.
 _LARGE_WORLD = 16
 # Code that a process stands in while it waits for others.
 _COLLECTIVES = ("torch/distributed/", "deepspeed/comm/")
@@ -165,11 +165,11 @@ class Heartbeat:
         shown = list(beats)
         if len(beats) > _LARGE_WORLD:
             shown = culprits[:_LARGE_WORLD]
-        told = [lines[rank] for rank in shown]
+        report = [lines[rank] for rank in shown]
         if len(culprits) < len(beats):
             more = f" and {len(culprits) - _LARGE_WORLD} more" if len(culprits) > _LARGE_WORLD else ""
-            told.append(f"waited for: rank {', '.join(map(str, culprits[:_LARGE_WORLD]))}{more}")
-        return [*notes, *told]
+            report.append(f"waited for: rank {', '.join(map(str, culprits[:_LARGE_WORLD]))}{more}")
+        return [*notes, *report]
 
     def _seen(self, lines: list[str]) -> Iterable[int]:
         """Ranks whose files there are, as far as they have written any."""

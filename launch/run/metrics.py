@@ -1,4 +1,4 @@
-"""Curves, pictures and texts of a run: TensorBoard and other trackers for people, metrics.jsonl for machines."""
+"""Writes the curves, pictures and texts of a run: metrics.jsonl, TensorBoard and other trackers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import shlex
 import statistics
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from cloze.launch.run.runs import METRICS, kept_lines, lines_of
-from cloze.launch.run.trackers import TRACKERS, Tracking
+from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
 from cloze.launch.system.console import Console
 from cloze.pipeline.storage import publish_text, readable_errors
 
@@ -45,18 +46,19 @@ class MetricsWriter:
     """Writes scalars of a run; on a resume what lies beyond the resumed step is dropped, so that no curve overlaps.
 
     Args:
-        step: the step that the run goes on from; lines of later steps are removed, and TensorBoard is told to
+        step: the step that the run goes on from; lines of later steps are removed, and TensorBoard is made to
             forget later events (`purge_step`).
         evaluated_step: the last evaluation that the run knows of; lines of later ones are removed too.
         metric: which `validation/...` curve decides what is best; TensorBoard's first group has it too.
         trackers: where they go beside metrics.jsonl: "tensorboard" and names of trackers.TRACKERS.
         project: of the trackers that have such a thing.
         facts: what the trackers show of the run, by dotted names.
+        kept: what the checkpoint that the run goes on from says of the trackers (`tracked`).
     """
 
     def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1, metric: str = "loss",
                  trackers: Sequence[str] = ("tensorboard",), project: str = "",
-                 facts: dict[str, Any] | None = None) -> None:
+                 facts: dict[str, Any] | None = None, kept: Mapping[str, dict] = MappingProxyType({})) -> None:
         path = folder / METRICS
         lines = _truncate(path, step, evaluated_step) if path.exists() else []
         self._folder = folder
@@ -71,8 +73,9 @@ class MetricsWriter:
             self._file = open(path, "a", encoding="utf-8")
             self._board = (SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
                            if "tensorboard" in trackers else None)
-        self._tracking = [Tracking(name, TRACKERS[name](project), folder, facts or {}, Console().warn)
-                          for name in trackers if name in TRACKERS]
+        self._tracking = [
+            Tracking(name, TRACKERS[name](project), folder, facts or {}, Console().warn, kept.get(name, {}))
+            for name in trackers if name in TRACKERS]
 
     def write(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
         """Append one line and one event a scalar; both are flushed.
@@ -99,6 +102,10 @@ class MetricsWriter:
         for each in self._tracking:
             each.write(step, scalars)
         return scalars
+
+    def tracked(self) -> dict[str, dict]:
+        """By which a run that goes on finds its curves in the trackers: kept in each checkpoint."""
+        return tracked(self._folder) if self._tracking else {}
 
     def describe(self, step: int, config: str, values: dict[str, object]) -> None:
         """The configuration: whole as a text, and single values for TensorBoard's table of hyper-parameters.
@@ -149,7 +156,7 @@ class MetricsWriter:
             self._board.flush()
 
     def close(self, complete: bool = False) -> None:
-        """End the files; the trackers are told whether the run is complete."""
+        """Close the files and the trackers, with whether the run is complete."""
         for each in self._tracking:
             each.close(complete)
         with readable_errors(self._folder):
@@ -177,7 +184,7 @@ def _spike(loss: float, before: deque[float]) -> float | None:
 
 
 def _truncate(path: Path, step: int, evaluated_step: int) -> list[dict]:
-    """Keep what a metrics.jsonl says of steps up to that which the run goes on from; damaged lines are told of.
+    """Keep what a metrics.jsonl says of steps up to that which the run goes on from; damaged lines are reported.
 
     Returns: the lines that stay.
     """

@@ -1,4 +1,5 @@
-"""What asks a run to stop, a signal or the end of the job: noted at once, obeyed by all ranks at a step boundary.
+"""Requests to stop a run, by a signal or by the end of the job: recorded at once, acted on by all ranks at a step
+boundary.
 
 Before its first step a run has nothing to save: there a signal ends it at once.
 """
@@ -19,7 +20,7 @@ EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early, start again to co
 
 # Ctrl-C reaches a worker twice, from the terminal and forwarded by torchrun: signals this close are one request.
 ONE_REQUEST_SECONDS = 2.0
-# What a process that has stopped may take to end, in which further copies of the signal are heard by nobody.
+# What a process that has stopped may take to end, in which further copies of the signal are ignored.
 ENDING_SECONDS = 30.0
 # How long a last line may take.
 SAYING_SECONDS = 5.0
@@ -142,7 +143,7 @@ class StopRequest:
             self._ignored_until = now + ONE_REQUEST_SECONDS
             line = (f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; a second "
                     "signal ends the run at once, without")
-            # Aside: an output that nobody reads must not keep the second signal from being seen.
+            # Aside: an output that is not read must not block the second signal.
             threading.Thread(target=self._say, args=(line,), daemon=True).start()
         elif now > self._ignored_until:
             os._exit(128 + number)  # the shell's convention for death by signal

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, what it was told, how it ended."""
+"""The folder of a run: its configuration and data, its status, its lock."""
 
 from __future__ import annotations
 
@@ -257,13 +257,20 @@ def _refuse_another(found: str, before: dict[str, object], config: RunConfig, fa
     Args:
         repeated: the run's configuration, which --config can name to have its fields.
     """
-    # What an earlier version did not know is as it would be if nobody had set it.
+    # What an earlier version did not know has its default.
     unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
     before = _shaping(_defaults(config)) | unknown | before
     now = shaping_of(config, facts)
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):
             continue
+        states_differ = name == "train.precision" and config.zero.stage > 0 and "bf16" in (before.get(name), now[name])
+        if states_differ:
+            new = (", or begin a new run with its weights by --init_from and another --output"
+                   if isinstance(config, PretrainConfig) else "")
+            raise UserError(f"{found}, whose {name} is {before.get(name)!r}, expected {now[name]!r}: at zero.stage "
+                            f"{config.zero.stage} optimizer states of bf16 do not become those of another precision, "
+                            f"nor these bf16's; keep --{name} {before.get(name)}{new}")
         acceptable = not name.startswith(FIXED)
         if acceptable and config.checkpoint.accept_changes:
             continue
@@ -328,7 +335,7 @@ def set_status(folder: Path, state: str, step: int | None) -> None:
 
 
 @contextmanager
-def failure_told(folder: Path) -> Iterator[None]:
+def recording_failure(folder: Path) -> Iterator[None]:
     """Say `running` at once, so that a start that fails, or is killed, is not taken for the end of an earlier part; and
     `failed` for what ends with an error before it has said how it ended."""
     set_status(folder, "running", read_status(folder).get("step", 0))
@@ -336,20 +343,20 @@ def failure_told(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(UserError):  # the disk may be full, which is then the error on its way
-            if (told := read_status(folder)).get("state") == "running":
-                set_status(folder, "failed", told.get("step", 0))
+            if (status := read_status(folder)).get("state") == "running":
+                set_status(folder, "failed", status.get("step", 0))
         raise
 
 
 def read_status(folder: Path) -> dict:
     """What status.json holds: state and step; empty where it is missing or damaged."""
     try:
-        told = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(told, dict) or not isinstance(told.get("state"), str):
+    if not isinstance(status, dict) or not isinstance(status.get("state"), str):
         return {}
-    return told | {"step": told["step"] if type(told.get("step")) is int else 0}
+    return status | {"step": status["step"] if type(status.get("step")) is int else 0}
 
 
 def num_starts(folder: Path) -> int:
@@ -378,12 +385,12 @@ def metrics_of(line: bytes) -> dict | None:
     """What a line of metrics.jsonl says: a step, and numbers by the names of their curves, null where one was not
     finite; None if it is damaged."""
     try:
-        told = json.loads(line)
+        values = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict) or type(told.get("step")) is not int:
+    if not isinstance(values, dict) or type(values.get("step")) is not int:
         return None
-    return told if all(value is None or isinstance(value, (int, float)) for value in told.values()) else None
+    return values if all(value is None or isinstance(value, (int, float)) for value in values.values()) else None
 
 
 def kept_lines(lines: list[dict], step: int, evaluated_step: int) -> list[dict]:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, in an object store: curves, events, status, heartbeats, in immutable pieces.
+"""Curves, events, status and heartbeats of a run in an object store, in immutable pieces.
 
 A store does not append, and to send a growing file again and again would cost its square. Each start of a run (attempt)
 has a folder, `log/ATTEMPT/`: of a file that grows each object has the bytes that came since the one before, cut at the
@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
@@ -99,7 +100,7 @@ class Shipper:
         if data != self._last.get(name):
             number = self._send(name, data)
             self._last[name] = data
-            if number > 1:  # the one before stays for whoever has just seen it listed
+            if number > 1:  # the one before stays for readers that have just listed it
                 (self._place / f"{name}.{number - 2:06d}").unlink()
 
     def _ship_growth(self, name: str, whole: Callable[[bytes], int]) -> None:
@@ -131,6 +132,25 @@ class Shipper:
                                f"sent when they can be ({error})")
 
 
+def send_rest(folder: Path, log: StorePath, attempt: str) -> None:
+    """Send what a killed start has not sent of its TensorBoard events, from its folder on this machine. Its lines of
+    metrics.jsonl are the next start's to send (`add_unsent`).
+
+    Raises:
+        UserError: the store can't be used.
+    """
+    pieces: dict[str, list[int]] = {}
+    place = log / attempt
+    for each in place.objects():
+        if named := _NUMBER.fullmatch(each.key[len(place.key) + 1 :]):
+            pieces.setdefault(named[1], []).append(each.size)
+    for path in sorted(folder.glob(_EVENTS)):
+        sizes = pieces.get(path.name, [])
+        data = path.read_bytes()[sum(sizes) :]
+        if end := _whole_events(data):
+            (place / f"{path.name}.{len(sizes):06d}").write(data[:end])
+
+
 def add_unsent(path: Path, before: list[dict]) -> list[dict]:
     """Append to a metrics.jsonl, as it arrived in the store, what an earlier start on this machine has not sent before
     it was killed: a run that goes on from this machine's scratch may do so from there. Returns the lines that arrived.
@@ -160,7 +180,7 @@ def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:
 
 
 class LogReader:
-    """What a run has told, as the files that it told it by; each piece is read once, however often one looks.
+    """Files of a run, joined from their pieces in the store; each piece is read once.
 
     Args:
         place: of the run.
@@ -171,6 +191,7 @@ class LogReader:
         self._place, self._newest = place, newest_pieces
         self._first: str | None = None  # the oldest piece that is read
         self._texts: dict[str, bytes] = {}
+        self._events: set[str] = set()  # keys of pieces of events that are written
 
     def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKING)) -> None:
         """Write files into a folder of this machine; of metrics.jsonl later attempts win, by step.
@@ -184,6 +205,26 @@ class LogReader:
                 self._write_metrics(attempts, folder)
             else:
                 _fetch_newest(self._place, attempts, name, folder)
+
+    def write_events(self, folder: Path) -> None:
+        """Add to TensorBoard's event files in a folder what has come since the last call: files that sort by attempt;
+        in its first event each tells TensorBoard what to forget of those before.
+
+        Raises:
+            UserError: the store can't be used.
+            OSError: the folder can't be written.
+        """
+        for attempt, files in _segments(self._place).items():
+            for name, keys in files.items():
+                if not fnmatch(name, _EVENTS):
+                    continue
+                new = [key for key in keys if key not in self._events]
+                target = folder / f"events.out.tfevents.{attempt}.{name.rpartition('tfevents.')[2]}"
+                with open(target, "ab" if new != keys else "wb") as file:
+                    with ThreadPoolExecutor(_READERS) as readers:
+                        for data in readers.map(lambda key: self._place.at(key).read_bytes(), new):
+                            file.write(data)
+                self._events.update(new)
 
     def _write_metrics(self, attempts: dict[str, dict[str, list[str]]], folder: Path) -> None:
         keys = [key for files in attempts.values() for key in files.get(METRICS, ())]

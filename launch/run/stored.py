@@ -1,9 +1,9 @@
-"""A run whose output is in an object store: what lies where there, and its folder on this machine's scratch.
+"""A run whose output is in an object store: the layout there, and the run's folder on local scratch.
 
     config.yaml, data.json, tokenizer/ ...   the description, as in a run's folder
     checkpoints/commits.json                 which checkpoints count (commits.py)
     checkpoints/step-N/ATTEMPT-n/            files of a checkpoint, in parts, and its index
-    log/ATTEMPT/                             what each start has told (segments.py)
+    log/ATTEMPT/                             curves, events and status of each start (segments.py)
     lease                                    who holds the run
 
 Each process has a folder of its own on scratch that looks like a run's; the folder of checkpoints in it is one for all
@@ -16,7 +16,7 @@ import hashlib
 import platform
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from typing import TypeVar
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
-from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch_heartbeats
+from cloze.launch.run.patience import Patience, StoreAway
+from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch_heartbeats, send_rest
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
@@ -41,6 +42,7 @@ COMMITS = "commits.json"
 # What a start is decided by, and what a run goes on with; the rest of the description is only written.
 _READ = (runs.CONFIG, runs.DATA, runs.DEVICE, runs.SOFTWARE)
 _DESCRIPTION = (*_READ, runs.DEEPSPEED)
+_ATTEMPT = "attempt"  # on scratch: the name of the start whose folder is there
 _OWN = {*_DESCRIPTION, runs.TOKENIZER, runs.CHECKPOINTS, LOG, LEASE}
 
 
@@ -65,12 +67,15 @@ class StoredRun:
         """The name of this start, which rank 0 gives it and the others hear of (`meet`)."""
         self.log: CommitLog | None = None
         """On rank 0."""
-        self.stop_before_seconds = config.train.stop_before_seconds
+        graces = {f"train.{name}": getattr(config.train, name) for name in ("stop_before_seconds", "grace_seconds")}
+        self.graces: dict[str, float] = {name: each for name, each in graces.items() if each is not None}
+        """What is known of the time that a stop leaves, by the fields that say so."""
         self.ended = threading.Event()
         """Set when this process is done with the run."""
         self._seconds = config.monitor.store_seconds
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
+        self._sent_all = True  # unless it was said that something could not be sent
         self._arrived: list[dict] = []  # lines of metrics.jsonl that are in the store, on rank 0
         self._lease: Lease | Unchecked | None = None
 
@@ -97,18 +102,23 @@ class StoredRun:
                 yield
                 return
             self._check_place()
-            with leased(self.place / LEASE, self._console.warn) as lease:
+            own = self.scratch / f"{self._own.name}.{LEASE}"
+            with leased(self.place / LEASE, self._console.warn, self.patience_seconds, own) as lease:
                 if lease is None:
                     raise UserError(f"output: found {self.place} in use by another job, expected it free; wait for "
                                     "that job or choose another --output")
                 self._lease = lease
                 metrics = self.folder / runs.METRICS
                 before = runs.read_metrics(self.folder) if metrics.exists() else []
+                named = self._own / _ATTEMPT
+                if named.is_file():
+                    send_rest(self.folder, self.place / LOG, named.read_text())
                 self._make_folder()
                 LogReader(self.place).write(self.folder)
                 self._arrived = add_unsent(metrics, before)
                 self.log = CommitLog(self.checkpoints / COMMITS)
                 self.meet(self.log.claim())
+                named.write_text(self.attempt or "")
                 if not self.log.conditional:
                     self._console.warn(f"{self.place}: the store does not enforce the conditions of writes, so nothing "
                                        "keeps an old job that goes on after a pause from committing; see to it that "
@@ -154,15 +164,33 @@ class StoredRun:
         (self.place / str(path.relative_to(self.folder))).write(path)
 
     def ship(self) -> None:
-        """Send what this process has told, now. Raises UserError if the store can't be used."""
+        """Upload new curves, events, status and heartbeats now. Raises UserError if the store can't be used."""
         assert self._shipper is not None, "`meet` comes first"
         self._shipper.ship()
 
-    def told(self, seconds: float) -> None:
-        """Send the last of what this process tells, for so long; then nothing more is tried."""
+    def ship_last(self, beat: Callable[[], None]) -> None:
+        """Send how the run has ended. Its checkpoints are there by now: a store that has gone since is waited for as
+        long as at any time, and then it is said what it lacks. For rank 0.
+
+        Args:
+            beat: called while it waits.
+        """
+        def send() -> None:
+            beat()
+            self.ship()
+
+        try:
+            Patience(self.patience_seconds, lambda line: None, self.ended)(send)
+        except StoreAway as error:
+            self._sent_all = False
+            self._console.warn(f"{self.place}: the checkpoints are there, but not how the run has ended, nor its last "
+                               f"curves ({error}); the same command on this machine sends them when the store answers")
+
+    def close(self, seconds: float) -> None:
+        """Upload what is left, for at most so long."""
         self.ended.set()
         if self._shipper is not None:
-            self._shipper.close(seconds)
+            self._shipper.close(seconds if self._sent_all else 0.0)
 
     def fetch_heartbeats(self) -> None:
         """Bring those of all processes into this one's folder, as they were sent. Raises UserError."""
@@ -171,6 +199,13 @@ class StoredRun:
     def lost(self) -> str | None:
         """Why another job has the run by now; None: it has not, for all that is known."""
         return self._lease.taken if self._lease is not None else None
+
+    def away(self) -> UserError | None:
+        """That the run could not be held on to for as long as it may be silent, so that another job may take it up."""
+        silence = self._lease.silence if self._lease is not None else None
+        return None if silence is None else UserError(
+            f"output: found {self.place} without an answer, expected one within checkpoint.store_patience_seconds = "
+            f"{self.patience_seconds:g}: the run's lease can't be renewed ({silence})")
 
     def clear(self) -> None:
         """Remove the checkpoints from scratch: the run is complete, and in the store."""
@@ -225,4 +260,4 @@ def stored(config: Kind, environment: Environment, console: Console) -> Iterator
             yield replace(config, output=str(run.folder)), run
             seconds = _LEAVE_SECONDS
         finally:
-            run.told(seconds)
+            run.close(seconds)

@@ -1,4 +1,4 @@
-"""Runs of several settings: every combination of a grid, each a process of its own; statistics of what they reach."""
+"""Runs over a grid of settings: every combination in a process of its own; statistics of the results."""
 
 from __future__ import annotations
 
@@ -133,14 +133,14 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
     if done := len(planned) - len(waiting):
         console.say(f"{done} of {len(planned)} runs are complete already")
     running: dict[str, tuple[Run, subprocess.Popen]] = {}
-    told: list[str] = []
+    reported: list[str] = []
     passed_on = False
     with StopRequest() as stop:
         while running or (waiting and not stop.wanted):
             left_behind = [run.name for run in waiting if runs.in_use(run.folder)]
-            if left_behind not in ([], told):
+            if left_behind not in ([], reported):
                 console.say(f"waiting for {', '.join(left_behind)}, still at work since an earlier start")
-                told = left_behind
+                reported = left_behind
             for device in devices:
                 if device not in running and waiting and not left_behind and not stop.wanted:
                     run = waiting.pop(0)

@@ -2,8 +2,8 @@
 
 Each has a thread of its own that does all that may wait for a server, so that one that fails or is slow never stops or
 slows the training. A resumed run goes on in the same curves: RUN/trackers.json keeps the tracker's id of the run and,
-for each curve, the last step that was sent; steps that a resume does again are not sent twice (they have the same
-values, but for the speeds).
+for each curve, the last step that was sent, and so does each checkpoint, for a start that finds nothing else; steps
+that a resume does again are not sent twice (they have the same values, but for the speeds).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from cloze.launch.run.runs import TRACKING
@@ -42,11 +43,14 @@ class Tracker(Protocol):
             run_id: what `begin` returned at an earlier start; None: the run is new.
             name: of the run, for people.
             folder: the run's, for what the library keeps on disk.
-            facts: what the run is told and made of, by dotted names.
+            facts: configuration, data and software of the run, by dotted names.
 
         Returns:
             The tracker's id of the run.
         """
+
+    def known(self) -> dict[str, int]:
+        """After `begin`: the last step of each curve that it has of the run, as far as it says."""
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Send finite values of a step; steps never go down."""
@@ -69,11 +73,14 @@ class Wandb:
         settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
         mode = wandb.setup().settings.mode
         if mode == "online" and not wandb.api.api_key:  # it would ask on a terminal
-            raise RuntimeError("nobody is logged in; `wandb login`, or set WANDB_MODE=offline")
+            raise RuntimeError("no login found; `wandb login`, or set WANDB_MODE=offline")
         run_id = run_id or uuid.uuid4().hex[:12]
         self._run = wandb.init(project=self._project, id=run_id, name=name, dir=str(folder), config=facts,
                                resume="allow", reinit="create_new", settings=settings)
         return run_id
+
+    def known(self) -> dict[str, int]:
+        return {}  # its server leaves out steps that it has; offline there is no server to ask
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         self._run.log(scalars, step=step)
@@ -110,6 +117,9 @@ class Mlflow:
         self._id = run_id
         return run_id
 
+    def known(self) -> dict[str, int]:
+        return {metric.key: metric.step for metric in self._client.get_run(self._id).data.to_proto().metrics}
+
     def write(self, step: int, scalars: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
@@ -138,14 +148,15 @@ class Tracking:
         name: of TRACKERS.
         tracker: what sends.
         folder: the run's.
-        facts: what the run is told and made of, by dotted names.
+        facts: configuration, data and software of the run, by dotted names.
         warn: takes the line that says what went wrong, at most once.
+        kept: what the checkpoint that the run goes on from says of this tracker (`tracked`).
         leave_seconds: how long the end of the run waits for what has not been sent.
     """
 
     def __init__(self, name: str, tracker: Tracker, folder: Path, facts: dict[str, Any], warn: Callable[[str], None],
-                 leave_seconds: float = _LEAVE_SECONDS) -> None:
-        self._name, self._tracker, self._folder, self._facts = name, tracker, folder, facts
+                 kept: Mapping[str, Any] = MappingProxyType({}), leave_seconds: float = _LEAVE_SECONDS) -> None:
+        self._name, self._tracker, self._folder, self._facts, self._kept = name, tracker, folder, facts, kept
         self._warn, self._leave_seconds = warn, leave_seconds
         self._waiting: queue.Queue[tuple[int, dict[str, float]] | bool] = queue.Queue(_WAITING)
         self._left_out = 0
@@ -164,7 +175,7 @@ class Tracking:
         """Let the tracker send what waits, for some time."""
         deadline = time.monotonic() + self._leave_seconds
         try:
-            if not self._failed:  # else nobody takes it
+            if not self._failed:  # else the queue has no consumer
                 self._waiting.put(complete, timeout=self._leave_seconds)
                 self._thread.join(max(0.0, deadline - time.monotonic()))
         except queue.Full:
@@ -178,10 +189,12 @@ class Tracking:
 
     def _work(self) -> None:
         try:
-            state = _read(self._folder).get(self._name, {})
-            sent: dict[str, int] = state.get("sent", {})
+            state = tracked(self._folder).get(self._name) or self._kept  # the folder's is never the older one
+            sent: dict[str, int] = dict(state.get("sent", {}))
             state = {"id": self._tracker.begin(state.get("id"), self._folder.resolve().name, self._folder, self._facts),
                      "sent": sent}
+            # What a killed start has sent last may stand nowhere else.
+            sent |= {name: step for name, step in self._tracker.known().items() if step > sent.get(name, -1)}
             _note(self._folder, self._name, state)
             while not isinstance(item := self._waiting.get(), bool):
                 step, scalars = item
@@ -203,7 +216,8 @@ class Tracking:
 _noting = threading.Lock()  # several trackers write one file
 
 
-def _read(folder: Path) -> dict[str, dict]:
+def tracked(folder: Path) -> dict[str, dict]:
+    """By the names of the trackers of a run, their ids of it and the last step that was sent of each curve."""
     try:
         content = json.loads((folder / TRACKING).read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
@@ -213,4 +227,4 @@ def _read(folder: Path) -> dict[str, dict]:
 
 def _note(folder: Path, name: str, state: dict) -> None:
     with _noting:
-        publish_text(folder / TRACKING, json.dumps(_read(folder) | {name: state}) + "\n", durable=False)
+        publish_text(folder / TRACKING, json.dumps(tracked(folder) | {name: state}) + "\n", durable=False)

@@ -1,1 +1,1 @@
-"""A model behind HTTP: the operations of `launch/predict/`, batched across requests."""
+"""`cloze serve`: the operations of `launch/predict/` over HTTP, batched across requests."""

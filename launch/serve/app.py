@@ -1,4 +1,4 @@
-"""The routes: one for each operation, health, readiness, metrics, and a page to try it."""
+"""The routes of the server: one for each operation, health, readiness, metrics, and the page."""
 
 import asyncio
 import dataclasses
@@ -26,7 +26,7 @@ REFUSALS = {status: {"model": Refusal, "description": reason} for status, reason
 
 
 class Meters:
-    """What Prometheus is told."""
+    """Counters and histograms for Prometheus."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

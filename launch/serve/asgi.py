@@ -1,4 +1,4 @@
-"""The kinds of values that an ASGI application is called with (asgi.readthedocs.io, version 3)."""
+"""Types of the arguments of an ASGI application (asgi.readthedocs.io, version 3)."""
 
 from __future__ import annotations
 

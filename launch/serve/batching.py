@@ -1,13 +1,13 @@
-"""One model, many requests: whatever waits when the model is free goes through it together.
+"""Batches across requests: all that wait when the model is free are run together.
 
-No request waits for others to come: the first one runs at once, and those that come meanwhile make the next batch. So a
-lone client has no delay, and under load batches grow by themselves. The event loop only passes things on: texts become
-tokens and results become JSON in threads, too.
+No request waits for others to come: the first one runs at once, and those that arrive while it runs make the next
+batch. So a lone client has no delay, and under load batches grow by themselves. The event loop only passes things on:
+texts become tokens and results become JSON in threads, too.
 
-Whoever asks for little is answered, however much others ask for. Requests are due in the order of fair queueing
-(Demers, Keshav and Shenker 1989, each request a flow of its own): a small one goes before large ones that came shortly
-before it, and each waits for a bounded number of tokens. When the queue is full, the largest that waits makes room for
-a smaller one. No more results are made than become JSON meanwhile: what is due later stays in the queue, where it can.
+Small requests are answered under any load. Requests are served in the order of fair queueing (Demers, Keshav and
+Shenker 1989, each request a flow of its own): a small one goes before large ones that came shortly before it, and each
+waits for a bounded number of tokens. When the queue is full, the largest that waits makes room for a smaller one.
+Results are computed no faster than they are converted to JSON: later requests stay in the queue until then.
 """
 
 import asyncio
@@ -165,7 +165,8 @@ class Batcher:
                 tokens += job.tokens
             else:
                 rest.append(job)
-                kept |= not has_room and job.due <= self._tokens_run  # nobody overtakes it any more: room comes
+                # no other request passes it any more: room will come
+                kept |= not has_room and job.due <= self._tokens_run
         self._jobs = rest
         self._tokens_run += tokens
         return batch

@@ -1,4 +1,4 @@
-"""Connections of the server: how many there are, how long they may be silent, and which one makes room for another.
+"""Bounds on connections: their number, how long they may be silent, and which one is closed for a new one.
 
 uvicorn bounds none of it: its limit_concurrency counts silent connections as work, and answers instead of closing.
 """
@@ -93,7 +93,7 @@ class _Bounded(H11Protocol):
         self.waiting[self] = None
 
     def whole(self) -> None:
-        """Its request is whole: until its answer is sent it makes room for nobody."""
+        """Its request is whole: it is not closed for another one until its answer is sent."""
         self.waiting.pop(self, None)
 
     def make_room(self, count: int) -> bool:

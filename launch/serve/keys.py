@@ -1,4 +1,4 @@
-"""API keys: who may ask a server that others can reach."""
+"""API keys of the server, and when they are required."""
 
 import hashlib
 import hmac
@@ -18,7 +18,7 @@ STATIC = "/static-offline-docs/"  # of fastapi_offline
 
 
 def read_keys(config: ServeConfig) -> list[bytes] | None:
-    """SHA-256 of each key in the file, a line each; None: nobody needs one.
+    """SHA-256 of each key in the file, a line each; None: no key is required.
 
     Raises:
         UserError: no file where one is demanded, or one without keys, or with one that is too short.

@@ -1,4 +1,4 @@
-"""A request from its first byte to the last of its answer: bounds on bytes and times, keys, clients that leave."""
+"""Bounds on a request: bytes, times, API keys, clients that disconnect."""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from cloze.launch.serve.keys import may_ask
 # A socket that is closed with unread bytes resets the connection, and the answer may be lost on its way (RFC 9112, 9.6:
 # half-close, read on, then close; nginx's lingering_timeout is as long).
 LINGER_SECONDS = 5
-# An answer is handed on in pieces, each when the one before has left: what nobody reads stays here and is counted.
+# An answer is handed on in pieces, each when the one before has left: what the client does not read stays here and is
+# counted.
 PIECE_BYTES = 1 << 16
 
 

@@ -1,4 +1,4 @@
-"""What is sent and what is answered, as pydantic models: requests are checked by them, /openapi.json shows both."""
+"""Requests and responses as pydantic models, which validate requests and describe /openapi.json."""
 
 import dataclasses
 from typing import Annotated, Any, get_args, get_origin

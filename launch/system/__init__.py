@@ -1,1 +1,1 @@
-"""This process and its machine: environment, devices, memory, the other processes, the console."""
+"""This process and its machine: environment, devices, memory, process groups, the console."""

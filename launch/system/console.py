@@ -1,4 +1,4 @@
-"""What a person reads while a run goes on; only rank 0 has something to say."""
+"""Output for people: messages, tables, progress; on rank 0 only."""
 
 from __future__ import annotations
 

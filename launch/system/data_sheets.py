@@ -1,4 +1,4 @@
-"""What NVIDIA's data sheets say of its GPUs: dense rates, memory, links. † recalled, not read again at the source."""
+"""NVIDIA's data sheets: dense rates, memory, links of GPUs. † recalled, not read again at the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process computes on: its name, its data there, and the peak rate of its matrix products."""
+"""The device of a process: its name, transfers of batches to it, and the peak rate of its matrix products."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def _keep(rates: dict[str, float]) -> list[float]:
     return list(kept.values())
 
 
-def doubt_of_peak(device: torch.device) -> str:
+def peak_warning(device: torch.device) -> str:
     """What it means, and what was done or is to be, if a run is faster than `peak_flops`."""
     if data_sheet_flops(device) is not None:
         return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; "

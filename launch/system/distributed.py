@@ -1,4 +1,4 @@
-"""Processes talking to each other: the only file that calls torch.distributed."""
+"""Collectives and process groups: the only file that calls torch.distributed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cloze.pipeline.errors import UserError
 
 Number = TypeVar("Number", int, float)
 
-# How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint meanwhile.
+# How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint.
 COLLECTIVE_SECONDS = 1800
 TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
 _PIECE_BYTES = 64 << 20  # of a file that is copied from rank to rank
 _LEAVE_SECONDS = 30  # that rank 0 stays, when it has failed, until the others know
-# Where the processes have met before they joined a group, which then is made there; and the texts told so far.
+# Where the processes have met before they joined a group, which then is made there; and the texts sent so far.
 _meeting: dist.Store | None = None
 _numbers = itertools.count()
 
@@ -60,7 +60,7 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
     return device
 
 
-def told(make: Callable[[], str], environment: Environment) -> str:
+def text_from_main(make: Callable[[], str], environment: Environment) -> str:
     """What rank 0 makes, on every rank: a short text, also before they are in a process group. Collective.
 
     Raises:
@@ -72,7 +72,7 @@ def told(make: Callable[[], str], environment: Environment) -> str:
     if _meeting is None:
         _meeting, *_ = next(rendezvous("env://", environment.rank, environment.world_size, timeout=TIMEOUT))
         _meeting.set_timeout(TIMEOUT)
-    store = dist.PrefixStore(f"told-{next(_numbers)}", _meeting)
+    store = dist.PrefixStore(f"text-{next(_numbers)}", _meeting)
     if environment.is_main:
         try:
             store.set("text", "+" + make())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -9,7 +10,7 @@ import shutil
 import signal
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,7 +189,7 @@ def visible_gpus() -> list[str]:
 def prepare_deepspeed(environment: Environment) -> None:
     """Set what DeepSpeed reads from the environment; call before importing it.
 
-    - the launcher's names: DeepSpeed reads RANK, LOCAL_RANK and WORLD_SIZE whoever started the process.
+    - the launcher's names: DeepSpeed reads RANK, LOCAL_RANK and WORLD_SIZE with every launcher.
     - DS_ACCELERATOR: its own guess warns, and can pick a device that torch was not built for.
     """
     import torch
@@ -209,6 +210,24 @@ def prepare_deepspeed(environment: Environment) -> None:
         given = os.environ.get("SLURM_CPUS_PER_TASK", "") if environment.launcher == "slurm" else ""
         shared = max(1, cores // processes_on_this_machine(environment))
         torch.set_num_threads(int(given) if given.isdigit() else shared)
+
+
+# What others import only to see whether it is there: DeepSpeed's autotuner MLflow, TensorBoard's files botocore. We use
+# neither by them, and both together take half as long as everything else that a start imports.
+_LOOKED_FOR = ("mlflow", "botocore")
+
+
+@contextlib.contextmanager
+def fewer_imports() -> Iterator[None]:
+    """Within it packages of _LOOKED_FOR are not found, unless they are imported already; around the import of DeepSpeed
+    and TensorBoard."""
+    hidden = [name for name in _LOOKED_FOR if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: its import raises ModuleNotFoundError
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def keep_freed_pages() -> bool:
@@ -272,7 +291,7 @@ def job_end_time() -> float:
     """When the scheduler ends this job, in seconds since 1970 (Slurm 23.02 and newer say it by themselves).
 
     Raises:
-        UserError: it has not told.
+        UserError: the scheduler does not report it.
     """
     text = os.environ.get("SLURM_JOB_END_TIME", "")
     if not text.isdigit():

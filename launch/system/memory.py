@@ -1,4 +1,4 @@
-"""Memory of this process and of its machine, in bytes, as the system tells it."""
+"""Memory of this process and of its machine, in bytes, as the operating system reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own classes by their dotted names: `my_module.MyClass`, of a file in the current folder or installed."""
+"""Loads a user's own classes by their dotted names, from a file in the current folder or an installed package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that a command starts, and that end with it: those of a run on this machine (`--processes N`, instead of
+"""Starts child processes that end with their parent: the ranks of a run on this machine (`--processes N`, instead of
 torchrun), and other commands.
 """
 

@@ -1,4 +1,4 @@
-"""What a run is computed with: versions, and the commit of Cloze."""
+"""Versions of the software of a run, and the commit of Cloze."""
 
 from __future__ import annotations
 

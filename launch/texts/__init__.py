@@ -1,1 +1,1 @@
-"""Given texts to a model's inputs, and from its outputs back to places in the texts."""
+"""Texts and tables to model inputs, and model outputs to places in the texts."""

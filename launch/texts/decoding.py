@@ -1,8 +1,9 @@
-"""What overlapping windows over a text say together: where each token counts, which spans are likeliest."""
+"""Outputs of overlapping windows over a text: in which window each token counts, and the most probable spans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -37,18 +38,42 @@ def counts_once(windows: list[tuple[int, int]]) -> np.ndarray:
     return chosen
 
 
-def answer_spans(windows: Iterable[Window], candidates: int, max_tokens: int) -> list[tuple[Characters, float]]:
+def answer_spans(text: str, windows: Sequence[Window], candidates: int, max_tokens: int
+                 ) -> list[tuple[Characters, float]]:
     """The `candidates` best spans of all windows, in characters of the text, with the sums of their logits, the best
-    first; a span that stands in several windows has its best score. Tokens without a character begin and end none:
-    they are white space. None only for a text without others.
+    first; a span that stands in several windows has its best score. A span neither begins nor ends inside a word, as
+    in the BERT release, if there is any that doesn't. Tokens without a character begin and end none: they are white
+    space. None only for a text without others.
     """
+    inside = inside_words(text)
+    return (_answer_spans(windows, candidates, max_tokens, inside)
+            or _answer_spans(windows, candidates, max_tokens, np.zeros_like(inside)))
+
+
+def _answer_spans(windows: Iterable[Window], candidates: int, max_tokens: int, inside: np.ndarray
+                  ) -> list[tuple[Characters, float]]:
+    """The same, but for spans that begin or end at a place that is `inside`."""
     found: dict[Characters, float] = {}
     for starts, ends, allowed, offsets in windows:
-        allowed = allowed & (np.diff(offsets)[:, 0] > 0)
-        for (first, last), score in best_spans(starts, ends, allowed, candidates, max_tokens):
-            span = int(offsets[first][0]), int(offsets[last][1])
+        firsts, lasts = np.asarray(offsets).T
+        allowed = allowed & (lasts > firsts)
+        sides = allowed & ~inside[firsts], allowed & ~inside[lasts]
+        for (first, last), score in best_spans(starts, ends, *sides, candidates, max_tokens):
+            span = int(firsts[first]), int(lasts[last])
             found[span] = max(score, found.get(span, -np.inf))
     return sorted(found.items(), key=lambda item: (-item[1], item[0]))[:candidates]
+
+
+def inside_words(text: str) -> np.ndarray:
+    """(characters + 1,) bool: whether a place, before the character of that number, lies inside a word: between letters
+    that have cases, or digits. Scripts without cases are left alone: in many of them words have no space between.
+
+    >>> inside_words("a bc").astype(int)
+    array([0, 0, 0, 1, 0])
+    """
+    of_word = np.array([False, *(each.islower() or each.isupper() or each.istitle() or each.isdecimal()
+                                 or bool(unicodedata.combining(each)) for each in text), False])
+    return of_word[:-1] & of_word[1:]
 
 
 def null_score(windows: Iterable[Window]) -> float:
@@ -57,18 +82,18 @@ def null_score(windows: Iterable[Window]) -> float:
 
 
 def best_spans(
-    starts: np.ndarray, ends: np.ndarray, allowed: np.ndarray, candidates: int, max_tokens: int
+    starts: np.ndarray, ends: np.ndarray, may_start: np.ndarray, may_end: np.ndarray, candidates: int, max_tokens: int
 ) -> list[tuple[tuple[int, int], float]]:
     """Spans (first token, last token) of one window and the sums of their logits.
 
-    starts, ends: (n,) logits. allowed: (n,) bool, tokens of the context. Of the `candidates` best starts and ends all
-    pairs in order, of at most `max_tokens` tokens; if none of these is in order, the best of all pairs.
+    starts, ends: (n,) logits. may_start, may_end: (n,) bool, tokens of the context. Of the `candidates` best starts and
+    ends all pairs in order, of at most `max_tokens` tokens; if none of these is in order, the best of all pairs.
     """
-    places = np.flatnonzero(allowed)
-    first, last = (places[np.argsort(-logits[places], kind="stable")[:candidates]] for logits in (starts, ends))
+    every = np.flatnonzero(may_start), np.flatnonzero(may_end)
+    first, last = (places[np.argsort(-logits[places], kind="stable")[:candidates]]
+                   for places, logits in zip(every, (starts, ends), strict=True))
     pairs = _in_order(first, last, max_tokens)
-    if not len(pairs) and len(places):
-        pairs = _in_order(places, places, max_tokens)
+    if not len(pairs) and len(pairs := _in_order(*every, max_tokens)):
         pairs = pairs[[(starts[pairs[:, 0]] + ends[pairs[:, 1]]).argmax()]]
     sums = starts[pairs[:, 0]] + ends[pairs[:, 1]]
     return [((first, last), score) for (first, last), score in zip(pairs.tolist(), sums.tolist(), strict=True)]

@@ -1,5 +1,4 @@
-"""Single texts and pairs as a model reads them: how much of each stays where they are too long, and the place of each
-token in the text that was given."""
+"""Encodes single texts and pairs: truncation, and the place of each token in the text."""
 
 from __future__ import annotations
 
@@ -242,6 +241,7 @@ class Encoder:
         return _Tokens(ids, offsets, continues, tuple(places))
 
     def _join(self, parts: list[_Tokens]) -> Encoding:
+        """Special tokens around one or two texts, as `cloze.pipeline.samples.assembly` puts them around arrays."""
         special = self.tokenizer.special_tokens
         ids, segments, offsets, kinds, continues = [special.classification], [0], [(0, 0)], [0], [False]
         blanks = []

@@ -1,4 +1,4 @@
-"""Many texts as sequences of token ids: special tokens around them, and how many were cut (encoding.py says how)."""
+"""Encodes many texts to arrays of token ids with special tokens, and counts what was truncated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from cloze.launch.texts.encoding import Truncation, windows
 from cloze.pipeline import ragged
 from cloze.pipeline.loading.collate import concatenated
+from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -58,42 +59,26 @@ def build_sequences(
     tokenizer: Tokenizer, first: list[str], second: list[str] | None, truncation: Truncation
 ) -> tuple[Sequences, Cut]:
     """`[CLS] A [SEP]`, or with a second list `[CLS] A [SEP] B [SEP]`, cut by `truncation`."""
-    special = tokenizer.special_tokens
     sides = [tokenizer.encode_batch(texts) for texts in ([first] if second is None else [first, second])]
     lengths = [np.diff(offsets) for _, offsets in sides]
     ends = truncation.ends(lengths)
-    total = 1 + sum(head + tail + 1 for head, tail in ends)
-    offsets = ragged.to_offsets(total)
-    ids = np.empty(offsets[-1], np.int64)
-    place = offsets[:-1].copy()
-    ids[place] = special.classification
-    place += 1
-    starts = []
+    tokens = np.concatenate([flat for flat, _ in sides]).astype(np.int64)
+    ranges, before = [], 0
     for (flat, bounds), (head, tail) in zip(sides, ends, strict=True):
-        starts.append(place - offsets[:-1])
-        ids[ragged.ranges(place, head)] = flat[ragged.ranges(bounds[:-1], head)]
-        ids[ragged.ranges(place + head, tail)] = flat[ragged.ranges(bounds[1:] - tail, tail)]
-        place = place + head + tail
-        ids[place] = special.separator
-        place += 1
+        ranges.append([(before + bounds[:-1], head), (before + bounds[1:] - tail, tail)])
+        before += len(flat)
     lost = sum(length - head - tail for length, (head, tail) in zip(lengths, ends, strict=True))
-    segment_b_start = total if second is None else starts[1]
-    return Sequences(ids, offsets, segment_b_start), Cut(int((lost > 0).sum()), int(lost.sum()))
+    return Sequences(*assemble(tokens, ranges, tokenizer.special_tokens)), Cut(int((lost > 0).sum()), int(lost.sum()))
 
 
 def build_pieces(tokenizer: Tokenizer, texts: list[str], length: int, step: int) -> tuple[Sequences, np.ndarray]:
     """`[CLS] piece [SEP]` for overlapping pieces of each text, at most `length` tokens each, `step` tokens apart; and
     the first piece of each text, with their number: (texts + 1,) int64.
     """
-    special = tokenizer.special_tokens
     flat, bounds = tokenizer.encode_batch(texts)
     pieces = [list(windows(int(count), length - 2, step)) for count in np.diff(bounds)]
     of_text = ragged.to_offsets(np.array([len(each) for each in pieces]))
     ends = np.array([piece for each in pieces for piece in each])
     counts = ends[:, 1] - ends[:, 0]
     starts = ends[:, 0] + np.repeat(bounds[:-1], np.diff(of_text))
-    offsets = ragged.to_offsets(counts + 2)
-    ids = np.empty(offsets[-1], np.int64)
-    ids[offsets[:-1]], ids[offsets[1:] - 1] = special.classification, special.separator
-    ids[ragged.ranges(offsets[:-1] + 1, counts)] = flat[ragged.ranges(starts, counts)]
-    return Sequences(ids, offsets, counts + 2), of_text
+    return Sequences(*assemble(flat.astype(np.int64), [[(starts, counts)]], tokenizer.special_tokens)), of_text

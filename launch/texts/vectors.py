@@ -1,4 +1,4 @@
-"""How a model has learned to make one vector of a text: the same where it learns and where it is used."""
+"""How a model pools one vector from a text: saved with the model, the same in training and in use."""
 
 from __future__ import annotations
 

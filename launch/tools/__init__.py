@@ -1,1 +1,1 @@
-"""The smaller commands: data, export, doctor, quick start."""
+"""The smaller commands: data, plan, export, ONNX, doctor, quickstart, runs and status."""

@@ -1,4 +1,4 @@
-"""What is exported beside the weights: a model card, and how sentence-transformers makes a text's vector."""
+"""Files that an export has beside the weights: a model card, and the pooling for sentence-transformers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TASKS = {
 _POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}  # ours -> sentence-transformers'
 # What nothing else has been learned on.
 _ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForReplacedTokenDetection")
-# Where something lies is nobody's business, and says nothing to who downloads it.
+# Local paths are private, and of no use to a user of the model.
 _PATHS = ("output", "data", "train_file", "validation", "test", "model", "tokenizer", "cache_dir", "init_from",
           "init_word_vectors")
 _NOT_SHOWN = ("data_cache",)

@@ -1,4 +1,4 @@
-"""The commands of the data floor: call `pipeline`, show what it says."""
+"""The commands of data: `vocab`, `prepare`, `inspect`, `verify`."""
 
 from __future__ import annotations
 

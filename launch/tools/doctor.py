@@ -1,4 +1,4 @@
-"""`cloze doctor`: can this environment train, on all its machines? A verdict a line, and nothing that hangs."""
+"""`cloze doctor`: checks whether this environment can train, on all its machines, each check with a time limit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import work_on
 from cloze.launch.system.environment import Environment, prepare_deepspeed, read_environment
-from cloze.launch.tools import examinations
-from cloze.launch.tools.examinations import Finding
+from cloze.launch.tools import doctor_checks
+from cloze.launch.tools.doctor_checks import Finding
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url, to_place
 
@@ -48,29 +48,29 @@ def doctor(config: DoctorConfig) -> int:
                           advice="see that every machine was started, that their names resolve and that no firewall "
                           "stands between them")
     device = devices[0] if joined else None
-    examiner.run("versions", examinations.versions)
+    examiner.run("versions", doctor_checks.versions)
     if device is not None:
         examiner.device = device
         work_on(device)
-        examiner.run("device", lambda: examinations.device(device))
+        examiner.run("device", lambda: doctor_checks.device(device))
         # Kept by one process of each machine: they share the file.
         keeps = environment.local_rank == 0
-        examiner.run("matrix product", lambda: examinations.matrix_product(device, keeps))
-        examiner.run("memory bandwidth", lambda: examinations.memory_bandwidth(device, keeps))
-    examiner.run("shared memory", lambda: examinations.shared_memory(device, environment.world_size))
+        examiner.run("matrix product", lambda: doctor_checks.matrix_product(device, keeps))
+        examiner.run("memory bandwidth", lambda: doctor_checks.memory_bandwidth(device, keeps))
+    examiner.run("shared memory", lambda: doctor_checks.shared_memory(device, environment.world_size))
     if output := config.output:
-        examiner.run("output", lambda: examinations.output(Path(output), environment.rank))
+        examiner.run("output", lambda: doctor_checks.output(Path(output), environment.rank))
     else:
         examiner.findings.append(Finding("output", "give --output: the folder where runs will be written", "skipped"))
     if data := config.data:
-        examiner.run("data", lambda: examinations.data(to_place(data), environment.rank, environment.world_size,
+        examiner.run("data", lambda: doctor_checks.data(to_place(data), environment.rank, environment.world_size,
                                                        config.timeout_seconds / 2))
     else:
         examiner.findings.append(Finding("data", "give --data: a folder that cloze prepare wrote", "skipped"))
     together = None if device is None else _together(examiner, config, environment, device, timeout)
     findings = examiner.findings if together is None else together
     failed = any(finding.verdict == "problem" for finding in findings)
-    # A rank that did not get as far as all the others has nobody to speak for it.
+    # A rank that did not reach the collective prints its own findings.
     _print(console if together else Console(), findings)
     if together:
         distributed.barrier()  # a launcher that sees one process fail ends the others, rank 0 before it has printed
@@ -87,10 +87,10 @@ def _together(examiner: _Examiner, config: DoctorConfig, environment: Environmen
     gathered: list[str] = []
 
     def together() -> list[Finding]:
-        found = [examinations.processes(environment, device), *examinations.clock(device, environment.world_size)]
-        found += examinations.collective(device, environment.world_size)
+        found = [doctor_checks.processes(environment, device), *doctor_checks.clock(device, environment.world_size)]
+        found += doctor_checks.collective(device, environment.world_size)
         if config.output and environment.world_size > 1:
-            found += examinations.shared_folder(Path(config.output), environment)
+            found += doctor_checks.shared_folder(Path(config.output), environment)
         text = json.dumps([asdict(finding) for finding in [*found, *examiner.findings]])
         gathered.extend(distributed.gather_texts(text, device))
         return []

@@ -154,7 +154,7 @@ def _check(path: Path, model: _Padded) -> dict[str, list]:
     shapes = {}
     for output, ours, theirs in zip(session.get_outputs(), found, expected, strict=True):
         theirs = theirs.numpy()
-        if theirs.shape[: seen.dim()] == tuple(seen.shape):  # of tokens: padding gives what nobody reads
+        if theirs.shape[: seen.dim()] == tuple(seen.shape):  # of tokens: outputs at padding are not used
             ours, theirs = ours[seen.numpy()], theirs[seen.numpy()]
         difference = np.abs(ours - theirs).max()
         if not difference <= _TOLERANCE:

@@ -1,4 +1,4 @@
-"""`cloze plan`: will it fit, how long does it take, what does it cost? An estimate; nothing is run."""
+"""`cloze plan`: estimates memory, time and cost of a run without running it."""
 
 from __future__ import annotations
 
@@ -208,7 +208,6 @@ def _assumed(config: PlanConfig, estimator: Estimator) -> str:
     folders = ", ".join(each.path for each in config.sources)
     source = folders if config.data else f"{config.short_share:.0%} of them shorter"
     said += [f"{lengths.mean:.0f} tokens a sequence ({source}), {lengths.masked_share:.0%} of them masked",
-             *([] if config.objective == "masked" else [f"masked tokens alone, without what {config.objective} adds"]),
              "the full batch from the first step", "no evaluation, no wait for data or checkpoints"]
     return (f"assumed: {'; '.join(said)}. Constants and their sources: launch/tools/planning/assumptions.py; how well "
-            "they foretell published rates: docs/scaling.md")
+            "they predict published rates: docs/scaling.md")

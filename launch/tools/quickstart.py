@@ -1,4 +1,4 @@
-"""`cloze quickstart`: the whole chain on text that ships inside every CPython, by the commands that anyone can type."""
+"""`cloze quickstart`: all commands from text to predictions, on text that every CPython ships."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Stopped(Exception):
 
 
 class Quickstart:
-    """Runs one step after another; a step whose result is there already is skipped, aloud.
+    """Runs one step after another; a step whose result exists is skipped, with a message.
 
     Args:
         children: starts the commands, and ends them with this process.

@@ -1,4 +1,5 @@
-"""Code that is exported beside a shape that transformers lacks, with which it loads without Cloze.
+"""The code that an export of a shape that transformers lacks has beside it, so that transformers loads it without
+Cloze.
 
 It is the model floor itself, which imports torch alone: each file as `cloze_NAME.py`, whose imports name its
 neighbours, and two files that give it the inputs and outputs of transformers (`remote_code/`).

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, kept beside those that are trained."""
+"""Exponential moving average of the weights (EMA), kept beside the trained ones."""
 
 from __future__ import annotations
 

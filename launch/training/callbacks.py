@@ -1,4 +1,4 @@
-"""What a user's own classes are told of a run while it goes on."""
+"""The interface of a user's own callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An objective's means over held-out samples."""
+"""Means of an objective over validation samples."""
 
 from __future__ import annotations
 

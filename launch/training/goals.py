@@ -1,4 +1,4 @@
-"""When a run has reached what it was told to reach: pure functions of its configuration and its state."""
+"""Best checkpoint, early stopping, target and end of a run: pure functions of its configuration and state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A closer look at single steps: gradient, weight and update of each layer, and the share of communication."""
+"""Inspection of single steps: norms of gradient, weight and update of each layer, and the share of communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trainer asks of what is minimised, whichever room it is from."""
+"""The interface between the trainer and an objective."""
 
 from __future__ import annotations
 

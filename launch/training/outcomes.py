@@ -1,4 +1,5 @@
-"""What the steps of a run have come to: sums since the last line of metrics, and what a checkpoint would hold."""
+"""Outcomes of steps that are not read from the device yet: sums since the last log line, and the last step whose
+weights are known to be good."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Outcomes:
         size: of the window.
         most_skipped: skipped steps in a row after which the run is to be given up.
         keeps_skipped: whether a skipped step changes what a checkpoint holds, as in fp16, whose loss scale it lowers.
-        on_skip: is told of each skipped step.
+        on_skip: called with each skipped step.
     """
 
     def __init__(self, size: int, device: torch.device, *, most_skipped: int, keeps_skipped: bool,

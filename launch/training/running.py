@@ -1,10 +1,11 @@
-"""What every run of training goes through: launch/pretrain/command.py and launch/finetune/command.py fill it in."""
+"""The parts that pretraining and fine-tuning runs share: start, resume, training loop, end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from cloze.pipeline.errors import UserError
 # follows.
 COLLECTIVES = "collectives-rank-"
 EXIT_COMPLETE = 0
+BUILDING = "building the model and DeepSpeed's engine"  # said before what may take long without a word
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def joined(config: RunConfig, facts: runs.Facts, environment: Environment, conso
                      f"collectives give up and end the run after {COLLECTIVE_SECONDS} s")
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     main = environment.is_main
-    with runs.locked(output) if main else nullcontext(), runs.failure_told(output) if main else nullcontext():
+    with runs.locked(output) if main else nullcontext(), runs.recording_failure(output) if main else nullcontext():
         fetch = stored.fetch_heartbeats if stored else None
         with Heartbeat(output, environment, config.monitor, fetch=fetch) as heartbeat:  # names a rank that doesn't join
             if config.train.deterministic:
@@ -233,7 +235,7 @@ class Record:
     metrics: MetricsWriter | None
     """On rank 0."""
     complete: bool = False
-    """Whether no step, and nothing after the last one, is left; whoever trains sets it."""
+    """Whether no step, and nothing after the last one, is left; set by the caller."""
 
 
 @contextmanager
@@ -261,8 +263,7 @@ def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: Sto
             if metrics:
                 runs.set_status(output, "complete" if record.complete else "requeue", trainer.saved_step)
                 if stored:  # while all wait: torchrun may end this process as soon as another has left
-                    with suppress(UserError):  # what can't be sent now is tried again, and then said
-                        stored.ship()
+                    stored.ship_last(partial(trainer.heartbeat.beat, trainer.state.step, "save"))
             trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if record.complete else
                                 f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
             # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
@@ -274,10 +275,10 @@ def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: Sto
 
 
 def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> MetricsWriter:
-    """Of a run that goes on from the trainer's step; trackers are told what it is, of what data and on what."""
+    """The writer of a run that resumes at the trainer's step; trackers get its configuration, data and software."""
     facts = runs.flatten(asdict(config)) | runs.read_fields(output / runs.DATA)
     facts |= {f"software.{name}": value for name, value in software().items()}
     facts |= {"hardware.device": device_name(trainer.engine.device),
               "hardware.processes": trainer.environment.world_size}
     return MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step, config.evaluation.metric,
-                         config.monitor.trackers, config.monitor.project, facts)
+                         config.monitor.trackers, config.monitor.project, facts, trainer.tracked)

@@ -1,4 +1,4 @@
-"""Learning-rate multipliers: pure functions of the step or the time, so that a resume cannot get them wrong."""
+"""Learning rate schedules: multipliers as pure functions of the step or the time, so that a resume needs no state."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How fast a run goes: tokens a second, share of padding, data wait, model FLOPs utilisation; and which rank
-is slower than the others."""
+"""Throughput: tokens per second, share of padding, data wait, model FLOPs utilisation; and the slowest rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: advance, log, evaluate, save, stop."""
+"""The training loop: step, log, evaluate, save, stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
-from cloze.launch.system.devices import doubt_of_peak, measured_anew, numbers_on, peak_flops, to_device
+from cloze.launch.system.devices import measured_anew, numbers_on, peak_flops, peak_warning, to_device
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
@@ -40,6 +40,7 @@ from cloze.pipeline.loading.batches import RankBatch
 # What the window counts beside the objective's own sums: steps that changed the weights, skipped ones, real tokens,
 # tokens that padding would have added.
 _WINDOW = ("steps", "skipped", "tokens", "padding")
+_TRACKERS = "trackers"  # entry of state.json
 _SOURCES = "sources"  # of a micro-batch's samples, on their way to the device beside what the model takes
 
 
@@ -61,7 +62,7 @@ class Trainer:
             now and then, as a sign of life. None: no validation data.
         flops: model FLOPs of a micro-batch.
         facts: plain values kept in every checkpoint.
-        callbacks: what the user wants to be told.
+        callbacks: the user's own, called at each event.
         sources: what measures each source of a mixture by itself (launch/pretrain/sources.py).
         average: of the weights, measured beside them and kept in checkpoints.
     """
@@ -81,12 +82,14 @@ class Trainer:
         self.callbacks, self.average = callbacks, average
         self.metrics: MetricsWriter | None = None
         self.state = TrainState()
+        self.tracked: dict[str, dict] = {}
+        """What the checkpoint that the run goes on from says of its trackers (run/trackers.py)."""
         self.throughput = Throughput(device, peak_flops(device, compute_dtype(engine)))
         self.inspector = Inspector(engine, device, environment.world_size)
         self.show: Callable[[int], None] | None = None
         self._num_sums = len(objective.NAMES) + (sources.num_sums if sources else 0)
         self.outcomes = Outcomes(self._num_sums + len(_WINDOW), device, most_skipped=self.train.max_skipped_steps,
-                                 keeps_skipped=engine.fp16_enabled(), on_skip=self._tell_of_skip)
+                                 keeps_skipped=engine.fp16_enabled(), on_skip=self._report_skip)
         self._stop_agreed = False
         self._began = 0.0  # when the clock would have been started without interruption
         self._seconds = 0.0  # by rank 0's clock, as all ranks know them
@@ -109,6 +112,7 @@ class Trainer:
             if saved["window"].shape == self.outcomes.window.shape:
                 self.outcomes.window += saved["window"].to(self.device)
         self.outcomes.saved = self.state
+        self.tracked = self.checkpoints.state(step).get(_TRACKERS, {})
         self._seconds = self.state.seconds
         if self.average:
             elastic = self.checkpoints.state(step)["world_size"] != self.environment.world_size
@@ -145,9 +149,13 @@ class Trainer:
         self.outcomes.begin(self.state)
         for callback in self.callbacks:
             callback.on_start(self._view())
+        if not self.completion:  # what comes next may take minutes without a word
+            first = "an evaluation first, then " if self.state.step == 0 and self.evaluate else ""
+            every = "step" if self.train.log_every_steps == 1 else f"{self.train.log_every_steps} steps"
+            self.console.say(f"training from step {self.state.step}: {first}a line every {every}")
         self._evaluate_if_due()
         self.throughput.reset()
-        while not self.completion and not self._stop_agreed:
+        while not (self.completion or self._stop_agreed or self.checkpoints.must_end):
             self.profiler.before(self.state.step)
             self._advance(stream, stop)
             self.profiler.after(self.state.step - 1)
@@ -194,7 +202,7 @@ class Trainer:
             seen = self._show_batch(batch, totals[:-4]) if self.objective.whole_batch else None
             for micro_step, micro_batch in enumerate(batch.micro_batches):
                 last = micro_step == len(batch.micro_batches) - 1
-                # Told to DeepSpeed, which would count: a growing batch has more and more micro-batches.
+                # Set explicitly, as DeepSpeed counts micro-batches, whose number grows with the batch.
                 self.engine.set_gradient_accumulation_boundary(last)
                 with self.inspector.watch() if inspect and last else contextlib.nullcontext():
                     if batch.sources is not None:
@@ -205,7 +213,7 @@ class Trainer:
         if self.average:
             self.average.update(self.state.step + 1, skipped)
         share = 1 / self.environment.world_size
-        # A skipped step counts its tokens, but its losses, which may be NaN, are nobody's.
+        # A skipped step counts its tokens; its losses, which may be NaN, are left out.
         self.outcomes.window += torch.cat([
             torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share,
             numbers_on(self.device, batch.num_tokens, batch.num_padding),
@@ -302,7 +310,7 @@ class Trainer:
         if failed:
             self._give_up(failed)
 
-    def _tell_of_skip(self, step: Step) -> None:
+    def _report_skip(self, step: Step) -> None:
         self.console.warn(f"loss or gradient of {step} are infinite or NaN; the step changes nothing")
 
     def _finish_saving(self, best: int | None) -> None:
@@ -385,7 +393,7 @@ class Trainer:
             found = self.sources.progress(self.state.samples_consumed)
             scalars |= {f"data/{name}": value for name, value in found.items()}
         scalars |= self.throughput.scalars()
-        self._tell_of_slow_rank()
+        self._report_slow_rank()
         if scalars.get("speed/mfu", 0.0) > 1:
             scalars |= self._believable(scalars.pop("speed/mfu"))
         self._write(with_more(self.callbacks, "on_log", self._view(), scalars))
@@ -393,7 +401,7 @@ class Trainer:
             runs.set_status(Path(self.config.output), "running", self.state.step)
         self.throughput.reset()
 
-    def _tell_of_slow_rank(self) -> None:
+    def _report_slow_rank(self) -> None:
         """Name, once, a rank that was far slower than the others in all lines of metrics for `monitor.hang_seconds`."""
         slow, now = self.throughput.slow, time.monotonic()
         if slow is None or slow[0] != self._slow_since[0]:
@@ -413,7 +421,7 @@ class Trainer:
         if self._peak_doubted:
             return {}
         self._peak_doubted = True
-        self.console.warn(f"speed/mfu: {mfu:.0%} of the peak cannot be, and is not shown: {doubt_of_peak(self.device)}")
+        self.console.warn(f"speed/mfu: {mfu:.0%} of the peak cannot be, and is not shown: {peak_warning(self.device)}")
         before = self.throughput.peak or 0.0
         # None of a device with a data sheet, which not every rank needs to have.
         found = measured_anew(self.device, compute_dtype(self.engine), self.environment.is_main)
@@ -458,7 +466,9 @@ class Trainer:
         with self._not_training("save"):
             if not self.outcomes.skipped_in_a_row:
                 self.checkpoints.retire(state.best_step)
-            self.checkpoints.save(self.engine, state, self.facts, {"window": window.cpu()},
+            tracked = self.metrics.tracked() if self.metrics else {}
+            facts = self.facts | ({_TRACKERS: tracked} if tracked else {})
+            self.checkpoints.save(self.engine, state, facts, {"window": window.cpu()},
                                   self.average.files(self.environment.rank) if self.average else {}, local=local)
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()

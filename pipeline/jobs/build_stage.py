@@ -1,4 +1,5 @@
-"""Stage 2 of preparing: a range of hashes to a shard. Collect its documents, build samples, draw masks, write."""
+"""Stage 2 of preparation: from a range of document hashes to a shard: collect documents, build samples, draw masks,
+write."""
 
 import base64
 import hashlib

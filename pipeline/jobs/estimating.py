@@ -1,4 +1,4 @@
-"""Before a long job: about how long it will take and how much disk it needs, from a small sample."""
+"""Estimates of the time and disk space of a preparation, from a small sample."""
 
 import hashlib
 import itertools
@@ -55,7 +55,7 @@ def estimate(
     """From the first documents of the input; None if the size of a data set on the hub isn't known."""
     if not all(file.size for file in files if file.format == "dataset"):
         return None
-    began = time.process_time()  # not the wall clock: workers start meanwhile, and others may use the machine
+    began = time.process_time()  # not the wall clock: workers are starting, and others may use the machine
     documents = list(_first(itertools.chain.from_iterable(map(read, tasks)), _READ_BYTES))
     reading = (time.process_time() - began) / max(1, sum(len(document.text) for document in documents))
     splitter = splitter_of(tasks[0][0].file, config)

@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, in spawned processes, or on a Dask cluster; one concurrent.futures interface."""
+"""Executors of tasks: this process, spawned processes, or a Dask cluster; one concurrent.futures interface."""
 
 import importlib
 import itertools

@@ -1,4 +1,4 @@
-"""`cloze inspect`: what a prepared folder holds, as facts and decoded samples."""
+"""`cloze inspect`: statistics and decoded samples of a prepared folder."""
 
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ def total(manifest: Manifest, name: str) -> int:
 
 
 def tokens_lost(manifest: Manifest) -> int:
-    """Tokens that nobody can account for: 0, or there is a bug."""
+    """Tokens that are missing from the counts: 0, or there is a bug."""
     kept = manifest.counts["tokens"] - manifest.counts["tokens_duplicate"] - manifest.counts["tokens_short"]
     collected = total(manifest, "tokens_kept")
     flow = total(manifest, "tokens_in") + total(manifest, "tokens_borrowed") - total(manifest, "tokens_left_out")

@@ -3,7 +3,7 @@
 A part is written once and read by ranges of hashes. It is a row of blocks of some 128 KiB, each the columns of some
 documents one after another; then an index with the first hash of each block, its place, counts and checksums; then
 the index's own checksum and length. So a range takes three reads, however large the part is, and a byte that has
-changed since is found when it is read: `DamagedPart`, and whoever knows how makes the part again.
+changed since is found when it is read: `DamagedPart`, and the stage that can makes the part again.
 """
 
 import os
@@ -76,7 +76,7 @@ def distinct(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rows, starts = by_hash[first], np.flatnonzero(first)
     if len(rows) == len(by_hash):
         return rows, table["duplicates"][rows], table["duplicate_tokens"][rows]
-    # reduceat widens integers unless it is told their type
+    # reduceat widens integers unless it is given their type
     documents = np.add.reduceat(table["duplicates"][by_hash] + np.uint32(1), starts, dtype=np.uint32)
     tokens = np.add.reduceat((table["duplicate_tokens"] + table["num_tokens"])[by_hash], starts, dtype=np.uint64)
     return rows, documents - np.uint32(1), tokens - table["num_tokens"][rows]

@@ -1,4 +1,4 @@
-"""Which documents go to which split and shard: ranges of hashes, planned from what stage 1 counted."""
+"""The plan of splits and shards: ranges of document hashes, from the counts of stage 1."""
 
 from dataclasses import dataclass
 

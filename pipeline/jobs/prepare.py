@@ -180,23 +180,18 @@ def _identity(
 ) -> dict:
     """What a run is: all that its bytes and its tasks depend on. JSON, so that it compares after a round trip."""
     tasks = json.dumps([[[part.file.number, part.start, part.stop] for part in task] for task in segments])
-    preparation = config.preparation(config.max_length)
-    return json.loads(
-        json.dumps(
-            {
-                "preparation": preparation,
-                "lengths": config.lengths,
-                "tokenizer_fingerprint": tokenizer.fingerprint,
-                "sources": [[file.source, file.name, file.size] for file in files],
-                "times of change": [0 if file.content else file.changed for file in files],
-                **({"ETags": [file.content for file in files]} if any(file.content for file in files) else {}),
-                "rules": _RULES,
-                "parts read at once": FILES_AT_ONCE,
-                "library versions": {each.__name__: each.__version__ for each in (np, pa, tokenizers)},
-                "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),  # other versions may differ
-            }
-        )
-    )
+    return {
+        "preparation": json.loads(json.dumps(config.preparation(config.max_length))),
+        "lengths": config.lengths,
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "sources": [[file.source, file.name, file.size] for file in files],
+        "times of change": [0 if file.content else file.changed for file in files],
+        **({"ETags": [file.content for file in files]} if any(file.content for file in files) else {}),
+        "rules": _RULES,
+        "parts read at once": FILES_AT_ONCE,
+        "library versions": {each.__name__: each.__version__ for each in (np, pa, tokenizers)},
+        "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),  # other versions may differ
+    }
 
 
 def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], output: Place) -> Manifest | None:

@@ -1,4 +1,4 @@
-"""Reports: what a task counted, in a file that says that the task is complete. Written last, and checked when read."""
+"""Reports: the counts of a finished task, in a file that is written last and checked when read."""
 
 import hashlib
 import json

@@ -7,12 +7,10 @@ last may be smaller), and its hash is that of theirs: so nothing is read twice, 
 import hashlib
 import itertools
 import os
+from array import array
 
-import numpy as np
-
-from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.readers.files import TABLES, InputFile, Segment
 from cloze.pipeline.storage import describe
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.reading import open_raw
@@ -26,6 +24,31 @@ def is_hashed(file: InputFile) -> bool:
     return file.format != "dataset" or bool(file.parts)
 
 
+def read_small(file: InputFile, start: int, stop: int) -> tuple[bytes, str] | None:
+    """The bytes of a small file, and their SHA-256 in hexadecimal: opened once, and read at once.
+
+    None if it isn't small, or [start, stop) isn't all of it: read it, and then `hash_piece`.
+    Raises UserError if the file isn't any more what the run was planned with.
+    """
+    size = file.size
+    if not file.is_small or start or stop < size:
+        return None
+    try:
+        stream = os.open(file.path, os.O_RDONLY)  # not `open`, which costs more than hashing a small file
+        try:
+            data = os.read(stream, size + 1)
+            while len(data) < size and (more := os.read(stream, size + 1 - len(data))):
+                data += more
+            status = os.fstat(stream)
+        finally:
+            os.close(stream)
+    except OSError as error:
+        raise UserError(describe(error, file.path)) from error
+    if (len(data), status.st_size, status.st_mtime_ns) != (size, size, file.changed):
+        raise _changed(file)
+    return data, hashlib.sha256(data).hexdigest()
+
+
 def hash_piece(file: InputFile, start: int, stop: int) -> str:
     """SHA-256 of bytes [start, stop) of a file, in hexadecimal.
 
@@ -36,7 +59,7 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
         if is_url(file.path):
             digest, found, state = _stored_piece(file.path, start, stop)
         for path in _paths(file):
-            stream = os.open(path, os.O_RDONLY)  # not `open`, which costs more than hashing a small file
+            stream = os.open(path, os.O_RDONLY)
             try:
                 size = os.fstat(stream).st_size
                 place, end = max(start - found, 0), min(stop - found, size)
@@ -51,11 +74,15 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
         raise UserError(describe(error, file.path)) from error
     size = file.size if file.parts else found  # that of a data set is not the size of its files
     if is_hashed(file) and (size, state) != (file.size, file.state):
-        raise UserError(
-            f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
-            "same command again"
-        )
+        raise _changed(file)
     return digest.hexdigest()
+
+
+def _changed(file: InputFile) -> UserError:
+    return UserError(
+        f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
+        "same command again"
+    )
 
 
 def _stored_piece(url: str, start: int, stop: int) -> tuple:
@@ -86,33 +113,34 @@ class SourceHashes:
     """
 
     def __init__(self, files: list[InputFile], tasks: list[list[Segment]]):
-        self._counts = np.zeros(len(files), np.int64)  # of segments, and so of pieces
-        self._spans = np.zeros(len(files), np.int64)  # of the first segment
+        # Arrays of Python's, since it is single numbers that are asked for.
+        self._counts = array("q", bytes(8 * len(files)))  # of segments, and so of pieces
+        self._spans = array("q", bytes(8 * len(files)))  # of the first segment
         for segment in itertools.chain.from_iterable(tasks):
             number = segment.file.number
             self._spans[number] = self._spans[number] or segment.stop - segment.start
             self._counts[number] += 1
-        self._first = ragged.to_offsets(self._counts)
-        self._starts = ragged.to_offsets(np.array([len(task) for task in tasks], np.int64))
-        self._digests = bytearray(_DIGEST_BYTES * int(self._starts[-1]))
+        self._first = array("q", itertools.accumulate(self._counts, initial=0))
+        self._starts = array("q", itertools.accumulate(map(len, tasks), initial=0))
+        self._digests = bytearray(_DIGEST_BYTES * self._starts[-1])
 
     def pieces(self, task: int, segments: list[Segment]) -> list[tuple[int, int]]:
         """The bytes [start, stop) of the file of each of a task's segments that it hashes."""
         found = []
-        for place, segment in enumerate(segments, int(self._starts[task])):
+        for place, segment in enumerate(segments, self._starts[task]):
             size = self._piece_bytes(segment.file)
-            number = place - int(self._first[segment.file.number])
+            number = place - self._first[segment.file.number]
             found.append((number * size, (number + 1) * size))
         return found
 
     def add(self, task: int, digests: str) -> None:
         """What a task has found of its pieces."""
-        start, stop = (_DIGEST_BYTES * int(self._starts[number]) for number in (task, task + 1))
+        start, stop = (_DIGEST_BYTES * self._starts[number] for number in (task, task + 1))
         self._digests[start:stop] = bytes.fromhex(digests)
 
     def of(self, file: InputFile) -> dict:
         """What the manifest says: the hash, and where it is one of several pieces the size of these."""
-        start, stop = (_DIGEST_BYTES * int(self._first[number]) for number in (file.number, file.number + 1))
+        start, stop = (_DIGEST_BYTES * self._first[number] for number in (file.number, file.number + 1))
         if not is_hashed(file):
             return {"sha256": None}
         if start == stop:  # a table without rows: no task read it
@@ -122,10 +150,10 @@ class SourceHashes:
 
     def _piece_bytes(self, file: InputFile) -> int:
         """Those of plain text are what each task reads; of others they are equal shares."""
-        count = int(self._counts[file.number])
-        if count == 1 or file.compression or file.format in ("parquet", "dataset"):
+        count = self._counts[file.number]
+        if count == 1 or file.compression or file.format in TABLES:
             return -(-_size(file) // count)
-        return int(self._spans[file.number])
+        return self._spans[file.number]
 
 
 def _joined(digests: bytes) -> str:

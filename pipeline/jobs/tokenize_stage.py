@@ -16,8 +16,8 @@ from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.reports import load_report, save_report
-from cloze.pipeline.jobs.sources import hash_piece
-from cloze.pipeline.readers import read
+from cloze.pipeline.jobs.sources import hash_piece, read_small
+from cloze.pipeline.readers import read_segment
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.records import Document
 from cloze.pipeline.stores.places import Place, to_place
@@ -130,11 +130,12 @@ def tokenize(task: TokenizeTask) -> Report:
 
 def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Document]]]:
     """Documents with the number of their source, some two million bytes at a time."""
-    chunk, size = [], 0
+    chunk, size, digests = [], 0, []
     for segment, piece in zip(task.segments, task.pieces, strict=True):
         source = segment.file.source
+        content, digest = read_small(segment.file, *piece) or (None, None)
         damaged = False  # the document, by a piece before
-        for document in read([segment]):
+        for document in read_segment(segment, content):
             damaged &= document.piece > 1
             report.add(
                 documents_read=document.piece <= 1,
@@ -148,7 +149,8 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
             if size >= _CHUNK_BYTES:
                 yield chunk
                 chunk, size = [], 0
-        report.digests += hash_piece(segment.file, *piece)  # what was read a moment ago, and is in memory
+        digests.append(digest or hash_piece(segment.file, *piece))  # what was read a moment ago, and is in memory
+    report.digests = "".join(digests)
     if chunk:
         yield chunk
 

@@ -1,4 +1,4 @@
-"""`cloze verify`: hash everything again and name what is damaged."""
+"""`cloze verify`: hashes all files again and names those that are damaged."""
 
 from cloze.pipeline.config import VerifyConfig
 from cloze.pipeline.errors import UserError

@@ -1,5 +1,6 @@
-"""Global batches, and of each this rank's part, which alone it reads; the position in the stream is one integer."""
+"""Global batches: each rank reads its own part only; the position in the stream is one integer."""
 
+import bisect
 import math
 import queue
 import threading
@@ -41,11 +42,30 @@ class BatchWarmup:
     increment: int
     samples: int
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of samples of which all sizes but the final one are sums."""
+        return self.initial, self.increment
+
     def size(self, position: int, final: int) -> int:
         """Samples of the global batch that begins at `position`."""
         if position >= self.samples:
             return final
         return self.initial + self.increment * ((final - self.initial) // self.increment * position // self.samples)
+
+
+@dataclass(frozen=True)
+class BatchPhases:
+    """Global batches of `sizes` samples one after another, each up to the position `ends` of it; then of their final
+    size. A batch that begins before an end goes on over it.
+    """
+
+    sizes: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    def size(self, position: int, final: int) -> int:
+        """Samples of the global batch that begins at `position`."""
+        return (*self.sizes, final)[bisect.bisect_right(self.ends, position)]
 
 
 @dataclass(frozen=True)
@@ -87,9 +107,9 @@ class BatchStream:
 
     Of a global batch of G samples, in the order of streams, a rank has [rank · G / world_size, (rank + 1) · G /
     world_size): those of its own streams, and reads no others; only where the world size doesn't divide `streams` some
-    are read by two. So a global batch holds the same samples for any number of ranks, also while `warmup` lets it grow.
-    Of a mixture each source has its share of a global batch, give or take a sample for each `streams` of them.
-    `segments`: as in `collate`. `masking`: of masks that are drawn at load time. A thread prefetches; `close` ends it.
+    are read by two. So a global batch holds the same samples for any number of ranks, also while `warmup` gives it
+    other sizes. Of a mixture each source has its share of a global batch, give or take a sample for each `streams` of
+    them. `segments`: as in `collate`. `masking`: of masks drawn at load time. A thread prefetches; `close` ends it.
     Raises UserError, naming the argument, for one below its least value, and if a batch size isn't a multiple of
     micro_batch_size × world_size, or of `streams`.
     """
@@ -105,7 +125,7 @@ class BatchStream:
         streams: int,
         seed: int,
         samples_consumed: int = 0,
-        warmup: BatchWarmup | None = None,
+        warmup: BatchWarmup | BatchPhases | None = None,
         segments: tuple[int, int] = (0, 1),
         masking: RunMasking | None = None,
     ):
@@ -118,7 +138,7 @@ class BatchStream:
         if not 0 <= rank < world_size:
             raise UserError(f"rank: found {rank} of {world_size} processes, expected 0 to {world_size - 1}")
         at_once = micro_batch_size * world_size
-        for size in [global_batch_size, *([warmup.initial, warmup.increment] if warmup else [])]:
+        for size in [global_batch_size, *(warmup.sizes if warmup else ())]:
             if size % at_once:
                 raise UserError(
                     f"global_batch_size: found {size}, expected a multiple of micro_batch_size "

@@ -1,4 +1,4 @@
-"""Samples of streams, read by windows and masked: of one prepared folder, or of several that are mixed."""
+"""Streams of samples, read in windows and masked, from one prepared folder or a mixture."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import columns, hub, lines
-from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.readers.files import TABLES, InputFile, Segment
 from cloze.pipeline.readers.finding import find_files
 from cloze.pipeline.records import Document
 
@@ -37,7 +37,7 @@ def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
     size = min(most, max(least, sum(file.size for file in files if not file.compression) // _SEGMENTS))
     segments = []
     for file in files:
-        if file.format in ("parquet", "dataset"):
+        if file.format in TABLES:
             segments += columns.segments(file, size)
         elif file.compression:
             stripes = min(-(-_TASKS_OF_FEW_FILES // compressed), -(-file.size // _STRIPE_BYTES))
@@ -89,7 +89,9 @@ def _alike(first: InputFile, second: InputFile) -> bool:
 def read(task: list[Segment]) -> Iterator[Document]:
     """The documents of a task, in the order of the source."""
     for segment in task:
-        if segment.file.format in ("parquet", "dataset"):
-            yield from columns.read(segment)
-        else:
-            yield from lines.read(segment)
+        yield from read_segment(segment)
+
+
+def read_segment(segment: Segment, content: bytes | None = None) -> Iterator[Document]:
+    """The documents of a segment. content: all bytes of its file, if it is small and they were read already."""
+    return columns.read(segment) if segment.file.format in TABLES else lines.read(segment, content)

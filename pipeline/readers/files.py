@@ -9,8 +9,10 @@ from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import compression
 from cloze.pipeline.storage import describe
+from cloze.pipeline.stores.places import is_url
 
 BLOCK_BYTES = 1 << 20
+TABLES = ("parquet", "dataset")  # formats of rows; others are of bytes
 NEWLINE = re.compile(rb"\n")  # behind which lines end
 LONGEST_LINE = 16 << 20  # of pairs, which must be held whole: its arrays take some thirty times as much
 
@@ -42,6 +44,12 @@ class InputFile:
     def state(self) -> int | str:
         """What changes when the content does, beside the size."""
         return self.changed if self.content is None else self.content
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its bytes, as they lie on this machine, are one block at most."""
+        return (self.size <= BLOCK_BYTES and self.compression is None and self.format not in TABLES
+                and not is_url(self.path))
 
 
 @dataclass(frozen=True)

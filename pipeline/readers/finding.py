@@ -4,6 +4,7 @@ import fnmatch
 import os
 import re
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import compression
 from cloze.pipeline.readers.files import InputFile
-from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.storage import describe, readable_errors
 from cloze.pipeline.stores.clients import ObjectInfo
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
@@ -31,13 +32,13 @@ def find_files(
     Linked folders are entered. What is hidden is left out, and what is one of `written` or lies in it, unless an entry
     names a place in it. Raises UserError for an entry that names nothing, and for what it names and can't be read.
     """
-    paths: set[str] = set()
+    paths: dict[str, str | None] = {}  # and their places without links, where these are known
     stored: dict[str, ObjectInfo] = {}
     for entry in entries:
         if isinstance(name := to_place(entry), StorePath):
             more = _stored_files(name, [each for each in map(to_place, written) if isinstance(each, StorePath)])
             stored |= more
-            paths.update(more)
+            paths |= dict.fromkeys(more)
             if not more:
                 raise UserError(f"input: found nothing at {entry!r}, expected an object, a folder with objects, or a "
                                 "glob; check the URL")
@@ -48,15 +49,20 @@ def find_files(
             raise UserError(
                 f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
             )
-        paths.update(found)
+        paths |= found
     # One file under several names is read once. A link says what it links to by its own name: that of its target may
     # be a hash (the cache of the Hugging Face hub, DVC, git-annex). Of several names the shortest way is taken.
-    by_length = sorted(paths, key=lambda path: (path.count(os.sep), path), reverse=True)
     real_folder = cache(os.path.realpath)  # it looks at every folder above: once for each of 50,000 files takes seconds
-    ordered = sorted({path if path in stored else _real_path(path, real_folder): path for path in by_length}.values())
-    shared = _shared_folder(ordered)
+    chosen: dict[str, str] = {}
+    for path, real in paths.items():
+        real = path if path in stored else real or _real_path(path, real_folder)
+        other = chosen.setdefault(real, path)
+        if other is not path:
+            chosen[real] = min(path, other, key=lambda name: (name.count(os.sep), name))
+    ordered = sorted(chosen.values())
+    below = os.path.join(_shared_folder(ordered), "")
     files = [
-        _input_file(path, shared, number, source, config, stored.get(path))
+        _input_file(path, below, number, source, config, stored.get(path), paths[path] is not None)
         for number, path in enumerate(ordered, first)
     ]
     if not any(file.size for file in files):
@@ -120,35 +126,52 @@ def _real_path(path: str, real_folder: Callable[[str], str]) -> str:
 
 
 def _input_file(
-    path: str, shared: str, number: int, source: int, config: SourceConfig, stored: ObjectInfo | None
+    path: str, below: str, number: int, source: int, config: SourceConfig, stored: ObjectInfo | None, is_file: bool
 ) -> InputFile:
-    suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().lstrip(".").split(".")[1:]]
-    packed = compression.SUFFIXES.get(suffixes[-1]) if suffixes else None
-    kind = suffixes[-2:-1] if packed else suffixes[-1:]
-    if kind and kind[0] in compression.UNREAD:
-        raise UserError(
-            f"{path}: found {kind[0]}, expected plain files or compressed ones ({', '.join(compression.SUFFIXES)}); "
-            "unpack it, or leave it out by naming the others with a glob"
-        )
-    form = config.format
-    if form == "auto" and kind and kind[0] in _TABLES:
-        raise UserError(
-            f"{path}: found a table ({kind[0]}), expected text, JSON lines or Parquet; write its column of texts as "
-            "one of these, or give --source.format lines to read each line as it is"
-        )
-    if form == "auto":
-        form = _FORMATS.get(kind[0], "text") if kind else "text"
+    """below: the shared folder, with a slash behind it. is_file: known to be one, and no link."""
+    form, packed = _format(path, config)
     if stored is not None:
-        name = path.removeprefix(f"{shared}/")
+        name = path.removeprefix(below)
         return InputFile(number, source, path, name, form, packed, stored.size, stored.changed, config,
                          content=stored.content)
-    with readable_errors(path):
-        status = _status(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path}: is no file, expected files and folders; write what it gives into a file")
-        os.close(os.open(path, os.O_RDONLY))  # whether it may be read is known now, not in the middle of the job
-    name = checked_name(path[len(os.path.join(shared, "")) :].replace(os.sep, "/"))
+    try:
+        if not is_file:
+            _check_file(path, _status(path))
+        opened = os.open(path, os.O_RDONLY)  # whether it may be read is known now, not in the middle of the job
+        try:
+            status = os.fstat(opened)
+        finally:
+            os.close(opened)
+    except OSError as error:
+        raise UserError(describe(error, path)) from error
+    _check_file(path, status)
+    name = checked_name(path[len(below) :].replace(os.sep, "/"))
     return InputFile(number, source, path, name, form, packed, status.st_size, status.st_mtime_ns, config)
+
+
+def _check_file(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path}: is no file, expected files and folders; write what it gives into a file")
+
+
+def _format(path: str, config: SourceConfig) -> tuple[str, str | None]:
+    """The format and the compression of a file, by its name and as configured."""
+    *_, inner, last = ["", "", *os.path.basename(path).lower().lstrip(".").split(".")[1:]]
+    packed = compression.SUFFIXES.get(f".{last}")
+    kind = f".{inner if packed else last}"
+    if kind in compression.UNREAD:
+        raise UserError(
+            f"{path}: found {kind}, expected plain files or compressed ones ({', '.join(compression.SUFFIXES)}); "
+            "unpack it, or leave it out by naming the others with a glob"
+        )
+    if config.format != "auto":
+        return config.format, packed
+    if kind in _TABLES:
+        raise UserError(
+            f"{path}: found a table ({kind}), expected text, JSON lines or Parquet; write its column of texts as "
+            "one of these, or give --source.format lines to read each line as it is"
+        )
+    return _FORMATS.get(kind, "text"), packed
 
 
 def checked_name(name: str) -> str:
@@ -173,19 +196,23 @@ def _status(path: Path | str) -> os.stat_result:
         raise
 
 
-def _expand(entry: str, written: list[str]) -> list[str]:
-    """The files that an entry names: by their places without links, but for the last word of the entry and below."""
+def _expand(entry: str, written: list[str]) -> dict[str, str | None]:
+    """The files that an entry names: by their places without links, but for the last word of the entry and below.
+
+    Of those that their folder calls files, and no links, also their places without any.
+    """
     path = Path(entry).expanduser()
     written = [folder for folder in written if not Path(os.path.realpath(path)).is_relative_to(folder)]
     places = [path] if os.path.lexists(path) else _matches(Path(path.anchor), path.parts[bool(path.anchor) :], written)
-    found = []
+    found: dict[str, str | None] = {}
     for place in places:
         status = _status(place)
         place = place.parent.resolve() / place.name if place.name not in ("", "..") else place.resolve()
         if stat.S_ISDIR(status.st_mode):
-            found += [os.path.join(folder, name) for folder, names in _walk(place, written) for name in names]
+            for _, files in _walk(place, written):
+                found |= files
         elif not _lies_in(written, place):
-            found.append(str(place))
+            found[str(place)] = None
     return found
 
 
@@ -193,28 +220,43 @@ def _lies_in(written: list[str], path: Path) -> bool:
     return any(path.is_relative_to(each) for each in written)
 
 
-def _walk(top: Path, written: list[str]) -> Iterator[tuple[Path, list[str]]]:
-    """A folder and those below it, each once, with the names of their files, but for what is hidden or `written`.
+def _walk(top: Path, written: list[str]) -> Iterator[tuple[Path, dict[str, str | None]]]:
+    """A folder and those below it, each once, with the paths of their files, but for what is hidden or `written`.
 
+    And of those that the folder calls files, and no links, their places without any: no call to the system for each.
     Linked folders come last, so that a folder's own name goes before that of a link to it.
     """
+    waiting: deque[str] = deque([str(top)])  # folders below the one that is entered, and then linked ones
+    linked, seen = deque[str](), set()
+    while waiting or linked:
+        place = (waiting or linked).popleft()
+        real = os.path.realpath(place)
+        if real in seen or _lies_in(written, Path(real)):
+            continue
+        seen.add(real)
+        hidden = {os.path.basename(each) for each in written if os.path.dirname(each) == real}
+        folders: list[os.DirEntry] = []
+        files: dict[str, str | None] = {}
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    if _is_folder(entry):
+                        folders.append(entry)
+                    elif entry.name not in hidden:
+                        is_file = entry.is_file(follow_symlinks=False)
+                        files[entry.path] = os.path.join(real, entry.name) if is_file else None
+        folders.sort(key=lambda entry: entry.name)
+        waiting.extendleft(entry.path for entry in reversed(folders) if not entry.is_symlink())
+        linked.extend(entry.path for entry in folders if entry.is_symlink())
+        yield Path(place), files
 
-    def fail(error: OSError) -> None:
-        raise error
 
-    linked, seen = [top], set()
-    while linked:
-        for place, folders, names in os.walk(linked.pop(0), onerror=fail):
-            real = os.path.realpath(place)
-            if real in seen or _lies_in(written, Path(real)):
-                folders.clear()
-                continue
-            seen.add(real)
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            linked += [Path(place, name) for name in folders if os.path.islink(os.path.join(place, name))]
-            yield Path(place), [
-                name for name in names if not name.startswith(".") and os.path.join(real, name) not in written
-            ]
+def _is_folder(entry: os.DirEntry) -> bool:
+    """Whether it is a folder or links to one; not if it links in a circle."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _matches(folder: Path, parts: tuple[str, ...], written: list[str]) -> Iterator[Path]:

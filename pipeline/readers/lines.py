@@ -36,14 +36,17 @@ def _object(pairs: list[tuple[str, object]]) -> dict:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def read(segment: Segment) -> Iterator[Document]:
-    """Documents of a segment. Raises UserError for bytes that aren't UTF-8 (unless replaced) or a malformed line."""
+def read(segment: Segment, content: bytes | None = None) -> Iterator[Document]:
+    """Documents of a segment. Raises UserError for bytes that aren't UTF-8 (unless replaced) or a malformed line.
+
+    content: all bytes of its file, if it is small and they were read already.
+    """
     form = segment.file.format
     separators = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}
     separator = separators.get(form, NEWLINE)
     longest = {"pairs": None, "jsonl": LONGEST_JSON_LINE}.get(form, LONGEST_PIECE)
     parse = PARSERS.get(form, _texts)
-    found = _without_mark(blocks(segment, separator, longest))
+    found = _without_mark(blocks(segment, separator, longest) if content is None else [Block(0, content)])
     for block in _without_long_lines(segment, found) if form == "jsonl" else found:
         if isinstance(block, Document):
             yield block
@@ -51,7 +54,7 @@ def read(segment: Segment) -> Iterator[Document]:
             yield from parse(segment, block, separator)
 
 
-def _without_mark(found: Iterator[Block]) -> Iterator[Block]:
+def _without_mark(found: Iterable[Block]) -> Iterator[Block]:
     for block in found:
         if block.offset == 0 and block.data.startswith(_MARK):
             block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets stay

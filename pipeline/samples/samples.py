@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloze.pipeline import ragged
 from cloze.pipeline.records import NO_LABEL, Samples, SpecialTokens
+from cloze.pipeline.samples.assembly import assemble
 
 FOLLOWS, RANDOM = 0, 1
 
@@ -232,22 +232,15 @@ class SampleBuilder:
     # ---- assembling ----
 
     def _assemble(self, source: np.ndarray, segments: Segments, documents: Documents) -> Samples:
-        """[CLS] A [SEP] or [CLS] A [SEP] B [SEP] for every row, in one gather."""
+        """The samples of all rows."""
         rows = np.array(segments.rows, np.int64).reshape(-1, 6)
         a, a_end, b, b_end, label, number = rows.T
         has_b = (b_end > b) | (label != NO_LABEL)
-        classification, separator = len(source), len(source) + 1  # places of the two behind the tokens
-        extended = np.concatenate(
-            [source, np.array([self.special.classification, self.special.separator], source.dtype)]
-        )
-        starts = np.stack(
-            [np.full_like(a, classification), a, np.full_like(a, separator), b, np.full_like(a, separator)], axis=1
-        )
-        lengths = np.stack([np.ones_like(a), a_end - a, np.ones_like(a), b_end - b, has_b.astype(np.int64)], axis=1)
+        ids, offsets, segment_b_start = assemble(source, [[(a, a_end - a)], [(b, b_end - b)]], self.special, has_b)
         return Samples(
-            input_ids=ragged.gather(extended, starts.ravel(), lengths.ravel()),
-            offsets=ragged.to_offsets(lengths.sum(axis=1)),
-            segment_b_start=(2 + a_end - a).astype(np.uint16),
+            input_ids=ids,
+            offsets=offsets,
+            segment_b_start=segment_b_start.astype(np.uint16),
             next_sentence_label=label.astype(np.int8),
             document=documents.ids[number],
             source=documents.sources[number],

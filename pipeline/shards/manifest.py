@@ -4,22 +4,24 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
-from cloze.pipeline.stores import told
+from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.places import Place, to_place
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # docs/data-format.md says how 1 differs
 SPLITS = ("train", "validation", "test")
+_SIMPLE = frozenset({bool, float, int, str, type(None)})  # JSON writes them on one line
+_dumps = partial(json.dumps, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,7 @@ class Manifest:
                 name: vars(split) | {"shards": list(split.shards)} for name, split in self.splits.items()
             }
         content = {name: value for name, value in content.items() if value is not None}
-        # `vars` and not `asdict`, which would copy what may be a million files and shards first.
-        return json.dumps(content, indent=1, ensure_ascii=False, default=vars) + "\n"
+        return _indented(content) + "\n"
 
     def save(self, folder: str | Place) -> None:
         """Publish into `folder`, atomically, with the hash of itself."""
@@ -129,7 +130,7 @@ class Manifest:
 
     @property
     def remark(self) -> str | None:
-        """What a person should be told who trusts it, if there is anything."""
+        """A remark for the user about how far it can be trusted, or None."""
         if not self.is_old:
             return None
         return (f"{self.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "
@@ -175,7 +176,7 @@ class Manifest:
         path = folder / FILE_NAME
         try:
             with readable_errors(path):
-                raw = told.read(path)
+                raw = shared.read(path)
             content = json.loads(raw)
             version = content["format_version"]
             if version not in READABLE_VERSIONS:
@@ -199,10 +200,32 @@ class Manifest:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
 
 
+def _indented(value: Any, margin: str = "\n") -> str:
+    """json.dumps(value, indent=1, ensure_ascii=False, default=vars): the same text, in a small part of the time.
+
+    Python writes indented JSON step by step. A list of numbers or texts, or of objects of these, of which there may be
+    a million, is written here by the encoder in C, with line breaks for separators: elsewhere JSON has none.
+    """
+    inner = margin + " "
+    if isinstance(value, dict) and value:
+        return "{" + ",".join(f"{inner}{_dumps(key)}: {_indented(each, inner)}" for key, each in value.items()) + (
+            margin + "}")
+    if isinstance(value, list) and value:
+        if _SIMPLE.issuperset(map(type, value)):
+            return f"[{inner}{_dumps(value, separators=(',' + inner, ': '))[1:-1]}{margin}]"
+        if all(type(each) is dict and each and _SIMPLE.issuperset(map(type, each.values())) for each in value):
+            deeper = inner + " "
+            rows = _dumps(value, separators=("," + deeper, ": "))[2:-2].replace(
+                f"}},{deeper}{{", f"{inner}}},{inner}{{{deeper}")
+            return f"[{inner}{{{deeper}{rows}{inner}}}{margin}]"
+        return "[" + ",".join(inner + _indented(each, inner) for each in value) + margin + "]"
+    return _dumps(value) if isinstance(value, dict | list) or type(value) in _SIMPLE else _indented(vars(value), margin)
+
+
 def check_prepared(folder: str | Place) -> None:
     """Raise UserError for a folder without a manifest."""
     folder = to_place(folder)
-    if not told.is_file(folder / FILE_NAME):
+    if not shared.is_file(folder / FILE_NAME):
         raise UserError(
             f"{folder}: found no {FILE_NAME}, expected a folder that `cloze prepare` completed; "
             "run (or run again) `cloze prepare`"

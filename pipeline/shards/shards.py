@@ -435,7 +435,7 @@ class ShardReader:
             self._ahead |= {(block, mask_set): future for block in some}
 
     def _fetch_blocks(self, shard: int, blocks: list[int], mask_set: int | None) -> None:
-        with suppress(_Damaged):  # whoever reads it looks again
+        with suppress(_Damaged):  # reading it checks again
             self._open_shard(shard).fetch([int(self._number_of[block]) for block in blocks], mask_set)
 
     def cancel(self) -> None:

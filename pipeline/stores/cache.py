@@ -168,7 +168,7 @@ class CachedFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if os.fstat(self._descriptor).st_size != size + self._pages:
             os.ftruncate(self._descriptor, size + self._pages)  # several may do so: to the same length
-        os.utime(self._descriptor)  # of copies those go first that nobody has opened for long
+        os.utime(self._descriptor)  # copies that were not opened for longest are removed first
 
     def __del__(self) -> None:
         self.close()

@@ -27,6 +27,8 @@ _CREDENTIAL_SECONDS = 600  # botocore renews those that expire, 15 minutes befor
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"?(\w+)")
 _NOT_RENEWED = "the credentials can't be renewed, expected those of a session that lasts"
 _CUT = "response body error"  # in what the library says
+# What arrived is not what was sent (S3's codes): asked again.
+_CHANGED = ("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch")
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
 _Answer = TypeVar("_Answer")
 
@@ -157,13 +159,13 @@ class ObjectClient:
             except kept:
                 raise
             except (exceptions.BaseError, EOFError, OSError) as error:
-                cut = isinstance(error, EOFError) or _CUT in str(error)
+                cut = isinstance(error, EOFError) or any(each in str(error) for each in (_CUT, *_CHANGED))
                 if not cut or number == _BODY_TRIES - 1:
-                    raise UserError(self._told(key, error)) from error
+                    raise UserError(self._message(key, error)) from error
             time.sleep(_FIRST_WAIT * 2**number)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _told(self, key: str, error: Exception) -> str:
+    def _message(self, key: str, error: Exception) -> str:
         """One line of what failed, without what the library shows of requests."""
         text, where = str(error), f"{self.url}/{key}"
         code = next((found[1] or found[2] for found in [_CODE.search(text)] if found), None)
@@ -327,6 +329,7 @@ def _s3(store: Callable, bucket: str, session: Any, common: dict[str, Any]) -> A
     try:
         endpoint = setting(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url")
         region = setting(["AWS_REGION", "AWS_DEFAULT_REGION"], "region")
+        checked = setting(["AWS_REQUEST_CHECKSUM_CALCULATION"], "request_checksum_calculation") or "when_supported"
         public = str(setting(["AWS_SKIP_SIGNATURE"])).lower() in ("true", "1")
         credentials = None if public else session.get_credentials()
     except BotoCoreError as error:  # a profile that isn't there, a file that can't be read
@@ -337,6 +340,8 @@ def _s3(store: Callable, bucket: str, session: Any, common: dict[str, Any]) -> A
     if endpoint is not None:
         options["allow_http"] = endpoint.startswith("http://")
     given: dict[str, Any] = {"region": region or "us-east-1"} | ({} if endpoint is None else {"endpoint": endpoint})
+    if checked.lower() != "when_required":  # as in AWS's own tools, for stores that refuse the header
+        given["checksum_algorithm"] = "sha256"
     given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials)}
     return store(bucket, client_options=options, retry_config=common["retry_config"], **given)
 

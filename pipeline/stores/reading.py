@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cloze.pipeline.stores import told
+from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import Cache, CachedFile
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.scratch import scratch_folder
@@ -81,7 +81,7 @@ def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
     local = scratch_folder()
     for name in names:
         try:
-            (local / name).write_bytes(told.read(folder / name))
+            (local / name).write_bytes(shared.read(folder / name))
         except FileNotFoundError:
             continue
     return local

@@ -1,4 +1,4 @@
-"""Folders of this machine for what is on its way from or to a store; they go with the process, also a killed one."""
+"""Temporary folders for uploads and downloads; removed with the process, also after a kill."""
 
 import fcntl
 import os
@@ -27,7 +27,7 @@ def _own() -> tempfile.TemporaryDirectory:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_abandoned(folder)
     made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
-    _locked(Path(made.name))  # nobody closes it: it is held as long as the process lives
+    _locked(Path(made.name))  # never closed: held as long as the process lives
     return made
 
 

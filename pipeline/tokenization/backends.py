@@ -1,4 +1,4 @@
-"""Tokenizers of the `tokenizers` library as BERT has them: made, read from files, with special tokens around texts."""
+"""Tokenizers of the `tokenizers` library with the special tokens of BERT: built, read from files, saved."""
 
 import itertools
 import json
@@ -81,7 +81,7 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, config: dict) -> None
         )
 
 
-def unspoken_normalization(backend: tokenizers.Tokenizer, config: dict) -> dict:
+def default_normalization(backend: tokenizers.Tokenizer, config: dict) -> dict:
     """What a BERT's tokenizer does and `config` doesn't say, where the classes of transformers would then do other."""
     rules = backend.normalizer
     if not isinstance(rules, tokenizers.normalizers.BertNormalizer):

@@ -1,11 +1,11 @@
 """The tokenizer: `tokenizers` sees each distinct word once, everything else goes through Arrow and numpy.
 
-What a BERT tokenizer makes of a text depends only on its words, and a corpus has few distinct ones. So a chunk of
-text is cut into words with array operations over its bytes, Arrow dictionary-encodes them, words never seen before
-go to `tokenizers` (of printable ASCII, whose case alone a normaliser changes, to its model; whole words are looked up
-here), and the ids are gathered from a table. The cuts are made only where sentences end or the tokenizer itself cuts,
-whatever stands around: it is asked once for each character. All that is left in a word (control characters, accents,
-whatever the normaliser deletes or splits) is the tokenizer's own business, so that the ids are always its ids.
+What a BERT tokenizer makes of a text depends only on its words, and a corpus has few distinct ones. So a chunk of text
+is cut into words with array operations over its bytes, Arrow dictionary-encodes them, words never seen before go to
+`tokenizers` (of printable ASCII, whose case alone a normaliser changes, to its model; whole words are looked up here),
+and the ids are gathered from a table. The cuts are made only where sentences end or the tokenizer itself cuts, whatever
+stands around: it is asked once for each character. What remains in a word (control characters, accents, whatever the
+normaliser deletes or splits) is left to the tokenizer, so that the ids are always its ids.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.stores.reading import fetched
 from cloze.pipeline.tokenization.backends import (
     HUGGING_FACE_NAMES,
+    default_normalization,
     from_tokenizer_json,
     from_vocab_txt,
     put_around_texts,
@@ -35,7 +36,6 @@ from cloze.pipeline.tokenization.backends import (
     space_begins_word,
     special_names,
     stand_around_texts,
-    unspoken_normalization,
 )
 from cloze.pipeline.tokenization.words import WordSplitter, word_of
 
@@ -387,7 +387,7 @@ def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
     if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
         config = json.loads(described.read_text(encoding="utf-8"))
         found = special_names(source.backend.get_vocab(), config)
-        changed |= unspoken_normalization(source.backend, config)
+        changed |= default_normalization(source.backend, config)
         # Names that stood in special_tokens_map.json, which isn't copied.
         changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
         with publishing(folder / "tokenizer_config.json") as aside:

@@ -128,6 +128,14 @@ def batches_in_one_place(sources: Sources) -> list[str]:
             if isinstance(key, ast.Constant) and key.value == "sequence_offsets"]
 
 
+def special_tokens_around_texts_in_two_files(sources: Sources) -> list[str]:
+    """Around arrays, and around a single text with the places of its tokens."""
+    # Between documents that a sample of full sentences runs over stands one too.
+    allowed = ("pipeline/samples/assembly.py", "pipeline/samples/samples.py", "launch/texts/encoding.py")
+    return [f"{path} puts separators" for path, tree in sources.items() if path not in allowed
+            for name in attributes(tree) if re.search(r"special\w*\.separator$", name)]
+
+
 def processes_in_one_file(sources: Sources) -> list[str]:
     one = "launch/system/distributed.py"
     return offenders(sources, "", ("torch.distributed",), (one,)) + [
@@ -277,6 +285,10 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
     ),
     torch_in_two_files_of_pipeline: (("pipeline/loading/planted.py", "def f():\n    import torch"),),
     batches_in_one_place: (("launch/texts/planted.py", "batch = {'input_ids': 1, 'sequence_offsets': 2}"),),
+    special_tokens_around_texts_in_two_files: (
+        ("launch/texts/planted.py", "ids = [special.classification, *a, special.separator]"),
+        ("launch/finetune/planted.py", "last = tokenizer.special_tokens.separator"),
+    ),
     processes_in_one_file: (
         ("launch/run/planted.py", "import torch.distributed as dist"),
         ("model/planted.py", "import torch\ntorch.distributed.barrier()"),

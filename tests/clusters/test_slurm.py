@@ -11,7 +11,8 @@ from tests.launching import PATIENCE_SECONDS, ROOT, TINY, assert_same_weights, c
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.slow
-SINGLE, MULTI, PREPARE = (f"launch/clusters/slurm-{name}.sbatch" for name in ("single-node", "multi-node", "prepare"))
+SINGLE, MULTI, PREPARE, SWEEP = (
+    f"launch/clusters/slurm-{name}.sbatch" for name in ("single-node", "multi-node", "prepare", "sweep"))
 STEPS = 600  # more than are done while Slurm makes up its mind
 RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "50")
 # What the files ask for, reduced to what this machine has.
@@ -129,6 +130,30 @@ def test_a_start_that_fails_is_not_repeated(slurm_cluster, shards, tmp_path):
     slurm_cluster.wait_for(job, "FAILED")
     log = run.with_suffix(".log").read_text()
     assert "error: output: found" in log and "the run did not start" in log
+
+
+def test_a_sweep_as_an_array_goes_on_by_itself_and_ends_in_a_table(slurm_cluster, shards, tmp_path):
+    """Two settings, an element each; one is signalled before its end. A job that depends on both shows them."""
+    pytest.importorskip("matplotlib")
+    folder, log = tmp_path / "sweep", tmp_path / "sweep.log"
+    names = [f"learning_rate={rate}" for rate in ("1e-3", "3e-3")]
+    words = (SWEEP, str(folder), *TINY, "--train.max_steps", "300", "--data", str(shards), "--schedule.warmup_steps",
+             "5", "--grid", "learning_rate=1e-3,3e-3")
+    array = slurm_cluster.submit(log, *SMALL, "--array=0-1", *words)
+    table = slurm_cluster.submit(tmp_path / "table.log", *SMALL, f"--dependency=afterany:{array}", *words)
+    until_step(slurm_cluster, f"{array}_1", folder / names[1], 5)
+    slurm_cluster.call("scancel", "--batch", "--signal=USR1", f"{array}_1")
+    slurm_cluster.start_requeued(f"{array}_1")
+    assert status(folder / names[1])["state"] == "requeue" and slurm_cluster.states(table) == {"PENDING"}
+    slurm_cluster.wait_for(array, "COMPLETED", log=log)
+    slurm_cluster.wait_for(table, "COMPLETED", log=tmp_path / "table.log")
+    assert "2 of 2 runs are complete already" in (tmp_path / "table.log").read_text()
+    assert "resumed from step" in log.read_text() and (folder / "curves.png").is_file()
+    found = json.loads((folder / "results.json").read_text())
+    assert found["n"] == 2 and {name for each in found["settings"] for name in each["runs"]} == set(names)
+    wrong = slurm_cluster.submit(tmp_path / "wrong.log", *SMALL, "--array=7", *words)  # there is no such run
+    slurm_cluster.wait_for(wrong, "FAILED")
+    assert "run: found 7, expected 0 to 1" in (tmp_path / "wrong.log").read_text()
 
 
 def test_preparation_on_an_array_gives_the_same_bytes(slurm_cluster, tmp_path):

@@ -1,7 +1,12 @@
-"""Global batches that grow with the tokens: the same for any number of processes, and exact through a resume."""
+"""Global batches whose size changes with the tokens: the same for any number of processes, and exact through a resume.
+"""
+
+import json
 
 import pytest
 
+from cloze.launch.cli import main
+from cloze.pipeline.shards.shards import ShardReader
 from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, step_of, train, weights
 from tests.slowed import slow_from
@@ -37,6 +42,45 @@ def test_one_process_and_two_see_the_same_batches(data, tmp_path, stage):
         for name in ("train/loss", "train/learning_rate", "data/tokens"):
             assert left.get(name) == pytest.approx(right.get(name), abs=2e-5), (left["step"], name)
     assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 1e-4)
+
+
+def test_short_sequences_first_in_larger_batches(tmp_path):
+    """Four times the samples up to the tokens where sequences become four times as long: a step has as many tokens all
+    along, where it would have four times as many; and a killed run, on other processes, goes on with the same."""
+    short, long = (make_shards(tmp_path / str(length), max_length=length, pairs=False) for length in (8, 32))
+    means = [ShardReader(each).mean_length for each in (short, long)]
+    assert means[1] == pytest.approx(19, abs=1) and means[0] == pytest.approx(7, abs=0.5)
+    data = json.dumps({"sources": [{"path": str(short), "name": "short"}, {"path": str(long), "name": "long"}],
+                       "phases": [{"until_tokens": 2000, "weights": {"short": 1}}, {"weights": {"long": 1}}]})
+    sized = ("--train.max_steps", "12", "--checkpoint.every_steps", "3", "--train.global_batch_size", "12",
+             "--train.batch_phases", "[{global_batch_size: 32, until_tokens: 2000}]", *NO_DROPOUT)
+    output = train(data, tmp_path / "whole", *sized, "--train.micro_batch_size", "4")
+    assert "accumulation x 1 process; 32 up to 2,000 tokens" in " ".join(output.replace("│", " ").split())
+    assert samples(tmp_path / "whole") == [32] * 9 + [12] * 3
+    counted = [0, *(line["data/tokens"] for line in curve(tmp_path / "whole") if "data/tokens" in line)]
+    tokens = [after - before for before, after in zip(counted, counted[1:], strict=False)]
+    assert max(tokens) < 1.4 * min(tokens)
+    cut = ("--train.micro_batch_size", "2")
+    kill_when(ForkedRun(pretrain_arguments(data, tmp_path / "cut", *sized, *cut), 2, slow_from(8)),
+              lambda: step_of(tmp_path / "cut") >= 8)
+    assert "resumed from step 6" in finish(ForkedRun(pretrain_arguments(data, tmp_path / "cut", *sized, *cut)))
+    assert samples(tmp_path / "cut") == samples(tmp_path / "whole")
+    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"), 1e-4)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (("--train.batch_phases", "[{global_batch_size: 8, until_tokens: 9}, {global_batch_size: 8, until_tokens: 9}]"),
+     "train.batch_phases: found an end at 9 after 9"),
+    (("--train.batch_phases", "[{global_batch_size: 0, until_tokens: 9}]"),
+     "train.batch_phases.global_batch_size: found 0, expected at least 1"),
+    (("--train.batch_phases", "[{global_batch_size: 8, until_tokens: 9}]", *RUN), "expected one of the two"),
+    (("--train.batch_phases", "[{global_batch_size: 8, until_tokens: 9}]", "--masking.rate", "0.3",
+      "--masking.final_rate", "0.1"), "batches of several sizes, expected null"),
+])
+def test_sizes_that_contradict_are_one_line(data, tmp_path, capsys, options, said):
+    assert main(pretrain_arguments(data, tmp_path / "run", *options)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and said in error
 
 
 @pytest.mark.slow

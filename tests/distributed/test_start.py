@@ -1,6 +1,7 @@
 """What a start costs beside the training: a preempted run pays it again and again."""
 
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -10,19 +11,39 @@ from tests.launching import assert_same_weights, finish, pretrain_arguments, sta
 from tests.synthetic import make_shards
 
 MAIN = """
-import sys
+import importlib.util, sys
 from cloze.launch.cli import main
 status = main(sys.argv[1:])
 print("Inductor:", "torch._inductor.compile_fx" in sys.modules)
+looked_for = ("mlflow", "botocore")
+print("looked for:", sys.modules.keys() & looked_for, [bool(importlib.util.find_spec(name)) for name in looked_for])
 sys.exit(status)
 """
 
 
 @pytest.mark.parametrize("stage", ["3", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "02")])
-def test_a_start_does_not_import_the_compiler(tmp_path, stage):
+def test_a_start_imports_neither_the_compiler_nor_what_others_look_for(tmp_path, stage):
+    """What DeepSpeed and TensorBoard only look for can still be imported afterwards."""
     data = make_shards(tmp_path / "data")
     arguments = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "1", "--zero.stage", stage)
-    assert "Inductor: False" in finish(start([sys.executable, "-c", MAIN, *arguments]))
+    printed = finish(start([sys.executable, "-c", MAIN, *arguments]))
+    there = [find_spec(name) is not None for name in ("mlflow", "botocore")]
+    assert "Inductor: False" in printed and f"looked for: set() {there}" in printed
+
+
+def test_a_start_says_at_once_what_it_is_doing(tmp_path):
+    """Of minutes on a busy machine no part passes in silence; a pipe is told as a terminal is."""
+    data = make_shards(tmp_path / "data")
+    command = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "2", "--schedule.warmup_steps", "0",
+                                 "--train.log_every_steps", "1")
+    told = finish(ForkedRun(command)).splitlines()
+    stages = ["cloze pretrain: loading PyTorch and DeepSpeed", "building the model and DeepSpeed's engine",
+              "training from step 0: an evaluation first, then a line every step"]
+    places = [told.index(stage) for stage in stages]
+    assert places == sorted(places) and places[0] == 0, told
+    assert told[places[2] + 1].startswith("step 0/2  validation loss"), told
+    again = finish(ForkedRun([*command, "--train.max_steps", "3", "--checkpoint.accept_changes", "true"])).splitlines()
+    assert "training from step 2: a line every step" in again
 
 
 def twice(command: list[str]) -> int:

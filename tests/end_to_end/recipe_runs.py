@@ -29,9 +29,11 @@ def reduced(config, data: str, output: Path):
     )
     schedule = replace(config.schedule, warmup_steps=config.schedule.warmup_steps and 1,
                        warmup_tokens=config.schedule.warmup_tokens and 100)
-    source = config.init_from and str(output / Path(config.init_from).name)  # a phase 1 that ran before
+    source = config.init_from and str(output / Path(config.init_from).name)  # a phase 1, or teacher, that ran before
+    options = config.objective_options | ({"teacher": source} if "teacher" in config.objective_options else {})
     return replace(config, data=data, output=str(output / Path(config.output).name), model=model, train=train,
-                   schedule=schedule, init_from=source, evaluation=replace(config.evaluation, samples=4))
+                   schedule=schedule, init_from=source, init_layers=config.init_layers and [0, 1],
+                   objective_options=options, evaluation=replace(config.evaluation, samples=4))
 
 
 def facts_of(engine) -> dict:

@@ -13,8 +13,8 @@ from cloze.model.bert import BertForPreTraining
 from cloze.model.initialization import init_weights
 from cloze.pipeline.loading.batches import evaluation_batches
 from cloze.pipeline.shards.shards import ShardReader
-from tests.finetuning.running import finetune, lines
-from tests.finetuning.small import write_tsv
+from tests.launch.finetune.running import finetune, lines
+from tests.launch.finetune.small import write_tsv
 from tests.launching import train, weights
 from tests.synthetic import make_shards
 

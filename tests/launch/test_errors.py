@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -280,6 +280,23 @@ def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     assert "files that are no run" in error_of(capsys, *arguments, tmp_path / "mine")
+
+
+@pytest.mark.parametrize("before,after", [("fp32", "bf16"), ("bf16", "autocast")])
+def test_optimizer_states_of_bf16_do_not_become_others_where_they_are_divided(before, after, tmp_path):
+    """DeepSpeed gives their files other names, and the start would end with one that is missing."""
+    words = ["--data", "d", "--output", str(tmp_path), "--zero.stage", "1", "--checkpoint.accept_changes", "true"]
+    save = parse("pretrain", [*words, "--train.precision", before])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(save)))
+    (tmp_path / "data.json").write_text("{}")
+    with pytest.raises(UserError) as refused:
+        runs.check_folder(parse("pretrain", [*words, "--train.precision", after]), {})
+    assert f"train.precision is {before!r}, expected {after!r}: at zero.stage 1" in str(refused.value)
+    assert f"keep --train.precision {before}, or begin a new run with its weights by --init_from" in str(refused.value)
+    # Without ZeRO all are fp32, and autocast's are at any stage.
+    runs.check_folder(parse("pretrain", [*words, "--train.precision", after, "--zero.stage", "0"]), {})
+    if before == "fp32":
+        runs.check_folder(parse("pretrain", [*words, "--train.precision", "autocast"]), {})
 
 
 def test_resume_policies(data, finished, tmp_path):

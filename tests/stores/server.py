@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import subprocess
 import sys
@@ -53,10 +55,14 @@ Fault = Callable[[Request], "Callable[[Answer], Answer | bytes | None] | None"]
 
 @dataclass
 class Proxy:
-    """Passes requests on; `fault`, where it gives something for a request, changes the answer. `requests` are kept."""
+    """Passes requests on; `fault`, where it gives something for a request, changes the answer; a request for which the
+    store is `away` is not passed on; `damage` changes what a request brings, which the proxy then refuses as S3 does if
+    it came with a checksum. `requests` are kept."""
 
     server_port: int
     fault: Fault = lambda request: None
+    away: Callable[[Request], bool] = lambda request: False
+    damage: Callable[[Request, bytes], bytes] = lambda request, body: body
     requests: list[Request] = field(default_factory=list)
     port: int = 0
     ignored_headers: tuple[str, ...] = ()  # that the server is not told of
@@ -77,7 +83,14 @@ class Proxy:
                     request = Request(self.command, self.path, dict(self.headers), number)
                     proxy.requests.append(request)
                 change = proxy.fault(request)
-                answer = proxy.passed_on(request, body)
+                body = proxy.damage(request, body)
+                told = {name.lower(): value for name, value in request.headers.items()}.get("x-amz-checksum-sha256")
+                if proxy.away(request):
+                    answer = BUSY
+                elif told is not None and told != base64.b64encode(hashlib.sha256(body).digest()).decode():
+                    answer = 400, {"Content-Length": str(len(BAD_DIGEST))}, BAD_DIGEST
+                else:
+                    answer = proxy.passed_on(request, body)
                 if change is not None:
                     answer = change(answer)
                 self.give(answer)
@@ -180,6 +193,7 @@ class GoogleProxy(Proxy):
         return replace(request, path=quoted, headers={**headers, "Authorization": signed})
 
 
+BAD_DIGEST = b"<Error><Code>BadDigest</Code><Message>The SHA256 you specified did not match</Message></Error>"
 BUSY = 503, {"Content-Length": "0"}, b""
 
 

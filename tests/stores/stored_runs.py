@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from cloze.launch.checkpoint import transfer
 from cloze.launch.cli import main
+from cloze.launch.run import patience
 from cloze.launch.run.commits import read_commits
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.runs import STATUS, read_metrics, read_status
 from cloze.launch.run.segments import LogReader
 from cloze.launch.training import trainer
 from cloze.pipeline.stores import clients, leases
@@ -22,17 +22,21 @@ from cloze.pipeline.stores.scratch import scratch_folder
 from tests.forked import ForkedRun
 from tests.launching import PATIENCE_SECONDS, finish, kill_all, pretrain_arguments
 
+PATIENCE = "--checkpoint.store_patience_seconds"
 
-def quick_main(command: list[str], step_seconds: float = 0.0) -> int:
-    """The command in a process that waits seconds where others wait minutes: for an abandoned lease, for a store.
+
+def changed_main(command: list[str], quick: bool = True, step_seconds: float = 0.0) -> int:
+    """The command in a process that is changed.
 
     Args:
+        quick: whether it waits seconds where others wait minutes: for an abandoned lease, for a store.
         step_seconds: that each step takes longer.
     """
-    leases.SECONDS = 2.0
-    clients.RETRIES, clients.RETRY_SECONDS = 3, 2.0
-    clients._FIRST_WAIT, clients._LONGEST_WAIT = 0.02, 0.2
-    transfer._REST_SECONDS = 0.2
+    if quick:
+        leases.SECONDS = 2.0
+        clients.RETRIES, clients.RETRY_SECONDS = 3, 2.0
+        clients._FIRST_WAIT, clients._LONGEST_WAIT = 0.02, 0.2
+        patience._REST_SECONDS = 0.2
     advance = trainer.Trainer._advance
 
     def slowed(self, *arguments):
@@ -56,9 +60,12 @@ class Machine:
         """A pretraining."""
         return self.begin(pretrain_arguments(data, output, *overrides), **options)
 
-    def begin(self, command: list[str], processes: int = 1, step_seconds: float = 0.0, **variables: str) -> ForkedRun:
+    def begin(self, command: list[str], processes: int = 1, step_seconds: float = 0.0, quick: bool = True,
+              **variables: str) -> ForkedRun:
+        if quick and PATIENCE not in command:
+            command = [*command, PATIENCE, "5"]
         return ForkedRun([*command, "--monitor.store_seconds", "0.5"], processes,
-                         partial(quick_main, step_seconds=step_seconds), **self.variables, **variables)
+                         partial(changed_main, quick=quick, step_seconds=step_seconds), **self.variables, **variables)
 
 
 def train_on(machine: Machine, data: Path, output: str, *overrides: str, processes: int = 1, status: int = 0) -> str:
@@ -66,13 +73,12 @@ def train_on(machine: Machine, data: Path, output: str, *overrides: str, process
     return finish(machine.start(data, output, *overrides, processes=processes), status)
 
 
-def start_on(machines: list[Machine], data: Path, output: str, *overrides: str, step_seconds: float = 0.0
-             ) -> list[ForkedRun]:
+def start_on(machines: list[Machine], data: Path, output: str, *overrides: str, **options) -> list[ForkedRun]:
     """A pretraining by one process on each machine."""
-    return begin_on(machines, pretrain_arguments(data, output, *overrides), step_seconds)
+    return begin_on(machines, pretrain_arguments(data, output, *overrides), **options)
 
 
-def begin_on(machines: list[Machine], command: list[str], step_seconds: float = 0.0) -> list[ForkedRun]:
+def begin_on(machines: list[Machine], command: list[str], **options) -> list[ForkedRun]:
     """One process on each machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -80,7 +86,7 @@ def begin_on(machines: list[Machine], command: list[str], step_seconds: float = 
     count = str(len(machines))  # all of them share this one's cores
     common = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": count, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": port}
-    return [machine.begin(command, step_seconds=step_seconds, RANK=str(rank), **common)
+    return [machine.begin(command, **options, RANK=str(rank), **common)
             for rank, machine in enumerate(machines)]
 
 
@@ -111,6 +117,13 @@ def assert_nothing_but_what_counts(output: str) -> None:
     counted = {f"step-{int(step):08d}/{commit['folder']}" for step, commit in commits.items()}
     found = {"/".join(key.split("/")[1:3]) for key in keys(output) if key.startswith("checkpoints/step-")}
     assert found == counted
+
+
+def told_state(output: str) -> str | None:
+    """How the run stands by the status that arrived last."""
+    folder = scratch_folder()
+    LogReader(to_place(output)).write(folder, [STATUS])
+    return read_status(folder).get("state")
 
 
 def read_log(output: str) -> list[dict]:

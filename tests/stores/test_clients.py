@@ -68,6 +68,29 @@ def test_faults_that_pass_are_not_seen(proxy, bucket, change, monkeypatch):
     assert repeated >= 2 or change is late  # it had to be asked again
 
 
+def test_what_changes_on_its_way_is_sent_again(proxy, bucket, monkeypatch):
+    """The store compares what arrives with the SHA-256 that came with it, also of a condition; without where it is
+    told so, as AWS's own tools are."""
+    monkeypatch.setattr(clients, "_FIRST_WAIT", 0.01)
+    clients.open_client.cache_clear()
+    sent: list[bytes] = []
+
+    def damage(request, body: bytes) -> bytes:
+        sent.append(body)
+        return body[:-1] + b"!" if sent.count(body) == 1 else body
+
+    proxy.damage = damage
+    path = to_place(bucket) / "part"
+    path.write(b"what was trained")
+    version = path.writer.write_if(path.key, b"what comes next", path.info().version)
+    assert version is not None and path.read_bytes() == b"what comes next"
+    assert sent.count(b"what was trained") == sent.count(b"what comes next") == 2
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    clients.open_client.cache_clear()
+    (to_place(bucket) / "part").write(b"again")
+    assert path.read_bytes() == b"agai!"
+
+
 def test_the_limit_is_one_line(proxy, bucket, impatient):
     path = to_place(bucket) / "x"
     path.write(b"some content")

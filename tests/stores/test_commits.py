@@ -7,17 +7,18 @@ import json
 import threading
 
 import pytest
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from cloze.launch.checkpoint import transfer
 from cloze.launch.checkpoint.fetching import owner_of
-from cloze.launch.checkpoint.transfer import Damaged, Patience, fetch, parts_of, upload
+from cloze.launch.checkpoint.transfer import Damaged, fetch, parts_of, upload
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.commits import Commit, CommitLog, TakenOver, read_commits
 from cloze.launch.run.heartbeat import Heartbeat
+from cloze.launch.run.patience import Patience
 from cloze.launch.run.runs import lines_of
-from cloze.launch.run.segments import LogReader, Shipper, add_unsent, fetch_heartbeats
+from cloze.launch.run.segments import LogReader, Shipper, add_unsent, fetch_heartbeats, send_rest
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients
@@ -147,7 +148,7 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
             (folder / "metrics.jsonl").write_text(lines(1, 2))  # as the writer of metrics does
         shipper = Shipper(folder, place / "log" / f"000{number}-a", 0, 1000, print)
         shipper.begin(start, start, parsed(1, 2, 3, 4) if number else [])
-        board = SummaryWriter(str(folder))
+        board = SummaryWriter(str(folder), purge_step=start + 1 if start else 0)
         for step in own:
             with open(folder / "metrics.jsonl", "a") as file:
                 file.write(lines(step))
@@ -177,13 +178,35 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
     assert (back / "heartbeats/rank-00000.json").read_text() == '{"step": 5}'
     assert len([each for each in (place / "log/0001-a/status.json.000002").parent.objects()
                 if "/status.json." in each.key]) == 2  # older ones are removed
-    events = []
-    for each in (place / "log/0001-a").objects():  # each piece is a file that TensorBoard reads
-        if "tfevents" in each.key:
-            path = back / each.key.rpartition("/")[2]
-            path.write_bytes(place.at(each.key).read_bytes())
-            events += [event.step for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
-    assert sorted(events) == [3, 4, 5]
+    reader.write_events(back)
+    reader.write_events(back)  # nothing is added twice
+    board = EventAccumulator(str(back)).Reload()
+    assert [event.step for event in board.Scalars("x")] == [1, 2, 3, 4, 5]
+
+
+def test_events_that_a_killed_start_has_not_sent(bucket, tmp_path):
+    """They are sent by the next one on its machine, from where they were cut: no gap and no step twice."""
+    log = to_place(bucket) / "run/log"
+    for name, start, steps in (("0001-a", 0, range(1, 7)), ("0002-b", 5, range(6, 9))):
+        folder = tmp_path / name
+        folder.mkdir()
+        shipper = Shipper(folder, log / name, 0, 1000, print)
+        board = SummaryWriter(str(folder), purge_step=start + 1 if start else 0)
+        for step in steps:
+            board.add_scalar("x", step, step)
+            board.flush()
+            if step in (2, 3, 7):
+                shipper.ship()
+        board.close()
+        with open(next(folder.glob("*tfevents*")), "ab") as file:
+            file.write(b"\x18\0\0")  # one that was being written
+        if start == 0:
+            send_rest(folder, log, name)
+            send_rest(folder, log, name)  # there is nothing left
+    (tmp_path / "back").mkdir()
+    LogReader(log.parent).write_events(tmp_path / "back")
+    board = EventAccumulator(str(tmp_path / "back")).Reload()
+    assert [(event.step, event.value) for event in board.Scalars("x")] == [(step, step) for step in range(1, 8)]
 
 
 def test_what_a_killed_start_has_not_sent_is_sent_by_the_next_on_its_machine(bucket, tmp_path):

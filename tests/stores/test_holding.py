@@ -19,17 +19,18 @@ from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import leases
 from cloze.pipeline.stores.places import to_place
+from tests.stores.server import BUSY
 
 
 @pytest.fixture
 def config(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "SECONDS", 1.0)
     made = parse("pretrain", ["--data", "x", "--output", f"{bucket}/runs/own", "--train.max_steps", "4"])
-    return replace(made, checkpoint=CheckpointConfig(scratch=str(tmp_path / "one")))
+    return replace(made, checkpoint=CheckpointConfig(scratch=str(tmp_path / "one"), store_patience_seconds=1))
 
 
 def test_one_job_at_a_time(config, tmp_path, capsys):
-    other = replace(config, checkpoint=CheckpointConfig(scratch=str(tmp_path / "other")))
+    other = replace(config, checkpoint=replace(config.checkpoint, scratch=str(tmp_path / "other")))
     with stored(config, Environment(), Console()) as (local, run):
         first = run.attempt
         assert local.output == str(run.folder) and run.folder.is_dir() and str(run.folder).startswith(str(tmp_path))
@@ -41,6 +42,53 @@ def test_one_job_at_a_time(config, tmp_path, capsys):
     with stored(other, Environment(), Console()) as (_, run):
         assert first < run.attempt
     assert not (to_place(config.output) / "lease").is_file()
+
+
+def test_a_holder_ends_when_it_could_not_renew_for_its_patience(config, proxy, impatient, monkeypatch):
+    """By its own clock, and before any other may take the run up; not after less, nor when it was held up itself."""
+    config = replace(config, checkpoint=replace(config.checkpoint, store_patience_seconds=3))
+    with stored(config, Environment(), Console()) as (_, run):
+        lease, promised = run._lease, json.loads((run.place / "lease").read_bytes())["seconds"]
+        assert promised == pytest.approx(3.6)
+        proxy.fault = lambda request: lambda _: BUSY
+        began = time.monotonic()
+        while lease._problem is None:
+            time.sleep(0.01)
+        assert run.away() is None
+        proxy.fault = lambda request: None
+        while lease._problem is not None:
+            time.sleep(0.01)
+        time.sleep(max(0.0, began + 3.6 - time.monotonic()))
+        assert run.away() is None  # it was renewed again in time
+        pauses = threading.Event()
+        monkeypatch.setattr(lease._ended, "wait", lambda seconds: not pauses.wait())
+        time.sleep(3.6)
+        assert run.away() is None and run.lost() is None  # as of a process that is stopped: it has not failed to renew
+        proxy.fault = lambda request: lambda _: BUSY
+        pauses.set()
+        began = time.monotonic()
+        while (away := run.away()) is None:
+            time.sleep(0.01)
+        assert 2.9 < time.monotonic() - began < promised
+        assert "checkpoint.store_patience_seconds = 3: the run's lease can't be renewed (" in str(away)
+        assert "503" in str(away) and run.lost() is None
+        proxy.fault = lambda request: None
+
+
+def test_what_a_killed_job_held_is_taken_over_at_once_on_its_machine(config, tmp_path, monkeypatch, capsys):
+    """Where the lock of its process shows that it has ended; on another machine it takes the lease's time."""
+    monkeypatch.setattr(leases.Lease, "release", lambda lease: lease._ended.set())  # as if it had been killed
+    with stored(config, Environment(), Console()):
+        pass
+    with stored(config, Environment(), Console()) as (_, run):
+        assert run.attempt.startswith("0002-")
+    assert "watching" not in capsys.readouterr().err
+    elsewhere = replace(config, checkpoint=replace(config.checkpoint, scratch=str(tmp_path / "other")))
+    with stored(elsewhere, Environment(), Console()):
+        pass
+    with stored(config, Environment(), Console()):  # whose lease it is by now, its own mark does not say
+        pass
+    assert capsys.readouterr().err.count("watching for 1 s whether it lives") == 2
 
 
 def test_a_place_that_is_no_run_is_left_alone(config, bucket):

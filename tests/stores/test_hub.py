@@ -7,7 +7,8 @@ import sys
 
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.jobs.prepare import prepare
-from tests.pipeline import corpus, hub
+from tests.pipeline import corpus
+from tests.pipeline.readers import dataset_hub
 
 
 def test_the_same_bytes_as_of_files_on_disk(tmp_path):
@@ -15,7 +16,7 @@ def test_the_same_bytes_as_of_files_on_disk(tmp_path):
              for number, name in enumerate(("a.jsonl.gz", "b.jsonl"))]
     local = corpus.config(tmp_path, files)
     prepare(local)
-    with hub.serve("some/texts", tmp_path / "hub") as address:
+    with dataset_hub.serve("some/texts", tmp_path / "hub") as address:
         def run(url: str, output: str) -> subprocess.CompletedProcess:
             command = [sys.executable, "-m", "cloze", "prepare", "--input", url, "--output", output, "--tokenizer",
                        "tokenizer", "--max_length", "64", "--mask_sets", "3", "--shards.target_tokens", "8192",

@@ -236,6 +236,20 @@ def test_one_command_at_a_time(folder, inputs, monkeypatch):
     assert not path.is_file()
 
 
+def test_a_request_that_a_killed_holder_has_sent_comes_late(inputs, monkeypatch):
+    """One change of the lease does not show that its holder lives: it is watched anew from there."""
+    monkeypatch.setattr(leases, "SECONDS", 1)
+    path = to_place(inputs) / "lock"
+    held = {"token": "killed", "seconds": 1, "host": "there", "pid": 7}
+    path.write(json.dumps(held).encode())
+    late = threading.Timer(0.4, lambda: path.write(json.dumps(held | {"renewed": "late"}).encode()))
+    late.start()
+    began = time.monotonic()
+    with leased(path, lambda _: None) as lease:
+        assert lease is not None and time.monotonic() - began >= 1.4
+    late.join()
+
+
 def test_a_lost_answer_and_a_store_that_does_not_answer(inputs, proxy, monkeypatch):
     monkeypatch.setattr(leases, "SECONDS", 2)
     monkeypatch.setattr(clients, "RETRIES", 1)

@@ -21,7 +21,7 @@ from cloze.pipeline.shards import shards
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.stores import cache as cache_module
-from cloze.pipeline.stores import reading, told
+from cloze.pipeline.stores import reading, shared
 from cloze.pipeline.stores.cache import PAGE, Cache
 from cloze.pipeline.stores.places import to_place
 from tests.pipeline import corpus
@@ -317,4 +317,4 @@ def test_a_cache_on_a_file_system_without_locks_is_one_line(bucket, tmp_path, mo
     cache = Cache(tmp_path / "cache", 1 << 30, "data_cache.folder")
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(UserError, match="data_cache.folder: .* can't be used \\(Operation not supported\\)"):
-        told.ask(to_place(bucket) / "x", cache)
+        shared.ask(to_place(bucket) / "x", cache)

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from cloze.launch.run.commits import CommitLog
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores.places import StorePath, to_place
 
 CPU = torch.device("cpu")
 FILES = ("rank-00000.pt", "mp_rank_00_model_states.pt")
@@ -34,13 +35,13 @@ def start(bucket, tmp_path):
         distributed.initialize(Environment())
     place = to_place(bucket) / "run"
 
-    def made(disk: str, **options) -> StoredCheckpoints:
+    def made(disk: str, graces: dict | None = None, warn=lambda line: None, **options) -> StoredCheckpoints:
         log = CommitLog(place / "checkpoints/commits.json")
         run = SimpleNamespace(place=place, checkpoints=place / "checkpoints", patience_seconds=5, log=log,
-                              lost=lambda: None, ended=threading.Event(), attempt=log.claim(), stop_before_seconds=None,
-                              ship=lambda: None, meet=lambda attempt: None)
+                              lost=lambda: None, away=lambda: None, ended=threading.Event(), attempt=log.claim(),
+                              graces=graces or {}, ship=lambda: None, meet=lambda attempt: None)
         (tmp_path / disk).mkdir(exist_ok=True)
-        return StoredCheckpoints(run, tmp_path / disk, Environment(), CPU, warn=lambda line: None,
+        return StoredCheckpoints(run, tmp_path / disk, Environment(), CPU, warn=warn,
                                  say=lambda line: None, **options)
 
     yield made
@@ -166,6 +167,32 @@ def test_of_scratch_and_store_the_newer_one_is_taken_and_none_that_the_run_has_g
     back.retire(-1)  # what the run has not gone on from is not the newest of anything
     assert 14 not in [int(path.name[5:]) for path in back.folder.iterdir()]
     assert start("one").agree_on_latest() == 13
+
+
+def test_a_stop_that_leaves_less_than_an_upload_takes_is_said_once(start, monkeypatch):
+    """Also if the first one was quick enough: by whatever says how long a stop leaves."""
+    said: list[str] = []
+    graces = {"train.stop_before_seconds": 0.3, "train.grace_seconds": 1e6}
+    checkpoints = start("one", graces, said.append)
+    publish(checkpoints, 10)
+    settle(checkpoints)
+    assert said == []
+    write = StorePath.write
+
+    def late(path: StorePath, content) -> None:
+        time.sleep(0.5 if path.name == "index.json" else 0.0)
+        write(path, content)
+
+    monkeypatch.setattr(StorePath, "write", late)
+    for step in (20, 30):
+        publish(checkpoints, step)
+        settle(checkpoints)
+    (line,) = said
+    assert line.startswith("train.stop_before_seconds = 0.3: step 20 took 0.") and "grace" not in line
+    both = start("two", {"train.stop_before_seconds": 0.1, "train.grace_seconds": 0.2}, said.append)
+    publish(both, 40)
+    settle(both)
+    assert said[1].startswith("train.stop_before_seconds = 0.1 and train.grace_seconds = 0.2: step 40 took 0.")
 
 
 def test_checkpoints_of_a_run_of_which_the_store_has_nothing(start):

@@ -8,8 +8,8 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.pipeline.stores.places import to_place
-from tests.finetuning.running import arguments, finetune
-from tests.finetuning.small import make_model, sst2
+from tests.launch.finetune.running import arguments, finetune
+from tests.launch.finetune.small import make_model, sst2
 from tests.launching import finish, kill_all
 from tests.stores.stored_runs import (
     Machine,

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import sqlite3
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cloze.launch.checkpoint import fetch_run, read_weights
+from cloze.launch.checkpoint.fetching import read_index
 from cloze.launch.cli import main
+from cloze.launch.run.commits import read_commits
+from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.stored import COMMITS
 from cloze.pipeline.stores.places import to_place
+from tests.launch.test_trackers import history
 from tests.launching import assert_same_weights, children, finish, kill_all, train, weights
 from tests.stores.conftest import ENVIRONMENT
 from tests.stores.server import BUSY, first, slow
 from tests.stores.stored_runs import (
+    PATIENCE,
     Machine,
     assert_nothing_but_what_counts,
     committed,
@@ -23,6 +34,7 @@ from tests.stores.stored_runs import (
     keys,
     read_log,
     start_on,
+    told_state,
     train_on,
     wait_until,
 )
@@ -65,7 +77,19 @@ def assert_no_secrets(output: str, printed: str) -> None:
         assert not any(ENVIRONMENT[name].encode() in text for text in texts)
 
 
-def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed, machines, bucket, proxy, request):
+def assert_one_curve(output: str, folder: Path, steps: int) -> None:
+    """That what arrived of the curves has each step once, in metrics.jsonl and for TensorBoard, with equal values."""
+    lines = {line["step"]: line["train/loss"] for line in read_log(output) if "train/loss" in line}
+    assert [line["step"] for line in read_log(output) if "train/loss" in line] == list(range(1, steps + 1))
+    assert main(["status", output, "--curves", str(folder)]) == 0
+    assert read_metrics(folder) == read_log(output)
+    board = EventAccumulator(str(folder)).Reload()
+    assert {event.step: event.value for event in board.Scalars("train/loss")} == pytest.approx(lines, rel=1e-6)
+    assert len(board.Scalars("train/loss")) == steps
+
+
+def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed, machines, bucket, proxy, request,
+                                                               tmp_path):
     """Two machines that share nothing; those that go on have empty disks."""
     output, ended = f"{bucket}/runs/own", threading.Event()
     request.addfinalizer(ended.set)
@@ -87,6 +111,7 @@ def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed
     assert committed(output) == [12, 16]
     assert_nothing_but_what_counts(output)
     assert_no_secrets(output, printed)
+    assert_one_curve(output, tmp_path / "curves", STEPS)
     local = fetch_run(to_place(output))
     assert_same_weights(weights(local), weights(undisturbed))
     assert_same_weights(*(read_weights(run, ema=True)[1] for run in (local, undisturbed)))
@@ -125,7 +150,7 @@ def test_a_store_that_is_away_for_a_while_and_for_good(data, machines, bucket, p
 
     proxy.fault = fault
     (machine,) = machines(1)
-    process = machine.start(data, output, *SHORT, "--checkpoint.store_patience_seconds", "6", step_seconds=0.4)
+    process = machine.start(data, output, *SHORT, PATIENCE, "6", step_seconds=0.4)
     printed = finish(process, 2)
     assert "the training goes on" in printed and "the store answers again" in printed
     assert "step 12/12" in printed and printed.count("error: ") == 1
@@ -140,6 +165,92 @@ def test_a_store_that_is_away_for_a_while_and_for_good(data, machines, bucket, p
     assert_nothing_but_what_counts(output)
     steps = [line["step"] for line in read_log(output) if "train/loss" in line]
     assert steps == list(range(1, 13))
+
+
+@pytest.mark.slow
+def test_a_run_that_can_not_hold_its_lease_saves_and_ends(data, undisturbed, machines, bucket, proxy):
+    """Two machines, and no answer from the store at a moment when no checkpoint is due: another job might take the run
+    up from then on. A short silence before is no harm. The next start on these machines need not wait for the lease."""
+    output, silent = f"{bucket}/own", [0.0, 0.0]  # from when to when
+
+    proxy.away = lambda request: silent[0] <= time.monotonic() < silent[1]
+    run = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "0", *RUN[4:])
+    two = machines(2)
+    processes = start_on(two, data, output, *run, PATIENCE, "3", step_seconds=0.8)
+    wait_until(lambda: any("/metrics.jsonl." in key for key in keys(output)), processes[0])
+    now = time.monotonic()
+    silent[:] = now, now + 1.5
+    time.sleep(2.5)
+    silent[:] = time.monotonic(), float("inf")
+    printed = finish_all(processes, 2)
+    assert printed.count("error: ") == 1 and "the run's lease can't be renewed (" in printed
+    assert "store_patience_seconds = 3" in printed
+    last = max(map(int, re.findall(r"step (\d+)/16", printed)))
+    assert f"checkpoints/step-{last:08d}" in printed.partition("error: ")[2]
+    proxy.away = lambda request: False
+    assert committed(output) == []
+    printed = finish_all(start_on(two, data, output, *run))
+    assert f"step {last} lies on the scratch of 2 machines" in printed and "watching" not in printed
+    assert [line["step"] for line in read_log(output) if "train/loss" in line] == list(range(1, STEPS + 1))
+    assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
+
+
+@pytest.mark.slow
+def test_the_store_goes_when_the_last_checkpoint_is_there(data, machines, bucket, proxy):
+    """Two processes. What the run tells at its end arrives when the store is back; where it stays away the run is
+    complete all the same, says what the store lacks, and the same command sends it."""
+    output, back = f"{bucket}/own", [3.0]  # seconds after the end of the training
+    ended: list[float] = []
+
+    def away(request):
+        if request.method == "PUT" and "/log/" in request.path and committed(output)[-1:] == [4]:
+            ended.append(time.monotonic())
+        return bool(ended) and time.monotonic() - ended[0] < back[0]
+
+    run = ("--train.max_steps", "4", "--checkpoint.every_steps", "0", "--monitor.trackers", "[]")
+    (machine,) = machines(1)
+    proxy.away = away
+    printed = train_on(machine, data, output, *run, processes=2)
+    assert ended and "complete at step 4" in printed and "nor its last curves" not in printed
+    assert told_state(output) == "complete"
+    output, back[0] = f"{bucket}/other", float("inf")
+    ended.clear()
+    printed = train_on(machine, data, output, *run, PATIENCE, "2", processes=2)
+    assert ended and "complete at step 4" in printed and printed.count("nor its last curves (s3://") == 1
+    proxy.away = lambda request: False
+    assert told_state(output) == "running" and committed(output) == [4]
+    printed = train_on(machine, data, output, *run, processes=2)
+    assert "complete at step 4" in printed and "watching" not in printed
+    assert told_state(output) == "complete"
+    assert [line["step"] for line in read_log(output) if "train/loss" in line] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_a_whole_minute(data, machines, bucket, proxy):
+    """With the limits of every run. Two machines: training goes on, the newest of the checkpoints that are due waits,
+    the lease holds, and in the end everything is there as if nothing had been."""
+    output, begun = f"{bucket}/own", []
+    run = ("--train.max_steps", "260", "--checkpoint.every_steps", "20", "--zero.stage", "1")
+
+    def away(request):
+        if "/step-00000040/" in request.path and not begun:
+            begun.append(time.monotonic())
+        return bool(begun) and time.monotonic() - begun[0] < 60
+
+    proxy.away = away
+    printed = finish_all(start_on(machines(2), data, output, *run, step_seconds=0.3, quick=False))
+    assert begun and time.monotonic() - begun[0] > 60
+    assert "the training goes on" in printed and printed.count("the store answers again") >= 1
+    assert "complete at step 260" in printed and "error: " not in printed
+    steps = [line["step"] for line in read_log(output) if "train/loss" in line]
+    assert steps == list(range(1, 261)) and told_state(output) == "complete"
+    sent = sorted({request.path.partition("/step-")[2][:8] for request in proxy.requests if request.method == "PUT"
+                   and "/step-" in request.path})
+    assert sent[:2] == ["00000020", "00000040"] and int(sent[2]) > 60  # those between were left out
+    assert_nothing_but_what_counts(output)
+    folder = machines(1)[0].folder / "undisturbed"
+    train(data, folder, *run, processes=2)
+    assert_same_weights(weights(fetch_run(to_place(output))), weights(folder))
 
 
 def test_the_newest_checkpoint_wins_where_uploads_lag(data, machines, bucket, proxy, capsys):
@@ -199,7 +310,63 @@ def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed
     printed = finish_all(start_on(two, data, output, *run))
     assert "scratch" not in printed and f"resumed from step {newest} of" in printed
     assert_nothing_but_what_counts(output)
+    assert_one_curve(output, machines(1)[0].folder / "curves", STEPS)
     assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
+
+
+@pytest.mark.slow  # importing both libraries takes longer than the runs
+def test_a_run_that_goes_on_from_an_empty_disk_stays_in_its_curves(data, machines, bucket, tmp_path, monkeypatch):
+    """Of metrics.jsonl, TensorBoard, MLflow and wandb (offline): killed, and nothing is left of its disk for the next
+    start but what the trackers keep themselves."""
+    output, database, every = f"{bucket}/own", tmp_path / "mlflow.db", 20
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+    run = ("--monitor.trackers", "[tensorboard, wandb, mlflow]", "--checkpoint.every_steps", str(every),
+           "--schedule.name", "constant", "--schedule.warmup_steps", "5")
+    one, other = machines(2)
+
+    def sent() -> dict:
+        """By tracker, as the killed machine knows it."""
+        found = one.folder.glob("cache/cloze/runs/*/*/*/trackers.json")
+        return next((json.loads(path.read_text()) for path in found), {})
+
+    def both_have(step: int) -> bool:
+        return len(sent()) == 2 and all(each["sent"].get("train/loss", -1) >= step for each in sent().values())
+
+    process = one.start(data, output, *run, "--train.max_steps", "100000", step_seconds=0.05)
+    try:
+        wait_until(lambda: both_have(1), process)
+        known = max(each["sent"]["train/loss"] for each in sent().values()) + every  # in whose checkpoint both are
+        # Steps that the trackers have and a resume does again, with the newest checkpoint at some distance.
+        wait_until(lambda: max(committed(output), default=0) > known and both_have(committed(output)[-1] + every // 2),
+                   process)
+    finally:
+        kill_all(process)
+    printed, ids = finish(process, None), {name: each["id"] for name, each in sent().items()}
+    step, place = committed(output)[-1], to_place(output) / "checkpoints"
+    index = read_index(place, step, read_commits(place / COMMITS)[step])
+    assert {name: each["id"] for name, each in index["state"]["trackers"].items()} == ids, printed
+    # As where the newest pieces of what is beside the checkpoints have not arrived.
+    log = to_place(output) / "log"
+    log.writer.delete([each.key for each in log.objects() if "/trackers.json." in each.key])
+    last = step + 5 * every
+    train_on(other, data, output, *run, "--train.max_steps", str(last), "--checkpoint.accept_changes", "true")
+    assert_one_curve(output, tmp_path / "curves", last)
+    expected = {line["step"]: line["train/loss"] for line in read_log(output) if "train/loss" in line}
+    with sqlite3.connect(database) as found:
+        rows = found.execute("select step, value from metrics where key = 'train/loss' order by step").fetchall()
+        assert found.execute("select run_uuid, status from runs").fetchall() == [(ids["mlflow"], "FINISHED")]
+    steps = [number for number, _ in rows]
+    assert len(set(steps)) == len(steps) >= last - 1 and dict(rows) == pytest.approx(
+        {number: expected[number] for number in steps}, rel=1e-6)
+    found = [path for machine in (one, other) for path in machine.folder.rglob("offline-run-*") if path.is_dir()]
+    assert len(found) == 2 and {path.name.rpartition("-")[2] for path in found} == {ids["wandb"]}
+    # In order, as `wandb sync` sends them; its server takes no step twice.
+    curve = [point for machine in (one, other) for path in machine.folder.rglob("wandb")
+             for point in history(path.parent)]
+    # It writes in a process of its own, some lines late: those of the moment of the kill are lost.
+    assert len(set(range(1, last + 1)) - {number for number, _ in curve}) <= every and max(curve)[0] == last
+    assert dict(curve) == pytest.approx({number: expected[number] for number, _ in curve}, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ def test_the_job_goes_on_by_what_the_run_has_told(submit, bucket, tmp_path):
     data = make_shards(tmp_path / "data")
     run = ("--train.max_steps", "6", "--train.stop_before_seconds", "100")
     assert submit(data, *run, end=time.time()) == (0, True)  # stops at once, and asks to go on
+    assert "\n  grace_seconds: 600.0\n" in to_place(f"{bucket}/runs/own/config.yaml").read_text()  # that of --signal
     wrong = ("--train.max_steps", "0")
     assert submit(data, *wrong, end=time.time()) == (1, False)  # a start that fails is not repeated
     assert list((tmp_path / "scratch" / "runs").glob("own-*/checkpoints/step-*"))

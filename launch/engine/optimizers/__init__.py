@@ -1,4 +1,4 @@
-"""Parameter groups, and the optimizers over them, each a choice of `optimizer.name`."""
+"""Parameter groups, and the optimizers by the values of `optimizer.name`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch lacks of Adam's family: AdamW without bias correction, LAMB, StableAdamW.
+"""Optimizers that torch lacks: AdamW without bias correction, LAMB, StableAdamW.
 
 The states are named and kept as those of torch's fused AdamW (`exp_avg`, `exp_avg_sq`, and `step` as a tensor on the
 parameter's device), so that DeepSpeed partitions, saves and converts them in the same way. As torch's fused optimizers

@@ -1,4 +1,4 @@
-"""Parameter groups by module type."""
+"""Parameter groups by module type: which parameters have weight decay."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A kind of example a file: units that are dealt, batches, outputs that are measured."""
+"""Kinds of examples, a file each: units that are distributed over ranks, batches, metrics of outputs."""

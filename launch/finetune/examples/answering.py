@@ -1,4 +1,4 @@
-"""Extractive question answering: overlapping windows over long texts, the best span over all of them."""
+"""Extractive question answering: overlapping windows over long texts, and the best span over all of them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from cloze.model.heads import exponentials_by_group
 from cloze.model.tasks import shared_softmax_losses
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _BEST = 20  # starts and ends of each window that are combined (BERT release, run_squad.py: n_best_size)
@@ -87,29 +88,28 @@ class AnswerExamples(Examples):
 
     def _build(self, tokenizer: Tokenizer, texts: list[np.ndarray], config: FinetuneConfig, path: str
                ) -> tuple[list[Window], Sequences, int]:
-        special, longest = tokenizer.special_tokens, config.max_query_tokens
+        longest = config.max_query_tokens
         length, step = config.lengths
         flat, bounds = tokenizer.encode_batch([question.text for question in self._questions])
-        made, parts, starts, cut = [], [], [], 0
+        kept = np.minimum(np.diff(bounds), longest)
+        made, in_context = [], []
+        begins_in = len(flat) + ragged.to_offsets(np.array([len(text) for text in texts]))
         for number, question in enumerate(self._questions):
-            asked = flat[bounds[number] : bounds[number + 1]].astype(np.int64)
-            cut += len(asked) > longest
-            asked = asked[:longest]
-            room = length - len(asked) - 3
+            asked = int(kept[number])
+            room = length - asked - 3
             if room < step:
                 raise UserError(f"window_step: found {config.window_step}, expected at most {room}, the tokens that "
                                 f"question {question.id} of {path} leaves of max_length {config.max_length}; lower it "
                                 "or raise --max_length, or tokens between two of them would be in none")
             for first, end in windows(len(texts[question.context]), room, step):
-                begins = len(asked) + 2
-                made.append(Window(number, first, end - first, begins))
-                parts.append(np.concatenate([
-                    [special.classification], asked, [special.separator],
-                    texts[question.context][first:end], [special.separator],
-                ]))
-                starts.append(begins)
-        offsets = ragged.to_offsets(np.array([len(part) for part in parts]))
-        return made, Sequences(np.concatenate(parts).astype(np.int64), offsets, np.array(starts)), cut
+                made.append(Window(number, first, end - first, asked + 2))
+                in_context.append(begins_in[question.context] + first)
+        questions = np.array([window.question for window in made])
+        counts = np.array([window.count for window in made])
+        sequences = Sequences(*assemble(
+            np.concatenate([flat, *texts]).astype(np.int64),
+            [[(bounds[:-1][questions], kept[questions])], [(np.array(in_context), counts)]], tokenizer.special_tokens))
+        return made, sequences, int((np.diff(bounds) > longest).sum())
 
     def _answer_tokens(self, question: Question) -> tuple[int, int] | None:
         """First and last token, in the text, of the first right answer; None if there is none."""
@@ -193,14 +193,15 @@ class AnswerExamples(Examples):
             allowed[inside] = True
             offsets[inside] = self._offsets[self._questions[number].context][at.first : at.first + at.count]
             scored.append((outputs[low:high, 0], outputs[low:high, 1], allowed, offsets))
-        best = answer_spans(scored, _BEST, self._longest_answer)
+        text = self._contexts[self._questions[number].context]
+        best = answer_spans(text, scored, _BEST, self._longest_answer)
         if not best:  # an empty text
             return "", 0, 0.0, np.inf
         (start, end), score = best[0]
         nothing = null_score(scored)
         rivals = np.array([rival for _, rival in best] + ([nothing] if self._version_2 else []))
         probability = 1.0 / float(np.exp(np.clip(rivals - score, None, 700.0)).sum())
-        return self._contexts[self._questions[number].context][start:end], start, probability, nothing - score
+        return text[start:end], start, probability, nothing - score
 
     def _answers(self, outputs: np.ndarray) -> tuple[list[tuple[str, int, float]], np.ndarray]:
         found = [self._answer(number, outputs) for number in range(len(self._questions))]

@@ -1,4 +1,4 @@
-"""What every kind of task is to training and evaluation: units that are dealt, batches, outputs that are measured."""
+"""The interface of examples: units that are distributed over ranks, batches, targets, metrics of outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of several texts: which goes on best."""
+"""Multiple choice: which of several texts continues another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes, numbers and labels of texts and pairs of texts."""
+"""Classification, regression and multi-label classification of texts and pairs of texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of texts that belong together, to learn vectors from: an anchor, its positive, its hard negatives."""
+"""Examples for contrastive learning: an anchor, its positive, its hard negatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of predictions: which are wrong and by how much, what is taken for what, and the tables that show it.
+"""Kinds of predictions: their errors, their confusions, and the tables that show both.
 
 A prediction is an object of a file of predictions, with `prediction`, `label` where that is known, and what its kind
 has beside.
@@ -19,7 +19,7 @@ class Prediction:
     """A kind of predictions; nothing is taken for anything else where that says nothing."""
 
     @classmethod
-    def how_wrong(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: dict[str, Any]) -> float | None:
         """How wrong a prediction with a label is, the more the worse; None if it is right."""
         raise NotImplementedError
 
@@ -38,7 +38,7 @@ class OneClass(Prediction):
     """A class of several, with the probability of each: as wrong as the true one's is small."""
 
     @classmethod
-    def how_wrong(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: dict[str, Any]) -> float | None:
         return None if each["label"] == each["prediction"] else 1 - each["probabilities"][each["label"]]
 
     @classmethod
@@ -58,7 +58,7 @@ class ClassOfEachColumn(Prediction):
     """A class in each of several columns: as wrong as the worst of them."""
 
     @classmethod
-    def how_wrong(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: dict[str, Any]) -> float | None:
         if each["label"] == each["prediction"]:
             return None
         return max(1 - each["probabilities"][column][label] for column, label in each["label"].items())
@@ -74,7 +74,7 @@ class Labels(Prediction):
     """Independent labels: as wrong as the most wrong of their probabilities."""
 
     @classmethod
-    def how_wrong(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: dict[str, Any]) -> float | None:
         if each["label"] == each["prediction"]:
             return None
         return max(abs(chance - (name in each["label"])) for name, chance in each["probabilities"].items())
@@ -98,7 +98,7 @@ class Number(Prediction):
     """A number: as wrong as it is far from the true one."""
 
     @classmethod
-    def how_wrong(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: dict[str, Any]) -> float | None:
         return abs(each["label"] - each["prediction"]) or None
 
 
@@ -106,7 +106,7 @@ class NumberOfEachColumn(Prediction):
     """Several numbers: as wrong as the worst of them."""
 
     @classmethod
-    def how_wrong(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: dict[str, Any]) -> float | None:
         return max(abs(value - each["prediction"][column]) for column, value in each["label"].items()) or None
 
 
@@ -114,7 +114,7 @@ class Tags(Prediction):
     """A tag a word, each with its probability: as wrong as the model was sure of a wrong one."""
 
     @classmethod
-    def how_wrong(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: dict[str, Any]) -> float | None:
         return max((chance for chance, true, guessed in zip(each["probabilities"], each["label"], each["prediction"],
                                                             strict=True) if true != guessed), default=None)
 
@@ -128,7 +128,7 @@ class Answer(Prediction):
     """An answer, or none (empty), of which several may be right: as wrong as the model was sure of a wrong one."""
 
     @classmethod
-    def how_wrong(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: dict[str, Any]) -> float | None:
         return None if each["prediction"] in (each["label"] or [""]) else each["probability"]
 
 
@@ -136,7 +136,7 @@ class Ranks(Prediction):
     """What vectors find or measure: as wrong as a rank is far from the right one."""
 
     @classmethod
-    def how_wrong(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: dict[str, Any]) -> float | None:
         return each["rank_error"] or None
 
 

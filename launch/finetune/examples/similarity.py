@@ -1,4 +1,4 @@
-"""How good vectors of texts are: by the cosines of pairs that have scores, or by what pairs find each other."""
+"""Evaluation of text vectors: correlation of cosines with scores, or retrieval of the positives of pairs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _names(config: FinetuneConfig, path: str) -> tuple[str, ...]:
 class VectorExamples(Examples):
     """The texts of a file, each different one a unit, whose outputs are its vector.
 
-    width: of the model's vectors; whoever knows the model sets it.
+    width: of the model's vectors; set by the caller that has the model.
 
     Args:
         sizes: smaller ones that are measured too.

@@ -1,4 +1,4 @@
-"""A class for each word: CoNLL files, long sentences split, entities scored strictly."""
+"""Tagging: a class for each word; CoNLL files, long sentences split, entities scored strictly."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from cloze.model.config import HeadConfig
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _DOCUMENT = "-DOCSTART-"  # CoNLL-2003 puts it between documents
@@ -165,17 +166,14 @@ class TagExamples(Examples):
         self._num_split = len(np.unique(np.searchsorted(self._sentences.bounds, further)))
         words_of = np.diff(np.append(firsts, len(kept)))
         ends = ragged.to_offsets(kept)
-        total = ends[np.append(firsts[1:], len(kept))] - ends[firsts] + 2
-        starts = ragged.to_offsets(total)
+        counts = ends[np.append(firsts[1:], len(kept))] - ends[firsts]
         piece = np.repeat(np.arange(len(firsts)), words_of)
-        place = ends[:-1] + 2 * piece + 1
-        special = tokenizer.special_tokens
-        ids = np.full(starts[-1], special.unknown, np.int64)
-        ids[starts[:-1]], ids[starts[1:] - 1] = special.classification, special.separator
+        # A word of which the tokenizer makes nothing is [UNK].
+        ids = np.full(ends[-1], tokenizer.special_tokens.unknown, np.int64)
         copied = np.minimum(lengths, kept)
-        ids[ragged.ranges(place, copied)] = flat[ragged.ranges(offsets[:-1], copied)]
-        self._sequences = Sequences(ids, starts, total)
-        return place
+        ids[ragged.ranges(ends[:-1], copied)] = flat[ragged.ranges(offsets[:-1], copied)]
+        self._sequences = Sequences(*assemble(ids, [[(ends[firsts], counts)]], tokenizer.special_tokens))
+        return ends[:-1] + 2 * piece + 1
 
     def _as_in_text(self, tokenizer: Tokenizer) -> list[str]:
         """Words as they stand in the text that is to be tagged: to byte-level models the space before is a part."""

@@ -1,4 +1,4 @@
-"""What `cloze pretrain` minimises: one table, one file an objective, one interface that a user's class can fill too."""
+"""The objectives of `cloze pretrain`: the interface, a table, a file for each; users may add classes."""
 
 from cloze.launch.pretrain.objectives.objective import Objective, Term
 

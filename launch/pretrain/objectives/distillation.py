@@ -1,4 +1,4 @@
-"""Masked tokens beside a teacher: its probabilities and its vectors, as DistilBERT was trained (arXiv 1910.01108)."""
+"""Distillation: masked tokens, and a teacher's probabilities and hidden vectors, as DistilBERT (arXiv 1910.01108)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Below it logits become infinite in fp32.
@@ -51,8 +51,9 @@ class Student(BertForPreTraining):
         if labels is None:
             return super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, **inputs)
         (teacher,) = self._teacher
+        self._bring(teacher, labels.device)
         with torch.no_grad():
-            theirs = teacher.to(labels.device)(
+            theirs = teacher(
                 masked_positions=masked_positions, output_hidden_states=True,
                 **{name: value for name, value in inputs.items() if name != "next_sentence_label"})
         ours = super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, output_hidden_states=True,
@@ -73,6 +74,14 @@ class Student(BertForPreTraining):
         return StudentOutput(output, soft * counted, cosine)
 
 
+    def _bring(self, teacher: nn.Module, device: torch.device) -> None:
+        """The teacher to the device and to the dtype of the student's weights, once: with 16-bit weights nothing is
+        cast, and a teacher in fp32 would compute at a sixteenth of a GPU's rate."""
+        dtype, own = self.bert.embeddings.word.weight.dtype, next(teacher.parameters())
+        if (own.device, own.dtype) != (device, dtype):
+            teacher.to(device, dtype)
+
+
 class Distillation(MaskedTokens):
     """Masked tokens, the teacher's probabilities at them, and the direction of its last hidden states at all tokens.
 
@@ -90,25 +99,30 @@ class Distillation(MaskedTokens):
             check_option(name, value, 0)
         loaded = load_model(teacher)
         self.teacher, self._temperature = loaded.model.eval().requires_grad_(False), temperature
+        self.frozen = (self.teacher,)
         self.weights = {"mlm": masked, "soft": soft, "cosine": cosine}
         if not hasattr(self.teacher, "masked_lm"):
             raise UserError(f"objective_options.teacher: found a {type(self.teacher).__name__} in {teacher}, expected "
                             "a model with a masked-LM head")
         for source in config.sources:
-            longest = Manifest.load(to_place(source.path)).max_length
-            if self.teacher.config.max_position_embeddings < longest:
-                raise UserError(f"objective_options.teacher: found {self.teacher.config.max_position_embeddings} "
-                                f"positions in {teacher}, expected at least the {longest} tokens of the shards in "
-                                f"{source.path}")
-        shards = Tokenizer.from_folder(to_place(config.sources[0].path) / runs.TOKENIZER).fingerprint
-        if loaded.tokenizer.fingerprint != shards:
-            raise UserError(f"objective_options.teacher: found a tokenizer with fingerprint "
-                            f"{loaded.tokenizer.fingerprint[:12]} in {teacher}, expected {shards[:12]}, that of the "
-                            f"shards in {config.sources[0].path}; prepare them with --tokenizer {teacher}")
+            if source.path:  # a plan needs no data
+                self._check_shards(to_place(source.path), teacher, loaded.tokenizer.fingerprint)
         widths = config.model.hidden_size, self.teacher.config.hidden_size
         if cosine and widths[0] != widths[1]:
             raise UserError(f"objective_options.cosine: found {cosine} with model.hidden_size {widths[0]} and a "
                             f"teacher of {widths[1]}, expected 0: vectors of other widths have no angle")
+
+    def _check_shards(self, folder: Place, teacher: str, fingerprint: str) -> None:
+        """Raise UserError if the teacher at a path, whose tokenizer has this fingerprint, can't read these shards."""
+        longest, positions = Manifest.load(folder).max_length, self.teacher.config.max_position_embeddings
+        if positions < longest:
+            raise UserError(f"objective_options.teacher: found {positions} positions in {teacher}, expected at least "
+                            f"the {longest} tokens of the shards in {folder}")
+        shards = Tokenizer.from_folder(folder / runs.TOKENIZER).fingerprint
+        if fingerprint != shards:
+            raise UserError(f"objective_options.teacher: found a tokenizer with fingerprint {fingerprint[:12]} in "
+                            f"{teacher}, expected {shards[:12]}, that of the shards in {folder}; prepare them with "
+                            f"--tokenizer {teacher}")
 
     def pretraining_output(self, output: StudentOutput) -> PreTrainingOutput:
         """The student's own."""

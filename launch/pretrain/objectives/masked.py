@@ -1,4 +1,4 @@
-"""Masked tokens and next sentences, as BERT was trained (Devlin et al. 2019)."""
+"""Masked tokens and next sentences, as BERT (Devlin et al. 2019)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of objectives: sums and counts, of which a loss is made that is the same for any split of the batch."""
+"""The interface of objectives: sums and counts, from which the same loss follows for any split of the global batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import add
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.model.bert import BertForPreTraining, BertPreTrained, PreTrainingOutput
@@ -28,7 +28,7 @@ class Term(NamedTuple):
     """bool: whether the model was right there; None: it is not that kind of loss."""
     weights: Tensor | None = None
     """Factors of the losses in what is minimised, not in the curves; None: 1."""
-    count: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.count, which nobody calls
+    count: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.count, which is not used
     """Losses that there are, (), for the means in the curves; None: as many as the divisor says."""
 
 
@@ -58,6 +58,7 @@ class Objective(ABC):
     def __init__(self, config: PretrainConfig) -> None:
         self.config = config
         self.weights: dict[str, float] = {}  # of terms in the loss; 1 for one that is not named
+        self.frozen: tuple[nn.Module, ...] = ()  # models that are shown, not trained: a teacher, whole on each device
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -1,5 +1,5 @@
-"""Replaced-token detection: a small generator fills in masked tokens, and the model tells which are not the original
-ones, as ELECTRA was trained (arXiv 2003.10555).
+"""Replaced-token detection: a small generator fills in masked tokens, and the model detects the replaced ones, as
+ELECTRA (arXiv 2003.10555).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Electra(BertPreTrained):
                 labels: Tensor | None = None, next_sentence_label: Tensor | None = None,
                 dropout_seed: int | None = None, step_seed: int = 0, **inputs: Any
                 ) -> PreTrainingOutput | ElectraOutput:
-        """Concatenated inputs as BertForPreTraining takes them; pairs are not judged. Without labels what the generator
-        says. `step_seed`: with the text of a sample the key of what is drawn in it.
+        """Concatenated inputs as BertForPreTraining takes them; next-sentence labels are not used. Without labels: the
+        generator's output. `step_seed`: with the text of a sample the key of the tokens that are sampled in it.
         """
         inputs["sequence_offsets"] = sequence_offsets
         key = None if dropout_seed is None else DropoutKey(dropout_seed, self.config.num_hidden_layers + 2).at(0)
@@ -81,8 +81,8 @@ class Electra(BertPreTrained):
         original = input_ids.index_put((masked_positions,), labels.where(labels != NO_LABEL, 0))
         bits = token_bits(step_seed, original, sequence_offsets, masked_positions)
         shown = original.index_put((masked_positions,), draw_tokens(scores, bits, self._temperature))
-        told = self.detection(self.bert(shown, dropout_seed=dropout_seed, **inputs).last_hidden_state)
-        found, correct = detection_losses(told, shown != original)
+        logits = self.detection(self.bert(shown, dropout_seed=dropout_seed, **inputs).last_hidden_state)
+        found, correct = detection_losses(logits, shown != original)
         real = is_real(labels)
         return ElectraOutput(said, found * real, correct & real)
 

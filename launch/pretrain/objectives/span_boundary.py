@@ -1,4 +1,4 @@
-"""Masked tokens, and each of them from the two tokens around its span, as SpanBERT was trained (arXiv 1907.10529)."""
+"""Masked tokens, and each of them predicted from the two tokens around its span, as SpanBERT (arXiv 1907.10529)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SpanBoundaryBert(BertForPreTraining):
 class SpanBoundary(MaskedTokens):
     """The terms of masked tokens, and that of the boundaries, on data whose masks are spans.
 
-    Options: `longest`: places in a span that are told apart. `boundary`: weight of the term; SpanBERT's is 1.
+    Options: `longest`: distinct positions in a span. `boundary`: weight of the term; SpanBERT's is 1.
     """
 
     TERMS = ("mlm", "next_sentence", "boundary")

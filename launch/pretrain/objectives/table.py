@@ -1,4 +1,4 @@
-"""The objectives by name, and a user's own by its dotted name."""
+"""The objectives by name; a user's own by its dotted name."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `cloze plan` knows: kernels of a step, machines, assumptions, and the estimate made of them."""
+"""The estimate of `cloze plan`: kernels of a step, machines, assumptions."""

@@ -1,7 +1,7 @@
-"""What the estimate assumes: one set of constants for every device and every code, each with its source.
+"""Constants of the estimate: one set for all devices, each with its source.
 
-† recalled, not read again at the source. tests/launch/test_plan_published.py holds them to rates that others have
-published, tests/launch/test_plan.py to a run on the CPU. Cloze itself has not been measured on a GPU.
+† recalled, not read again at the source. tests/launch/tools/planning/test_estimate.py holds them to rates that others
+have published, tests/launch/tools/test_plan.py to a run on the CPU. Cloze itself has not been measured on a GPU.
 """
 
 GIB = 2**30

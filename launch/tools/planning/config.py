@@ -1,4 +1,4 @@
-"""What `cloze plan` is told."""
+"""Configuration of `cloze plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a run's configuration, its lengths and a machine to memory, time and traffic of a step."""
+"""Memory, time and traffic of a step, from a run's configuration, its lengths and a machine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import torch
 
 from cloze.launch.config import BatchArithmetic, PretrainConfig
 from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.pretrain.objectives import Objective
+from cloze.launch.pretrain.objectives.table import make_objective
 from cloze.launch.pretrain.probing import MASKED_MARGIN, SPARE_SHARE
 from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_SECONDS
 from cloze.launch.tools.planning.machines import Machine
 from cloze.launch.tools.planning.memory import Memory, memory, traffic, weights_are_16_bit
 from cloze.launch.tools.planning.roofline import Cost, cost
 from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, kernel_of, trace_micro_step, trace_optimizer
-from cloze.model.config import BertConfig
-from cloze.model.flops import training_flops
 from cloze.pipeline.errors import UserError
+
+_SEQUENCES = 1024  # by whose lengths FLOPs are counted
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,6 @@ class Lengths:
     def mean(self) -> float:
         """Tokens of a sequence."""
         return sum(length * share for length, share in enumerate(self.histogram)) / sum(self.histogram)
-
-    @cached_property
-    def mean_square(self) -> float:
-        return sum(length**2 * share for length, share in enumerate(self.histogram)) / sum(self.histogram)
 
     def typical(self, count: int) -> Batch:
         """`count` sequences whose lengths are spread as all are: quantiles in the middle of equal parts."""
@@ -135,18 +133,37 @@ class Estimator:
             self.config.model, on_gpu=not machine.is_cpu, has_flash=machine.has_flash,
             attention_kernel=train.attention_kernel, gradient_checkpointing=train.gradient_checkpointing,
             weights=dtype if halved and dtype else torch.float32, autocast=None if halved else dtype,
+            objective=self.objective,
         )
 
     @cached_property
+    def objective(self) -> Objective:
+        """What is trained for; a teacher is loaded."""
+        return make_objective(self.config)
+
+    @cached_property
     def parameters(self) -> int:
-        """Of the model, shared ones once."""
-        return _count(self.config.model)
+        """Of what is trained, shared ones once."""
+        objective = self.objective  # which loads a teacher: not there
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in objective.build_model().parameters())
+
+    @cached_property
+    def frozen_parameters(self) -> int:
+        """Of models that are only shown: a teacher's."""
+        return sum(parameter.numel() for model in self.objective.frozen for parameter in model.parameters())
+
+    @cached_property
+    def flops_of_sequence(self) -> float:
+        """Model FLOPs of a sequence, forward and backward, as the objective counts them: the mean of the run's lengths.
+        """
+        return self.objective.flops(self.lengths.typical(_SEQUENCES).micro_batch()) / _SEQUENCES
 
     @cached_property
     def _optimizer(self) -> tuple[Trace, int]:
         # DeepSpeed's kernel, which would be compiled here, moves what torch's fused one does.
         config = replace(self.config.optimizer, implementation="torch")
-        return trace_optimizer(self.config.model, partial(build_optimizer, config=config, learning_rate=1e-3))
+        return trace_optimizer(self.run(0), partial(build_optimizer, config=config, learning_rate=1e-3))
 
     @property
     def _states(self) -> int:
@@ -157,11 +174,13 @@ class Estimator:
         """The most that a process holds, with sequences of the greatest length."""
         trace = _micro_trace(self.run(stage), self.lengths.largest(micro_batch_size))
         zero = self.config.zero
-        return memory(
+        needed = memory(
             stage, self.parameters, self.cluster.processes, trace.peak_bytes, precision=self.config.train.precision,
             states=self._states, on_gpu=not self.cluster.machine.is_cpu,
             offload_optimizer=zero.offload_optimizer, offload_parameters=zero.offload_parameters,
         )
+        width = 2 if weights_are_16_bit(self.config.train.precision, stage) else 4
+        return replace(needed, weights=needed.weights + width * self.frozen_parameters)
 
     def checkpoint_bytes(self, stage: int) -> int:
         """fp32 weights and optimizer states of all processes; at stages 1 and 2 also the weights by which forward
@@ -217,8 +236,7 @@ class Estimator:
         seconds = batch.gradient_accumulation_steps * micro.seconds + optimizer.seconds + passes + communication
         needed = self.memory(stage, batch.micro_batch_size)
         tokens = train.global_batch_size * self.lengths.mean
-        sizes = tokens, train.global_batch_size * self.lengths.mean_square
-        flops = training_flops(self.config.model, sizes, round(tokens * self.lengths.masked_share), summed=True)
+        flops = train.global_batch_size * self.flops_of_sequence
         return Step(batch, needed, self.fits(needed), micro, optimizer, passes, communication, seconds, tokens, flops)
 
     def _gradient_bytes(self, stage: int) -> float:
@@ -256,8 +274,3 @@ class Estimator:
         """Of all steps with the full batch; of a time budget, the budget."""
         return self.config.train.budget_seconds or self.config.train.max_steps * step.seconds
 
-
-@lru_cache(maxsize=8)
-def _count(config: BertConfig) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in ModelRun(config).build().parameters())

@@ -1,4 +1,4 @@
-"""The machines of a plan: devices by their data sheets or by what `cloze doctor` measured, and what connects them."""
+"""Machines of a plan: devices by their data sheets or by the measurements of `cloze doctor`, and their links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of a GPU's memory by kind, and what processes send each other, by ZeRO stage.
+"""Bytes of GPU memory by kind, and bytes that the ranks send each other, by ZeRO stage.
 
 As DeepSpeed 0.19.8 does it with fp32 accumulation, which launch/engine/building.py always asks for.
 """

@@ -1,4 +1,4 @@
-"""How long the kernels of a trace take, on a device that is known by a few figures (assumptions.py)."""
+"""Time of the kernels of a trace on a device that is described by a few figures (assumptions.py)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _fused(kernels: list[Kernel], group: int, readers: dict[int, set[int]]) -> K
                 reads[number] = max(size, reads.get(number, 0))
         for number, size in kernel.writes:
             made[number] = max(size, made.get(number, 0))
-    # What nobody reads is a result: a gradient, a loss.
+    # A tensor that no kernel reads is a result: a gradient, a loss.
     kept = {number: size for number, size in made.items() if number in reads or readers.get(number, set()) != {group}}
     return Kernel("fused", "pointwise", reads=tuple(reads.items()), writes=tuple(kept.items()), in_layer=True)
 

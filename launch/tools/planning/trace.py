@@ -1,4 +1,4 @@
-"""A step's kernels and memory, from the run's own code on tensors that hold nothing.
+"""The kernels and the memory of a step, traced from the run's own code on fake tensors.
 
 The model and the optimizer run under torch's FakeTensorMode: every operation is dispatched and no number is computed,
 so that BERT-large at any batch takes seconds and hardly any memory. Tensors are fake ones of the CPU; what a GPU would
@@ -11,7 +11,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cloze.model import attention, bert, dropout, heads
-from cloze.model.bert import BertForPreTraining
+from cloze.launch.pretrain.objectives import Objective
+from cloze.model import attention, bert, dropout, heads, sampling
+from cloze.model.bert import BertForPreTraining, BertPreTrained
 from cloze.model.config import BertConfig
 from cloze.model.copies import WeightCopies
 
@@ -193,14 +194,16 @@ def _scores_seen(config: BertConfig, lengths: Sequence[int]) -> float:
 
 
 def _attention_flops(config: BertConfig, lengths: Sequence[int]) -> Callable[[str, Sequence[Tensor]], float]:
-    """FLOPs of one call: two products forward, five backward, where scores are computed again (arXiv 2205.14135)."""
+    """FLOPs of one call: two products forward, five backward, where scores are computed again (arXiv 2205.14135). The
+    width is the call's own: a generator or a teacher may have another."""
     concatenated = _scores_seen(config, lengths)
 
     def flops(kind: str, taken: Sequence[Tensor]) -> float:
         query = next(tensor for tensor in taken if tensor.dim() >= 3 and tensor.is_floating_point())
-        padded = query.dim() == 4  # (B, heads, S, head size)
+        padded = query.dim() == 4  # (B, heads, S, head size), else (T, heads, head size)
         scores = query.shape[0] * query.shape[2] ** 2 if padded else concatenated
-        return (4.0 if kind == "attention" else 10.0) * scores * config.hidden_size
+        width = query.shape[-1] * query.shape[1 if padded else -2]
+        return (4.0 if kind == "attention" else 10.0) * scores * width
 
     return flops
 
@@ -236,20 +239,22 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
         return choose(name, config, seen, *rest)
 
     choose = attention.select_kernel
-    kept = (bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS,
-            dropout._CHUNK_PAIRS)
+    chunks = (heads, "_CHUNK_ELEMENTS"), (dropout, "_CHUNK_PAIRS"), (sampling, "_CHUNK_ELEMENTS")
+    kept = bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"]
+    sizes = [getattr(module, name) for module, name in chunks]
     patched: Any = bert
     patched.select_kernel = select
     patched = attention
     patched._has_flash = lambda device: has_flash
     attention.KERNELS["sdpa"] = efficient_sdpa
-    for module, name in ((heads, "_CHUNK_ELEMENTS"), (dropout, "_CHUNK_PAIRS")):
-        setattr(module, name, dict.fromkeys((False, True), getattr(module, name)[True]))
+    for (module, name), size in zip(chunks, sizes, strict=True):
+        setattr(module, name, dict.fromkeys((False, True), size[True]))
     try:
         yield
     finally:
-        (bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"], heads._CHUNK_ELEMENTS,
-         dropout._CHUNK_PAIRS) = kept
+        bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"] = kept
+        for (module, name), size in zip(chunks, sizes, strict=True):
+            setattr(module, name, size)
 
 
 @dataclass(frozen=True)
@@ -269,8 +274,12 @@ class Batch:
     def tokens(self) -> int:
         return sum(self.lengths)
 
+    def offsets(self) -> Tensor:
+        """Where each sequence begins among the concatenated tokens, and the last one's end: int32 (B + 1,)."""
+        return torch.tensor([0, *torch.tensor(self.lengths).cumsum(0).tolist()], dtype=torch.int32)
+
     def inputs(self) -> dict:
-        """What forward takes, of no contents but for the offsets, which CPU kernels look at."""
+        """What forward takes but for the offsets, which CPU kernels look at; of no contents."""
         longest, count = max(self.lengths), len(self.lengths)
 
         def ids(*shape: int) -> Tensor:
@@ -288,6 +297,10 @@ class Batch:
                          "max_sequence_length": longest, "masked_positions": ids(self.masked),
                          "labels": ids(self.masked)}
 
+    def micro_batch(self) -> dict:
+        """The inputs with the offsets, outside FakeTensorMode; not of a padded one."""
+        return self.inputs() | {"sequence_offsets": self.offsets()}
+
 
 @dataclass(frozen=True)
 class ModelRun:
@@ -301,6 +314,8 @@ class ModelRun:
     weights: torch.dtype = torch.float32
     autocast: torch.dtype | None = torch.bfloat16
     """What products are cast to; None: nothing is cast."""
+    objective: Objective | None = None
+    """What the model is trained for, of a configuration with the same model; None: masked tokens and pairs."""
 
     def copies(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """The 16-bit weights with which a step computes (launch/engine/state.py, weight_copies)."""
@@ -308,15 +323,23 @@ class ModelRun:
             return contextlib.nullcontext()
         return WeightCopies(model, self.autocast)
 
-    def build(self) -> BertForPreTraining:
+    def build(self) -> BertPreTrained:
         """A model of fake tensors; under FakeTensorMode."""
         before = torch.get_default_dtype()
         torch.set_default_dtype(self.weights)
         try:
+            if self.objective is not None:
+                return self.objective.build_model()
             return BertForPreTraining(self.config, attention_kernel=self.attention_kernel,
                                       gradient_checkpointing=self.gradient_checkpointing)
         finally:
             torch.set_default_dtype(before)
+
+    def loss(self, output: Any, inputs: dict) -> Tensor:
+        """What backward begins with, ()."""
+        if self.objective is None:
+            return output.mlm_losses.sum() + output.next_sentence_losses.sum()
+        return self.objective(output, inputs, torch.ones(len(self.objective.TERMS), dtype=torch.float64))[0]
 
 
 def kernel_of(run: ModelRun) -> str:
@@ -340,8 +363,10 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
     """Forward and backward of a micro-batch, gradients added to those that are there. The peak is what tensors hold
     beyond weights and gradients.
     """
-    offsets = torch.tensor([0, *torch.tensor(batch.lengths).cumsum(0).tolist()], dtype=torch.int32)
+    offsets = batch.offsets()
     place = _as_on_gpu(run.has_flash) if run.on_gpu else contextlib.nullcontext()
+    for model in run.objective.frozen if run.objective else ():
+        model.to(run.weights)  # as the run does; under FakeTensorMode its weights would be lost
     with FakeTensorMode(allow_non_fake_inputs=True), place:
         model = run.build()
         for parameter in model.parameters():
@@ -352,21 +377,22 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
             trace.once, trace.kernels[:] = list(trace.kernels), []
             with torch.autocast("cpu", run.autocast or torch.bfloat16, enabled=run.autocast is not None):
                 output = model(**inputs)
-                loss = output.mlm_losses.sum() + output.next_sentence_losses.sum()
+            loss = run.loss(output, inputs)
             loss.backward()
             del output, loss
     return trace
 
 
-def trace_optimizer(config: BertConfig, build: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[Trace, int]:
-    """A step of the optimizer over fp32 weights, after its first; and bytes of its states."""
+def trace_optimizer(run: ModelRun, build: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[Trace, int]:
+    """A step of the optimizer over fp32 weights, whatever the run computes with, after its first; and bytes of its
+    states."""
     tiny = BertForPreTraining(BertConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
                                          intermediate_size=8))
     for parameter in tiny.parameters():
         parameter.grad = torch.zeros_like(parameter)
     build(tiny).step()  # what its code keeps for good must not be made of fake tensors
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = ModelRun(config).build()
+        model = replace(run, weights=torch.float32).build()
         optimizer = build(model)
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)

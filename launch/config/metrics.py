@@ -1,0 +1,50 @@
+"""What evaluations measure, and in which direction each measure improves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A kind of value that an evaluation gives."""
+
+    lower_is_better: bool = False
+
+
+# Losses and perplexities of pretraining, metrics of launch/finetune/scoring.py.
+MEASURES = {
+    "loss": Measure(lower_is_better=True),
+    "perplexity": Measure(lower_is_better=True),
+    "error": Measure(lower_is_better=True),
+    "accuracy": Measure(),
+    "exact_match": Measure(),
+    "precision": Measure(),
+    "recall": Measure(),
+    "f1": Measure(),
+    "f1_macro": Measure(),
+    "f1_micro": Measure(),
+    "matthews_correlation": Measure(),
+    "pearson": Measure(),
+    "spearman": Measure(),
+    "mean_squared_error": Measure(lower_is_better=True),
+    "accuracy_mean": Measure(),
+    "ndcg_at_10": Measure(),
+    "recall_at_1": Measure(),
+    "recall_at_5": Measure(),
+    "recall_at_10": Measure(),
+}
+_OTHER = Measure()
+
+
+def measure_of(curve: str) -> Measure:
+    """The measure of a curve `MEASURE`, `TERM_MEASURE` (mlm_loss) or either with `/SET` behind it.
+
+    A curve of a user's callback whose name ends in no measure counts as one of which more is better.
+    """
+    name = curve.partition("/")[0]
+    while name not in MEASURES:
+        _, found, name = name.partition("_")
+        if not found:
+            return _OTHER
+    return MEASURES[name]

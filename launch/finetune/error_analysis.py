@@ -1,0 +1,46 @@
+"""Error analysis: which classes are confused, and the errors with the highest confidence."""
+
+from __future__ import annotations
+
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.predicted import markdown
+from cloze.launch.system.console import figure
+
+_WORST = 20
+_LONGEST = 300  # characters of a text that are shown
+
+
+def tables(examples: Examples, predictions: list[dict]) -> dict[str, str]:
+    """Tables in Markdown by name: `worst`, and what the kind of the predictions has of what is taken for what."""
+    found = examples.kind.confusions(predictions)
+    if worst := _worst(examples, predictions):
+        found["worst"] = worst
+    return found
+
+
+def page(examples: Examples, predictions: list[dict]) -> str:
+    """The tables, one under the other."""
+    found = tables(examples, predictions) or {"no mistakes": ""}
+    return "\n".join(f"## {name}\n\n{table}" for name, table in found.items())
+
+
+def _worst(examples: Examples, predictions: list[dict]) -> str:
+    """The wrong predictions, worst first; empty if none is wrong."""
+    wrong = [(badness, number) for number, each in enumerate(predictions)
+             if (badness := examples.kind.error_size(each)) is not None]
+    wrong.sort(key=lambda pair: (-pair[0], pair[1]))
+    rows = []
+    for badness, number in wrong[:_WORST]:
+        each = predictions[number]
+        text = examples.text(number)
+        rows.append([str(each.get("place", each.get("id"))), text[:_LONGEST] + ("..." if len(text) > _LONGEST else ""),
+                     _shown(each["label"]), _shown(each["prediction"]), figure(badness)])
+    return markdown(["place", "text", "true", "predicted", "how wrong"], rows) if rows else ""
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(value) or "(none)"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(part)}" for name, part in value.items())
+    return figure(value) if isinstance(value, float) else str(value) or "(none)"

@@ -1,0 +1,179 @@
+"""Error messages for wrong command line arguments and YAML files, in place of those of jsonargparse."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING
+from pathlib import Path
+
+import yaml
+
+from cloze.launch.parsing.fields import Described, describe, shown
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.yaml_text import load_yaml
+
+_LONGEST = 80  # characters of a value that are quoted
+
+
+def quoted(value: object) -> str:
+    """A value on one line, cut where it is long, in quotes where it is no plain word."""
+    text = " ".join(str(value).split())
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if re.fullmatch(r"[\w.,+\-/:*]+", text) else repr(text)
+
+
+def nearest(name: str, known: Mapping[str, Described], section: str = "") -> str:
+    """A hint at the field of the nearest name; those of a section are asked first."""
+    last = {each.rpartition(".")[2]: each for each in known}
+    last |= {each.rpartition(".")[2]: each for each in known if section and each.startswith(f"{section}.")}
+    near = difflib.get_close_matches(name, [*known, *last], 1)
+    return f"; did you mean --{last.get(near[0], near[0])}?" if near else ""
+
+
+def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
+    """Whether what a flag names, a YAML file or YAML itself, is a mapping of names to values, sections to fields.
+
+    Args:
+        known: the command's fields.
+
+    Raises:
+        UserError: it is not there, can't be read or is something else; with the line and column if it is no YAML.
+    """
+    path = Path(value)
+    try:
+        is_file = bool(value) and path.exists()
+    except (OSError, ValueError):  # too long for a name, or no name at all: YAML itself
+        is_file = False
+    expected = "expected a YAML file of NAME: VALUE lines"
+    if is_file and not path.is_dir():
+        name, text = value, path.read_bytes()
+    elif not is_file and ("\n" in value or value.lstrip().startswith("{")):  # YAML itself, as a sweep gives it
+        name, text = quoted(value), value.encode()
+    else:
+        raise UserError(f"--{flag}: found {'a folder' if is_file else 'no file'} {quoted(value)}, {expected}")
+    try:
+        values = load_yaml(text.decode(), name=name)
+    except UnicodeDecodeError as error:
+        raise UserError(f"--{flag}: found bytes in {name} that are no UTF-8, {expected}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}," if mark else ","
+        raise UserError(f"--{flag}: found what is no YAML in {name}{where} {expected}") from error
+    if not isinstance(values, dict):
+        kind = "nothing" if values is None else "a list" if isinstance(values, list) else "a single value"
+        raise UserError(f"--{flag}: found {kind} in {name}, {expected}")
+    for key in _names(values):
+        if not isinstance(key, str):
+            raise UserError(f"--{flag}: found the name {quoted(key)} in {name}, expected the name of a field")
+    for key, inner in values.items() if flag == "config" else ():
+        if key in known and known[key].is_section and not isinstance(inner, (dict, str)):
+            raise UserError(f"--config: found {quoted(shown(inner))} for {key} in {name}, expected "
+                            f"{known[key].expected}")
+
+
+def _names(values: dict) -> list:
+    inner = [name for value in values.values() if isinstance(value, dict) for name in _names(value)]
+    return [*values, *inner]
+
+
+def explain(message: str, known: Mapping[str, Described], words: list[str],
+            flags: Mapping[str, str]) -> str:
+    """What the parser's library found wrong, in our words.
+
+    Args:
+        message: the library's.
+        known: the command's fields.
+        words: the command line, of which values are quoted.
+        flags: of the fields that have one, as they are typed; the others stand without.
+    """
+    message = " ".join(message.split())
+    if missing := re.search(r"arguments are required: (.*)$", message):
+        # The library takes a list of words for missing too, where one before it is.
+        names = [name for name in missing[1].split(", ") if known[name].default is MISSING]
+        return f"expected {', '.join(flags.get(name, name.upper()) for name in names)}, found none"
+    for rule in (_wrong_value, _unknown, _no_value, _print_config):
+        if line := rule(message, known, words):
+            return line
+    return "found values that its fields don't take, expected those that the help names"
+
+
+def _unknown(message: str, known: Mapping[str, Described], words: list[str]) -> str | None:
+    if found := re.search(r"unrecognized arguments: (\S+)", message):
+        name = found[1].partition("=")[0]
+        if name.startswith("-"):
+            return f"found {name}, which is no option" + nearest(name.lstrip("-").removesuffix("+"), known)
+        return f"found {quoted(found[1])}, expected a --field before it"
+    if found := re.search(r"Group '([\w.]+)' does not accept option '([^']*)'", message):
+        # The group is a section or, of a name with a dot, what stands before it.
+        return f"{found[1]}: found {quoted(found[2])}, which is no field of it" + nearest(found[2], known, found[1])
+    if found := re.search(r"Option '([^']*)' is not accepted|No action for key \"([^\"]*)\"", message):
+        name = found[1] or found[2]
+        return f"found {quoted(name)}, which is no field" + nearest(name, known)
+    if "no longer supported" in message:  # of the library's own options, which it hides
+        name = next((word for word in words if word.startswith("--print_")), "--print_shtab")
+        return f"found {name.partition('=')[0]}, which is no option"
+    if found := re.search(r"(?:Spaces not allowed in keys|Empty nested key|Key must be a string, got): (.*)", message):
+        return f"found the name {found[1]}, expected the name of a field"
+    if found := re.search(r"ambiguous option: (\S+)", message):
+        return f"found {found[1]}, which is no option" + nearest(found[1].lstrip("-"), known)
+    return None
+
+
+def _no_value(message: str, known: Mapping[str, Described], words: list[str]) -> str | None:
+    found = re.search(r"argument (--[\w.]+)[^:]*: expected (?:one|at least one) argument", message)
+    return f"{found[1]}: found no value, expected one" if found else None
+
+
+def _print_config(message: str, known: Mapping[str, Described], words: list[str]) -> str | None:
+    if "print_config" not in message:
+        return None
+    return "--print_config: found a value that it doesn't take, expected none, or =skip_default for what differs"
+
+
+def _wrong_value(message: str, known: Mapping[str, Described], words: list[str]) -> str | None:
+    keys = re.findall(r'Parser key "([\w.]+)"', message) or re.findall(r"argument (?:--)?([\w.]+)[^:]*:", message)[:1]
+    if not keys or keys[0] not in known:
+        return None
+    if known[keys[0]].items:
+        return _wrong_item(message, known[keys[0]], keys, words)
+    field = known[[key for key in keys if key in known][-1]]
+    if nested := re.search(r"NestedArg\(key='([^']*)'", message):
+        return f"found --{field.name}.{nested[1]}, which is no option; --{field.name} takes {field.expected}"
+    if inside := re.search(r'Parser key "[\w.]+".*Option \'([^\']*)\' is not accepted', message):
+        # A value of several kinds, as data: a folder or a section; the kinds that it is not come after.
+        return f"--{field.name}: found {quoted(inside[1])} in it, which is no field there; it takes {field.expected}"
+    if inner := re.search(r'Parser key "[\w.]+".*(Group \'|Option \'|No action for key)', message):
+        return _unknown(message[inner.start(1):], known, words)
+    value = re.search(r"(?:Got|Given) value: (.*)$", message) or re.search(r"Unable to load config ['\"](.*?)['\"]",
+                                                                           message)
+    typed = _typed(field.name, words)
+    if "Expected" not in message and "Unable" not in message and "Union" not in message:
+        return f"--{field.name}: found no value, expected {field.expected}"
+    found = typed if typed is not None else value[1] if value else None
+    near = difflib.get_close_matches(found or "", field.choices, 1)
+    return (f"--{field.name}: found {'another value' if found is None else quoted(found)}, expected {field.expected}"
+            + (" or null" if field.nullable else "") + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _wrong_item(message: str, field: Described, keys: list[str], words: list[str]) -> str:
+    """What is wrong with a list whose items have fields of their own, or with one of them."""
+    inner = describe(field.items)
+    if found := re.search(r"Option '([^']*)' is not accepted", message):
+        return f"--{field.name}: found {quoted(found[1])}, which is no field of it, expected {field.expected}"
+    got = re.search(r"Got value: (.*?)(?: Subclass types.*)?$", message)
+    if got and keys[-1] in inner:
+        return f"--{field.name}: found {quoted(got[1])} for {keys[-1]}, expected {inner[keys[-1]].expected}"
+    value = got[1] if got else _typed(field.name, words)
+    return f"--{field.name}: found {'no value' if value is None else quoted(value)}, expected {field.expected}"
+
+
+def _typed(name: str, words: list[str]) -> str | None:
+    """The value that a flag was given on the command line, the last one; None if it stands in a file."""
+    typed = None
+    for number, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option.removesuffix("+") == f"--{name}":
+            typed = value if equals else words[number + 1] if number + 1 < len(words) else None
+    return typed

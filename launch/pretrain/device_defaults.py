@@ -1,0 +1,83 @@
+"""Defaults that depend on the device, except the micro-batch (probing.py): chosen at the first start, then saved.
+
+A run that goes on elsewhere trains with what was decided, or says in one line what differs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.engine.config import PRECISIONS
+from cloze.launch.run import runs
+from cloze.launch.system import distributed
+from cloze.launch.system.console import Console
+from cloze.launch.system.devices import device_name, has_flash_attention_3
+from cloze.launch.system.environment import c_compiler
+from cloze.model.attention import select_kernel
+
+# What from_main sends of the kept choice.
+_NOTHING_KEPT, _NO, _YES = range(3)
+
+
+def attention_kernel(config: PretrainConfig, device: torch.device) -> str:
+    """The kernel that training uses there."""
+    dtype = PRECISIONS.get(config.train.precision, torch.bfloat16)
+    tokens = torch.empty(0, config.model.hidden_size, dtype=dtype, device=device)
+    return select_kernel(config.train.attention_kernel, config.model, tokens, False)
+
+
+def resolve_compile(config: PretrainConfig, device: torch.device, console: Console) -> PretrainConfig:
+    """The configuration with true or false where `train.compile` was null; collective.
+
+    What an earlier part of the run has decided holds, unless there is nothing to compile with here.
+    """
+    if config.train.compile is not None:
+        return config
+    kept = runs.device_facts(Path(config.output)).get("compile")
+    kept = distributed.from_main(_NOTHING_KEPT if kept is None else _YES if kept else _NO, device)
+    wanted = kept == _YES if kept else config.train.compiles(attention_kernel(config, device), config.zero.stage)
+    lacking = _lacking(device) if wanted else None
+    # All or none: compiled layers round in another way. GPUs that differ may differ in what they want, too.
+    others = torch.tensor([float(not wanted), float(lacking is not None)], device=device)
+    unwanted, missing = distributed.reduce_sum(others).tolist()
+    if wanted and missing and device.type == "cuda":
+        console.warn(f"train.compile: the layers are not compiled, since {lacking or 'another process'} lacks what "
+                     "that takes; install Triton and a C compiler, or set it to false")
+    return replace(config, train=replace(config.train, compile=not unwanted and not missing))
+
+
+def _lacking(device: torch.device) -> str | None:
+    """What this machine lacks for torch.compile on its GPU, or None; a CPU is not compiled for unless it was asked."""
+    if device.type != "cuda":
+        return "a GPU"
+    if importlib.util.find_spec("triton") is None:
+        return "this environment, without Triton,"
+    return None if c_compiler() else "this machine, without a C compiler,"
+
+
+def facts_of(config: PretrainConfig, device: torch.device) -> dict[str, object]:
+    """What the device has decided, by name; `config` is resolved."""
+    kernel = attention_kernel(config, device)
+    if kernel == "varlen" and has_flash_attention_3():
+        kernel += ", flash attention 3"
+    return {"device": device_name(device), "attention kernel": kernel,
+            "compile": config.train.compile, "micro-batch": config.train.micro_batch_size}
+
+
+def differences(config: PretrainConfig, before: dict[str, object], now: dict[str, object]) -> str | None:
+    """One line about what differs from the device that the run began on; None if nothing does that changes a number."""
+    changed = [name for name in now if name in before and before[name] != now[name]]
+    if not changed:
+        return None
+    consequence = ["sums are rounded in another way"]
+    if "micro-batch" in changed and config.model.drops_hidden:
+        consequence.append("dropout drops other units")
+    elif "attention kernel" in changed and config.model.attention_probs_dropout_prob:
+        consequence.append("attention drops other probabilities")
+    changes = ", ".join(f"{name} {before[name]} then, {now[name]} now" for name in changed)
+    return f"the run began otherwise: {changes}; {' and '.join(consequence)}"

@@ -1,0 +1,45 @@
+"""Checks that the model given to a command exists; imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.model import ModelConfig
+from cloze.launch.parsing import shipped
+from cloze.launch.pretrained.finding import model_path
+from cloze.launch.pretrained.hub import is_name
+from cloze.launch.run import runs
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import is_url
+
+
+def named_shape(model: str) -> Path | None:
+    """The file of a shape that is named by its path or, where nothing of that name is here, by its name."""
+    path = Path(model)
+    if not path.exists():
+        path = shipped("model").get(model, path)
+    return path if path.suffix in (".yaml", ".yml") else None
+
+
+def check_model(config: FinetuneConfig) -> None:
+    """Raise UserError for a model that is neither here nor a name, and for a shape without a tokenizer."""
+    if is_url(config.model):
+        return  # of a store, which is asked later: it may be slow
+    shape = named_shape(config.model)
+    path = shape or Path(config.model)
+    if not path.exists() and (shape is not None or not is_name(config.model)):
+        raise UserError(f"model: found no {config.model}, expected a Cloze run, a Hugging Face folder or hub name, or "
+                        f"a file of configs/model/ or its name ({', '.join(shipped('model'))})")
+    if path.is_dir():
+        runs.check_holds_model(path)
+    if shape and config.tokenizer is None:
+        raise UserError(f"tokenizer: found none, expected the folder of one: {config.model} is a shape without a "
+                        "vocabulary; add --tokenizer DIR")
+
+
+def check_used(config: ModelConfig) -> None:
+    """Raise UserError for a model to use that is not there. One that is named on the hub is fetched; a store is asked
+    later: it may be slow."""
+    if not is_url(config.model):
+        runs.check_holds_model(model_path(config))

@@ -1,0 +1,52 @@
+"""What a run does while its object store does not answer: it asks again, for a time that the user has set."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from cloze.launch.run.commits import TakenOver
+from cloze.pipeline.errors import UserError
+
+_REST_SECONDS = 5.0  # between two tries, when the client has given up after a minute
+_Answer = TypeVar("_Answer")
+
+
+class StoreAway(UserError):
+    """The store has been away for too long."""
+
+
+class Patience:
+    """Repeats a request to a store until it has been away for too long.
+
+    Args:
+        warn: takes a line when it does not answer any more, and when it does again.
+        ended: set when the answer is no longer needed.
+    """
+
+    def __init__(self, seconds: float, warn: Callable[[str], None], ended: threading.Event) -> None:
+        self._seconds, self._warn, self._ended = seconds, warn, ended
+
+    def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
+        """What `ask` gives. Raises StoreAway when the time is over, TakenOver at once."""
+        began = time.monotonic()
+        warned = False
+        while True:
+            try:
+                answer = ask()
+            except TakenOver:
+                raise
+            except UserError as error:
+                left = self._seconds - (time.monotonic() - began)
+                if left <= 0 or self._ended.is_set():
+                    raise StoreAway(str(error)) from error
+                if not warned:
+                    self._warn(f"{error}; the training goes on, and the upload is tried again for {left:.0f} s")
+                warned = True
+                self._ended.wait(min(_REST_SECONDS, left))
+            else:
+                if warned:
+                    self._warn("the store answers again")
+                return answer

@@ -1,0 +1,280 @@
+"""`cloze runs` and `cloze status`: how runs stand, from the files in their folders, or from what they have sent to an
+object store, from any machine.
+
+Nothing is locked and nothing written: a job that starts at the same time is not affected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cloze.launch.config.commands import RunsConfig, StatusConfig
+from cloze.launch.run import runs
+from cloze.launch.run.segments import LogReader, fetch_heartbeats
+from cloze.launch.run.stored import fetch_objects
+from cloze.launch.system.console import Console, clock
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.stores.places import StorePath, is_url, to_place
+from cloze.pipeline.stores.scratch import scratch_folder
+
+# A process writes its heartbeat every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and
+# shared folders show changes late.
+_SILENT_SECONDS = 120.0
+_NEWEST_PIECES = 64  # of metrics.jsonl in a store: half an hour of them
+_TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
+_LINES_BEFORE = 10  # shown of what was there already, as `tail` does
+_LONG_PHASE_SECONDS = 30.0
+# Phases of heartbeats (launch/run/heartbeat.py) in words.
+_PHASES = {"start": "starting", "evaluate": "evaluating", "save": "saving", "data": "waiting for data",
+           "collective": "agreeing with others", "compute": "computing"}
+_ENDED = {"complete": 0, "requeue": 75, "failed": 2}  # state -> exit status, as the run's own
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How a run stands; None is what its files do not say."""
+
+    run: str
+    state: str
+    """running, silent (it says that it runs, and a process has not shown itself for two minutes), requeue, complete,
+    failed, new (it has not said yet)."""
+    step: int
+    max_steps: int | None
+    loss: float | None
+    validation_loss: float | None
+    tokens_per_second: float | None
+    mfu: float | None
+    seconds_left: float | None
+    heartbeat_seconds: float | None
+    """Since the process that has been silent for longest has shown itself."""
+    restarts: int | None
+    phase: str | None
+    """What its processes do, of one that runs or has fallen silent, as their heartbeats say: evaluating, saving, ...;
+    of several that do different things each, with how many."""
+
+
+def read_run(folder: Path, now: float | None = None, shown: str | None = None) -> RunState:
+    """How a run of pretraining or of fine-tuning stands.
+
+    Args:
+        now: seconds since the epoch; None: the clock's.
+        shown: what it is called; None: its folder.
+
+    Raises:
+        UserError: the folder holds no run.
+    """
+    fields = runs.fields_of(folder)
+    status = runs.read_status(folder)
+    state, step = status.get("state", "new"), status.get("step", 0)
+    now, beats = time.time() if now is None else now, _heartbeats(folder)
+    silence = max(0.0, now - min(beat["time"] for beat in beats)) if beats else None
+    if state == "running" and (silence is None or silence > _SILENT_SECONDS):
+        state = "silent"
+    last: dict = {}
+    for line in _last_lines(folder / runs.METRICS):
+        last |= line
+        step = max(step, line.get("step", 0))
+    budgeted = fields.get("train.time_budget_hours") is not None
+    planned = None if budgeted else fields.get("train.max_steps")
+    max_steps = planned if isinstance(planned, int) else None
+    seconds = last.get("speed/step_seconds")
+    running = state == "running" and max_steps is not None and seconds is not None
+    starts = runs.num_starts(folder)
+    return RunState(
+        shown or str(folder), state, step, max_steps, last.get("train/loss"), last.get("validation/loss"),
+        last.get("speed/tokens_per_second"), last.get("speed/mfu"),
+        max(0, max_steps - step) * seconds if running else None, silence, starts - 1 if starts else None,
+        _phase(beats, now) if state in ("running", "silent") else None)
+
+
+class _Stored:
+    """A run in a store as a folder of this machine, which `look` renews.
+
+    Args:
+        curves: another folder, for all that the run's curves are made of.
+    """
+
+    def __init__(self, place: StorePath, curves: Path | None = None) -> None:
+        self.place, self.folder, self._curves = place, scratch_folder(), curves
+        self._reader = LogReader(place, None if curves else _NEWEST_PIECES)
+
+    def look(self) -> None:
+        """Copy what says how the run stands, and its curves."""
+        fetch_objects(self.place, (runs.CONFIG, runs.SOFTWARE), self.folder)
+        if not (self.folder / runs.CONFIG).exists():
+            raise UserError(f"{self.place}: found no run there, expected one of `cloze pretrain`; look at the name")
+        self._reader.write(self.folder, (runs.METRICS, runs.STATUS))
+        fetch_heartbeats(self.place, self.folder)
+        if self._curves:
+            with readable_errors(self._curves):
+                self._curves.mkdir(parents=True, exist_ok=True)
+                self._reader.write_events(self._curves)
+                if (self.folder / runs.METRICS).exists():
+                    shutil.copyfile(self.folder / runs.METRICS, self._curves / runs.METRICS)
+
+
+def _find_stored(place: StorePath) -> list[StorePath]:
+    """The runs below a place, itself included; not those inside a run."""
+    if {runs.CONFIG, runs.DATA} <= {path.name for path in place.iterdir()}:
+        return [place]
+    return [found for name in place.client.folders(place.key) for found in _find_stored(place / name)]
+
+
+def _read_stored(place: StorePath) -> RunState:
+    stored = _Stored(place)
+    stored.look()
+    return read_run(stored.folder, shown=str(place))
+
+
+def _read_all(folder: str) -> list[RunState]:
+    """The runs in a folder or below a URL. Raises UserError: there is none."""
+    if not is_url(folder):
+        return [read_run(each) for each in find_runs(Path(folder))]
+    place = to_place(folder)
+    assert isinstance(place, StorePath), folder
+    found = _find_stored(place)
+    if not found:
+        raise UserError(f"folder: found no run below {folder}, expected runs of `cloze pretrain`")
+    return [_read_stored(each) for each in found]
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The runs in a folder, at any depth, itself included; not those inside a run. Sorted by path.
+
+    Raises:
+        UserError: there is no such folder, or no run in it.
+    """
+    found = []
+    for place, folders, files in os.walk(folder, followlinks=False):
+        if runs.CONFIG in files and runs.DATA in files:
+            found.append(Path(place))
+            folders.clear()
+    if not found:
+        what = "no run in the folder" if folder.is_dir() else "no folder"
+        raise UserError(f"folder: found {what} {folder}, expected runs of `cloze pretrain` or `cloze finetune`")
+    return sorted(found)
+
+
+def list_runs(config: RunsConfig) -> int:
+    """`cloze runs`: a line for each run in a folder; returns the exit status."""
+    states = _read_all(config.folder)
+    columns = "run", "state", "step", "loss", "validation", "tokens/s", "MFU", "left", "heartbeat", "restarts"
+    Console().table(config.folder, columns, [_row(each, config.folder) for each in states])
+    if config.json:
+        with readable_errors(Path(config.json)):
+            publish_text(Path(config.json), json.dumps([asdict(each) for each in states], indent=1) + "\n")
+    return 0
+
+
+def show_status(config: StatusConfig) -> int:
+    """`cloze status`: how one run stands; with `follow` the last lines of its metrics and every new one until it ends.
+
+    Returns:
+        The exit status: 0, and with `follow` that of the run's end: 0 complete, 75 requeue, 2 failed.
+    """
+    console, place = Console(), to_place(config.run)
+    curves = Path(config.curves) if config.curves else None
+    stored = _Stored(place, curves) if isinstance(place, StorePath) else None
+    folder = stored.folder if stored else Path(config.run)
+
+    def look() -> RunState:
+        if stored:
+            stored.look()
+        return read_run(folder)
+
+    state = look()
+    console.facts(config.run, [(name, value) for name, value in zip(
+        ("state", "step", "loss", "validation loss", "tokens/s", "MFU", "time left", "heartbeat", "restarts"),
+        _row(state, str(folder))[1:], strict=True) if value])
+    if not config.follow:
+        return 0
+    tail = _Tail(folder / runs.METRICS, made_anew=stored is not None)
+    while True:
+        state = look()
+        for line in tail.lines():
+            console.progress(line["step"], state.max_steps, line, state.seconds_left, estimate=False)
+        if state.state in _ENDED:
+            console.say(f"{state.state} at step {state.step}")
+            return _ENDED[state.state]
+        time.sleep(config.interval_seconds)
+
+
+class _Tail:
+    """The lines of a growing metrics.jsonl, each once; of one that is met, or was replaced by a resume, the last few.
+
+    Args:
+        made_anew: whether every look finds another file with the same beginning.
+    """
+
+    def __init__(self, path: Path, made_anew: bool) -> None:
+        self._path, self._made_anew = path, made_anew
+        self._file, self._seen = -1, 0
+
+    def lines(self) -> list[dict]:
+        """The new ones. A last one that is being written, or was cut short, is left for later."""
+        try:
+            with open(self._path, "rb") as file:
+                found = os.fstat(file.fileno())
+                replaced = found.st_ino != self._file and not (self._made_anew and self._seen)
+                new = replaced or found.st_size < self._seen
+                start = max(0, found.st_size - _TAIL_BYTES) if new else self._seen
+                file.seek(start)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._file, self._seen = found.st_ino, start + len(whole)
+        # Without the first one, if it was met in its middle.
+        lines = runs.lines_of(whole)[0]
+        return lines[-_LINES_BEFORE:] if new else lines
+
+
+def _row(state: RunState, folder: str) -> tuple[str, ...]:
+    def shown(value: float | None, form: str) -> str:
+        return "" if value is None else form.format(value)
+
+    name = state.run.removeprefix(folder.rstrip("/") + "/") if is_url(folder) else os.path.relpath(state.run, folder)
+    return (
+        state.run if name == "." else name, f"{state.state}: {state.phase}" if state.phase else state.state,
+        f"{state.step:,}" + ("" if state.max_steps is None else f" of {state.max_steps:,}"),
+        shown(state.loss, "{:.4f}"), shown(state.validation_loss, "{:.4f}"), shown(state.tokens_per_second, "{:,.0f}"),
+        shown(state.mfu, "{:.1%}"), "" if state.seconds_left is None else clock(state.seconds_left),
+        "" if state.heartbeat_seconds is None else f"{clock(state.heartbeat_seconds)} ago", shown(state.restarts, "{}"))
+
+
+def _heartbeats(folder: Path) -> list[dict]:
+    """What the processes of a run have last written of themselves."""
+    found = []
+    for path in (folder / runs.HEARTBEATS).glob("rank-*.json"):
+        try:
+            beat = json.loads(path.read_text(encoding="utf-8"))
+            found.append({"time": float(beat["time"]), "phase": str(beat["phase"]), "since": float(beat["since"])})
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it is being replaced, or was cut short
+            continue
+    return found
+
+
+def _phase(beats: list[dict], now: float) -> str | None:
+    """What the processes do, the most frequent first; and for how long, where it takes long."""
+    counts = sorted(Counter(_PHASES.get(beat["phase"], beat["phase"]) for beat in beats).items(),
+                    key=lambda each: (-each[1], each[0]))
+    shown = ", ".join(f"{phase} ({count})" if len(counts) > 1 else phase for phase, count in counts)
+    since = now - min((beat["since"] for beat in beats), default=now)
+    return (shown + (f" for {clock(since)}" if since > _LONG_PHASE_SECONDS else "")) or None
+
+
+def _last_lines(path: Path) -> list[dict]:
+    """The last lines of metrics.jsonl, whatever its length; none where there is no file yet."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return runs.lines_of(file.read())[0]  # without the first one, if the reading began in its middle
+    except FileNotFoundError:
+        return []

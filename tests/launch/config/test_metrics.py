@@ -1,0 +1,31 @@
+"""Each metric says in which direction it improves."""
+
+import pytest
+
+from cloze.launch.config import EvaluationConfig
+from cloze.launch.config.metrics import MEASURES, measure_of
+from cloze.launch.config.tasks import TASKS
+from cloze.launch.finetune import scoring
+from cloze.launch.pretrain.objectives.table import OBJECTIVES
+
+
+def test_every_metric_of_a_task_is_a_measure():
+    assert {*scoring.METRICS, *scoring.RETRIEVAL} <= set(MEASURES)
+    assert {name for task in TASKS.values() for name in task.metrics} <= set(MEASURES)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_losses_of_objectives_are_to_fall_and_accuracies_to_rise(objective):
+    for term in OBJECTIVES[objective].TERMS:
+        assert measure_of(f"{term}_loss").lower_is_better and not measure_of(f"{term}_accuracy/wiki").lower_is_better
+
+
+@pytest.mark.parametrize(("curve", "better", "worse"), [
+    ("loss", 1.0, 2.0), ("mlm_loss/wiki", 1.0, 2.0), ("mlm_perplexity", 1.0, 2.0), ("mean_squared_error", 1.0, 2.0),
+    ("next_sentence_accuracy", 0.9, 0.5), ("f1", 0.9, 0.5), ("my_own", 2.0, 1.0), ("my_error", 1.0, 2.0),
+    ("accuracy_topic", 0.9, 0.5), ("lossless", 2.0, 1.0),
+])
+def test_directions(curve, better, worse):
+    config = EvaluationConfig(metric=curve)
+    assert config.is_better(better, worse) and not config.is_better(worse, better)
+    assert not config.is_better(better, better)

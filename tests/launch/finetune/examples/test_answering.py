@@ -1,0 +1,299 @@
+"""Answers: windows over long texts, the official scores, and the same answers from transformers and `cloze predict`."""
+
+import json
+import random
+import re
+import string
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+from cloze.launch.cli import main, parse
+from cloze.launch.config.tasks import find_task
+from cloze.launch.finetune.error_analysis import page
+from cloze.launch.finetune.examples.answering import AnswerExamples
+from cloze.launch.finetune.models import start_model
+from cloze.launch.finetune.objective import FinetuningObjective
+from cloze.launch.finetune.squad import (
+    read_squad,
+)
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.pretrained.source import find_source
+from cloze.launch.run.runs import read_metrics
+from cloze.launch.texts.encoding import windows as windows_of
+from cloze.model.tasks import BertForQuestionAnswering
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from tests.byte_level import byte_tokenizer
+from tests.launch.finetune.running import finetune, lines
+from tests.launch.finetune.small import OTHERS, make_model
+
+
+def squad(path, rng, count, impossible=False):
+    """Texts in which the answer to "? WORD" is the number behind WORD."""
+    paragraphs = []
+    for number in range(count):
+        keys = rng.sample(OTHERS, rng.randint(3, 12))
+        values = [str(rng.randrange(10)) for _ in keys]
+        context = " ".join(f"{key} {value}," for key, value in zip(keys, values, strict=True))
+        chosen = rng.randrange(len(keys))
+        start = sum(len(key) + 4 for key in keys[:chosen]) + len(keys[chosen]) + 1
+        answers = [{"text": values[chosen], "answer_start": start}]
+        question = {"id": f"q{number}", "question": f"{keys[chosen]} ?", "answers": answers}
+        if impossible and number % 3 == 0:
+            question |= {"question": "superb ?", "answers": [], "is_impossible": True}
+        paragraphs.append({"context": context, "qas": [question]})
+    path.write_text(json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return path
+
+
+def test_three_windows_over_twelve_words():
+    words = "the man went to the store and bought a gallon of milk".split()
+    assert [" ".join(words[first:end]) for first, end in windows_of(len(words), 6, 3)] == [
+        "the man went to the store", "to the store and bought a", "and bought a gallon of milk"]
+    for count in range(1, 40):
+        covered = {token for first, end in windows_of(count, 6, 4) for token in range(first, end)}
+        assert covered == set(range(count)), "no token is left out"
+
+
+def answer_examples(model, path, task="squad", *overrides):
+    config = parse("finetune", [task, "--model", str(model), "--train", str(path), "--validation", str(path),
+                                "--output", "o", "--max_length", "24", "--window_step", "8", *overrides])
+    config = config.for_task(find_task(task), 64)
+    return AnswerExamples(str(path), config, Tokenizer.from_folder(model), task == "squad2")
+
+
+def perfect(examples) -> np.ndarray:
+    """Outputs of a model that is certain of the right positions."""
+    outputs = np.zeros((examples.num_places, 2), np.float32)
+    starts = np.concatenate([[0], np.cumsum(examples.lengths)])[:-1]
+    targets = examples.targets(np.arange(len(examples)))
+    for side, name in enumerate(("start_positions", "end_positions")):
+        outputs[starts + targets[name].numpy(), side] = 9.0
+    return outputs
+
+
+def test_answers_come_back_in_the_characters_of_the_text(model, tmp_path):
+    examples = answer_examples(model, squad(tmp_path / "train.json", random.Random(2), 20))
+    assert len(examples) > 20 and examples.lengths.max() <= 24, "long texts have several windows"
+    outputs = perfect(examples)
+    assert examples.metrics(outputs)["exact_match"] == 100.0
+    contexts, questions, _ = read_squad(tmp_path / "train.json")
+    for question, each in zip(questions, examples.predictions(outputs), strict=True):
+        assert contexts[question.context][each["start"] :].startswith(each["prediction"])
+        assert each["start"] == question.answers[0][1] and 0 < each["probability"] <= 1
+
+
+def test_byte_level_answers_stand_without_the_spaces_around_them(tmp_path):
+    """Their tokens hold the space before a word; with white space in rows, and a right answer that ends in a space."""
+    words = " ".join(OTHERS)
+    folder = make_model(tmp_path / "model", tokenizer=byte_tokenizer([words] * 2))
+    contexts = ["w1 w2  w3 w4, w5", "w6 w7 w8\n\n w9", "w1  w2 "]
+    answers = ["w3 w4", "w9", "w1 "]
+    paragraphs = [{"context": context, "qas": [{"id": answer, "question": "w1 ?", "answers": [
+        {"text": answer, "answer_start": context.index(answer)}]}]}
+        for context, answer in zip(contexts, answers, strict=True)]
+    (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    examples = answer_examples(folder, tmp_path / "dev.json")
+    found = examples.predictions(perfect(examples))
+    assert [each["prediction"] for each in found] == [answer.strip() for answer in answers]
+    assert [each["start"] for each in found] == [7, 11, 0]
+    assert "w9" not in page(examples, found) and "w3" not in page(examples, found), "no right answer is a mistake"
+
+
+def test_questions_without_an_answer(model, tmp_path):
+    examples = answer_examples(model, squad(tmp_path / "train.json", random.Random(3), 21, True), "squad2")
+    metrics = examples.metrics(perfect(examples))
+    assert metrics["exact_match"] == metrics["NoAns_f1"] == metrics["HasAns_f1"] == metrics["best_f1"] == 100.0
+    metrics = examples.metrics(np.zeros((examples.num_places, 2), np.float32))
+    assert metrics["best_exact"] >= 100 * 7 / 21 - 1e-9, "as good as never answering"
+
+
+def best_window(windows: list[tuple[int, int]], token: int) -> int:
+    """Where a token counts: with most context on its poorer side; in the first of equal ones."""
+    scores = [min(token - first, end - 1 - token) if first <= token < end else -1 for first, end in windows]
+    return scores.index(max(scores))
+
+
+@pytest.mark.parametrize("task", ["squad", "squad2"])
+def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
+    """Against scores by transformers, window by window, put together token by token; and its gradient."""
+    model = make_model(tmp_path / "model", dropout=0.0)
+    path = squad(tmp_path / "train.json", random.Random(4), 12, task == "squad2")
+    examples = answer_examples(model, path, task, "--answer_softmax", "document")
+    assert len(examples) == 12 < len(examples._windows)
+    config = parse("finetune", [task, "--model", str(model), "--train", "t", "--validation", "v", "--output", "o"])
+    reader = start_model(BertForQuestionAnswering, find_source(config), None, config)[0].eval()
+    reader.save(tmp_path / "saved", model)
+    reference = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "saved").eval()
+    everything = np.arange(len(examples))
+    micro = examples.batch(everything) | examples.targets(everything)
+    objective = FinetuningObjective(examples)
+    loss, _ = objective(reader(**micro), micro, torch.tensor(objective.counts([micro]), dtype=torch.float64))
+    loss.backward()
+
+    expected = []
+    contexts, questions, _ = read_squad(path)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for question in questions:
+        encoded = tokenizer(contexts[question.context], add_special_tokens=False, return_offsets_mapping=True)
+        asked = tokenizer(question.text, add_special_tokens=False)["input_ids"]
+        windows = list(windows_of(len(encoded["input_ids"]), 24 - 3 - len(asked), 8))
+        scores = []
+        for first, end in windows:
+            ids = [2, *asked, 3, *encoded["input_ids"][first:end], 3]
+            segments = [0] * (len(asked) + 2) + [1] * (end - first + 1)
+            output = reference(torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
+            scores.append(torch.stack([output.start_logits[0], output.end_logits[0]]))
+        where = [best_window(windows, token) for token in range(len(encoded["input_ids"]))]
+        tokens = [scores[window][:, token - windows[window][0] + len(asked) + 2] for token, window in enumerate(where)]
+        starts = [[low for low, _ in encoded["offset_mapping"]].index(start) for _, start in question.answers]
+        nothing = [part[:, 0] for part in scores] if task == "squad2" else []
+        chances = torch.stack(tokens + nothing).softmax(0)
+        # The answer is one token, its own start and end.
+        right = chances[starts[0]] if starts else chances[len(tokens):].sum(0)
+        expected.append(-right.log().mean())
+    total = torch.stack(expected).mean()
+    total.backward()
+    assert loss.item() == pytest.approx(total.item(), abs=1e-5)
+    assert (reader.span.weight.grad - reference.qa_outputs.weight.grad).abs().max() < 1e-5
+    ours = reader.bert.embeddings.word.weight.grad[:74] - reference.bert.embeddings.word_embeddings.weight.grad
+    assert ours.abs().max() < 1e-5
+    outputs = torch.stack([reader(**examples.batch(everything)).start_logits,
+                           reader(**examples.batch(everything)).end_logits], -1)
+    assert examples.metrics(outputs.detach().numpy())["loss"] == pytest.approx(total.item(), abs=1e-5)
+    empty = examples.metrics(np.full((examples.num_places, 2), -3e4, np.float32))["loss"]
+    assert np.isfinite(empty)
+
+
+def test_finetune_and_predict_say_the_same_answers_with_the_same_probabilities(model, tmp_path):
+    path = squad(tmp_path / "dev.json", random.Random(5), 9)
+    finetune("squad", model, path, path, tmp_path / "run", "--epochs", 1, "--max_length", 24, "--window_step", 8)
+    predictor = Predictor.from_folder(tmp_path / "run")
+    contexts, questions, _ = read_squad(path)
+    for question, ours in zip(questions, lines(tmp_path / "run" / "predictions" / "validation.jsonl"), strict=True):
+        (span,) = predictor.answer(question.text, contexts[question.context], max_length=24, window_step=8)
+        assert (span.text, span.start) == (ours["prediction"], ours["start"])
+        assert span.probability == pytest.approx(ours["probability"], abs=1e-5)
+
+
+def test_a_run_with_one_softmax_a_text_learns_to_answer(model, tmp_path):
+    rng = random.Random(0)
+    train, validation = squad(tmp_path / "train.json", rng, 24), squad(tmp_path / "dev.json", rng, 11)
+    results, _ = finetune("squad", model, train, validation, tmp_path / "run", "--epochs", 4, "--max_length", 24,
+                          "--window_step", 8, "--answer_softmax", "document")
+    losses = [line["validation/loss"] for line in read_metrics(tmp_path / "run") if "validation/loss" in line]
+    assert min(losses[1:]) < losses[0] and results["validation"]["examples"] == 11
+
+
+def test_a_reader_and_its_twin_in_transformers(model, tmp_path):
+    rng = random.Random(0)
+    train, validation = squad(tmp_path / "train.json", rng, 80), squad(tmp_path / "dev.json", rng, 11)
+    results, _ = finetune("squad", model, train, validation, tmp_path / "run", "--epochs", 2, "--max_length", 64,
+                       "--window_step", 32)
+    assert 0 <= results["validation"]["exact_match"] <= results["validation"]["f1"] <= 100
+    reference, report = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "run" / "model",
+                                                                      output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    contexts, questions, _ = read_squad(validation)
+    predictions = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
+    for question, ours in zip(questions, predictions, strict=True):
+        context = contexts[question.context]
+        encoded = tokenizer(question.text, context, return_tensors="pt", return_offsets_mapping=True)
+        offsets = encoded.pop("offset_mapping")[0]
+        with torch.no_grad():
+            output = reference(**encoded)
+        text = [n for n, sequence in enumerate(encoded.sequence_ids()) if sequence == 1]
+        spans = {(i, j): float(output.start_logits[0, i] + output.end_logits[0, j])
+                 for i in text for j in text if i <= j < i + 30}
+        first, last = max(spans, key=spans.get)
+        assert ours["prediction"] == context[int(offsets[first, 0]) : int(offsets[last, 1])]
+
+
+def official_words(text: str) -> list[str]:
+    """Both scripts' normal form, from its definition: small letters, no punctuation, no articles."""
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def official_f1(prediction: str, truth: str, version: int) -> float:
+    """F1 as evaluate-v1.1.py and evaluate-v2.0.py define it, restated."""
+    guessed, true = official_words(prediction), official_words(truth)
+    if version == 2 and (not guessed or not true):
+        return float(guessed == true)
+    same = sum((Counter(guessed) & Counter(true)).values())
+    if not same:
+        return 0.0
+    precision, recall = same / len(guessed), same / len(true)
+    return 2 * precision * recall / (precision + recall)
+
+
+def official_v2(truths: list[list[str]], predictions: list[str], odds: list[float], threshold: float) -> dict:
+    """What evaluate-v2.0.py prints, restated by its definitions, but for the thresholds."""
+    results = {}
+    for name in ("exact", "f1"):
+        raw = []
+        for right, guess in zip(truths, predictions, strict=True):
+            right = [text for text in right if official_words(text)] or [""]
+            raw.append(max(float(official_words(guess) == official_words(text)) if name == "exact"
+                           else official_f1(guess, text, 2) for text in right))
+        final = [float(not right) if odd > threshold else score
+                 for right, score, odd in zip(truths, raw, odds, strict=True)]
+        results[name] = 100 * np.mean(final)
+        for group, chosen in (("HasAns", True), ("NoAns", False)):
+            results[f"{group}_{name}"] = 100 * np.mean([score for score, right in zip(final, truths, strict=True)
+                                                        if bool(right) == chosen])
+            results[f"{group}_total"] = sum(bool(right) == chosen for right in truths)
+        current = best = sum(not right for right in truths)
+        for number in sorted(range(len(odds)), key=lambda number: odds[number]):
+            current += raw[number] if truths[number] else -1 if predictions[number] else 0
+            best = max(best, current)
+        results[f"best_{name}"] = 100 * best / len(truths)
+    return results | {"total": len(truths)}
+
+
+def test_squad_2_has_its_official_names_and_values(model, tmp_path):
+    """Random scores, so that answers are wrong, partly right, right, and withheld rightly and wrongly."""
+    examples = answer_examples(model, squad(tmp_path / "train.json", random.Random(3), 30, True), "squad2")
+    outputs = perfect(examples) + np.random.default_rng(1).normal(0, 5, (examples.num_places, 2)).astype(np.float32)
+    _, questions, _ = read_squad(tmp_path / "train.json")
+    predictions = examples.predictions(outputs)
+    texts, odds = [each["best"] for each in predictions], [each["no_answer_odds"] for each in predictions]
+    expected = official_v2([[text for text, _ in q.answers] for q in questions], texts, odds, 0.0)
+    metrics = examples.metrics(outputs)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert metrics["exact_match"] == metrics["exact"] and 0 < metrics["exact"] < 100
+    assert [each["prediction"] for each in predictions] == ["" if odd > 0 else text
+                                                            for text, odd in zip(texts, odds, strict=True)]
+    assert metrics["best_f1"] >= metrics["f1"] and np.isfinite(metrics["best_f1_thresh"])
+
+
+def test_without_a_text_there_are_no_odds_and_the_line_is_json(model, tmp_path):
+    path = squad(tmp_path / "train.json", random.Random(3), 3, True)
+    content = json.loads(path.read_text())
+    content["data"][0]["paragraphs"][0]["context"] = ""
+    path.write_text(json.dumps(content))
+    examples = answer_examples(model, path, "squad2")
+    first, *others = examples.predictions(perfect(examples))
+    json.dumps([first, *others], allow_nan=False)
+    assert (first["prediction"], first["best"], first["no_answer_odds"]) == ("", "", None)
+    assert all(np.isfinite(each["no_answer_odds"]) for each in others)
+
+
+@pytest.mark.parametrize("change, parts", [
+    (lambda qa: qa["answers"][0].update(answer_start=1), ("question q0", "expected the answer", "answer_start")),
+    (lambda qa: qa.update(answers=[]), ("question q0", "found no answer", "squad2")),
+    (lambda qa: qa.pop("question"), ("read as SQuAD: paragraph 1, question 1: found the fields", "'question'")),
+])
+def test_squad_errors_name_the_question(model, tmp_path, capsys, change, parts):
+    path = squad(tmp_path / "bad.json", random.Random(0), 2)
+    content = json.loads(path.read_text())
+    change(content["data"][0]["paragraphs"][0]["qas"][0])
+    path.write_text(json.dumps(content))
+    assert main(["finetune", "squad", "--model", str(model), "--train", str(path), "--validation", str(path),
+                 "--output", str(tmp_path / "run"), "--max_length", "64", "--window_step", "16"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.json", *parts)), error

@@ -1,0 +1,402 @@
+"""Classes, numbers and labels of texts: against transformers, in every format, over processes and kills."""
+
+import gzip
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import f1_score
+from tokenizers import Tokenizer as PlainTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, TextClassificationPipeline
+
+from cloze.launch.cli import main, parse
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import TASKS, find_task
+from cloze.launch.finetune.kinds import read_examples
+from cloze.launch.finetune.models import start_model
+from cloze.launch.pretrained.source import find_source
+from cloze.launch.run.runs import read_metrics
+from cloze.launch.texts.encoding import Encoder, Truncation
+from cloze.launch.texts.sequences import build_sequences
+from cloze.launch.training.schedules import multiplier
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from tests.byte_level import byte_tokenizer
+from tests.forked import ForkedRun
+from tests.launch.finetune.running import arguments, finetune, lines
+from tests.launch.finetune.small import BAD, GOOD, make_model, sentence, sentiment, write_tsv
+from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
+from tests.slowed import slow_from
+
+
+@pytest.fixture(scope="module")
+def sentiment_run(model, files, tmp_path_factory):
+    output = tmp_path_factory.mktemp("run") / "sst2"
+    return output, finetune("sst2", model, *files, output, "--epochs", 12, "--test", files[1])[0]
+
+
+def test_it_learns_and_says_so(sentiment_run):
+    output, results = sentiment_run
+    assert results["validation"]["accuracy"] > 0.85 and results["validation"]["examples"] == 21
+    measured = [line for line in read_metrics(output) if "validation/accuracy" in line]
+    assert len(measured) >= 12 and measured[0]["validation/accuracy"] < 0.8
+    assert results["test/dev"] == results["validation"]
+    labels = [each["label"] for each in lines(output / "predictions" / "validation.jsonl")]
+    assert results["majority"] == {"accuracy": DummyClassifier().fit(labels, labels).score(labels, labels)}
+
+
+def test_transformers_loads_what_was_made_and_answers_alike(sentiment_run, files):
+    output, results = sentiment_run
+    reference, report = AutoModelForSequenceClassification.from_pretrained(output / "model", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert reference.config.id2label == {0: "0", 1: "1"} and reference.config.finetuning_task == "sst2"
+    tokenizer = AutoTokenizer.from_pretrained(output / "model")
+    assert reference.config.tokenizer_fingerprint == Tokenizer.from_folder(output / "model").fingerprint
+    answer = TextClassificationPipeline(model=reference, tokenizer=tokenizer, device="cpu")
+    rows = [line.split("\t") for line in files[1].read_text().splitlines()[1:]]
+    predictions = lines(output / "predictions" / "validation.jsonl")
+    assert len(predictions) == len(rows)
+    for (text, label), ours in zip(rows, predictions, strict=True):
+        theirs = answer(text)[0]
+        assert (ours["prediction"], ours["label"]) == (theirs["label"], label)
+        assert ours["probabilities"][theirs["label"]] == pytest.approx(theirs["score"], abs=1e-5)
+    guessed, true = ([int(each[name]) for each in predictions] for name in ("prediction", "label"))
+    assert results["validation"]["accuracy"] == np.mean(np.array(guessed) == true)
+
+
+def test_losses_are_those_of_a_plain_loop_over_transformers_own_class(files, tmp_path):
+    """The same start, order and numbers, without dropout: each step's loss and the last weights."""
+    model = make_model(tmp_path / "model", dropout=0.0)
+    steps = 12
+    overrides = ("--epochs", "null", "--train.max_steps", steps, "--schedule.warmup_steps", 3, "--seed", 5)
+    finetune("sst2", model, *files, tmp_path / "run", *overrides)
+    ours = [line["train/loss"] for line in read_metrics(tmp_path / "run") if "train/loss" in line]
+
+    words = arguments("sst2", model, *files, tmp_path / "run", *overrides)[1:]
+    config = parse("finetune", words).for_task(find_task("sst2"), 64)
+    source = find_source(config)
+    architecture, head, train, *_ = read_examples(config, find_task("sst2"), source.tokenizer)
+    start_model(architecture, source, head, config)[0].save(tmp_path / "start", model)
+    reference = AutoModelForSequenceClassification.from_pretrained(tmp_path / "start").train()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "start")
+    rows = [line.split("\t") for line in files[0].read_text().splitlines()[1:]]
+    matrices = [p for p in reference.parameters() if p.dim() > 1]
+    others = [p for p in reference.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
+                                  lr=1.0, eps=1e-6)
+    order = np.concatenate([_order(len(rows), 5, epoch) for epoch in range(3)])
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * multiplier(config.schedule, step, steps)
+        chosen = [rows[number] for number in order[step * 8 : step * 8 + 8]]
+        batch = tokenizer([text for text, _ in chosen], padding=True, return_tensors="pt")
+        loss = reference(**batch, labels=torch.tensor([int(label) for _, label in chosen])).loss
+        assert ours[step] == pytest.approx(loss.item(), abs=2e-5), step
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    made = weights(tmp_path / "run", steps)
+    assert (made["classifier.weight"] - reference.classifier.weight).abs().max() < 2e-5
+
+
+def _order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """An epoch's order as docs/finetune.md states it: a permutation by PCG64 seeded with (seed, 2, epoch, 0)."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 2, epoch, 0)))).permutation(count)
+
+
+def test_processes_share_each_row_once_and_end_alike(model, files, tmp_path):
+    """Two processes against one, dropout 0, 21 validation rows: an odd count, and a last round that one rank misses."""
+    options = ("--dropout", 0, "--epochs", 2)
+    one, _ = finetune("sst2", model, *files, tmp_path / "one", *options)
+    two, _ = finetune("sst2", model, *files, tmp_path / "two", *options, processes=2)
+    assert two["validation"]["examples"] == 21
+    assert two["validation"] == pytest.approx(one["validation"], abs=1e-4)
+    assert len(lines(tmp_path / "two" / "predictions" / "validation.jsonl")) == 21
+    assert_same_weights(weights(tmp_path / "one"), weights(tmp_path / "two"), 1e-5)
+
+
+def test_killed_and_started_again_it_ends_with_the_same_bits(model, files, tmp_path):
+    options = ("--epochs", 6, "--checkpoint.every_steps", 7)
+    finetune("sst2", model, *files, tmp_path / "undisturbed", *options)
+    again = arguments("sst2", model, *files, tmp_path / "run", *options)
+    kill_when(ForkedRun(again, 1, slow_from(18)), lambda: step_of(tmp_path / "run") >= 18)
+    assert "resumed from step" in finish(ForkedRun(again))
+    assert curve(tmp_path / "run") == curve(tmp_path / "undisturbed")
+    assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "undisturbed"))
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == json.loads(
+        (tmp_path / "undisturbed" / "results.json").read_text())
+
+
+@pytest.mark.parametrize("keep, kept", [("head", [0, 1, 2, 3, 4, 5]), ("tail", [4, 5, 6, 7, 8, 9]),
+                                        ("head_tail", [0, 1, 6, 7, 8, 9])])
+def test_what_stays_of_a_long_text(model, keep, kept):
+    tokenizer = Tokenizer.from_folder(model)
+    words = [f"w{number}" for number in range(10)]
+    sequences, cut = build_sequences(tokenizer, [" ".join(words), "w1"], None, Truncation(8, keep, 2))
+    ids = tokenizer.encode(" ".join(words[number] for number in kept))
+    assert sequences.input_ids[1:7].tolist() == ids and sequences.lengths.tolist() == [8, 3]
+    assert (cut.sequences, cut.tokens) == (1, 4)
+
+
+def test_head_and_tail_are_128_and_382_tokens_by_default():
+    config = parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o", "--keep",
+                                "head_tail"])
+    resolved = config.for_task(find_task("sst2"), 512)
+    assert (resolved.head_tokens, resolved.max_length - 2 - resolved.head_tokens) == (128, 382)
+    with pytest.raises(UserError, match="head_tokens: found 128 with max_length 128, expected less than 126"):
+        config.for_task(find_task("sst2"), 128)
+
+
+@pytest.mark.parametrize("kind", ["words", "bytes"])
+def test_training_and_predicting_cut_as_tokenizers_does(model, tmp_path, kind):
+    """Rooms odd and even, sides of equal length and not, heads and tails; a text alone, too."""
+    if kind == "bytes":
+        byte_tokenizer([" ".join(f"w{n}" for n in range(20))] * 3).save(tmp_path)
+    folder = model if kind == "words" else tmp_path
+    plain, tokenizer = PlainTokenizer.from_file(str(folder / "tokenizer.json")), Tokenizer.from_folder(folder)
+    lengths = [(a, b) for a in range(0, 12) for b in range(0, 12)]
+    first, second = ([" ".join(f"w{n}" for n in range(pair[side])) for pair in lengths] for side in (0, 1))
+    for room, keep, others in itertools.product((7, 8), ("head", "tail"), (second, None)):
+        longest = room + (2 if others is None else 3)
+        sequences, _ = build_sequences(tokenizer, first, others, Truncation(longest, keep))
+        encoder = Encoder(tokenizer, 512, truncation=Truncation(longest, keep))
+        plain.enable_truncation(longest, strategy="longest_first", direction="left" if keep == "tail" else "right")
+        for row, texts in enumerate(zip(first, others or first, strict=True)):
+            texts = texts if others else texts[:1]
+            theirs = plain.encode(*texts)
+            ids = sequences.input_ids[sequences.offsets[row] : sequences.offsets[row + 1]]
+            assert ids.tolist() == theirs.ids, (lengths[row], room, keep)
+            assert sequences.segment_b_start[row] == (theirs.type_ids.index(1) if others else len(ids))
+            if all(texts):
+                ours = encoder.encode(*texts, cut=True)
+                assert (ours.ids, ours.segments) == (theirs.ids, theirs.type_ids)
+                assert [end for _, end in ours.offsets] == [end for _, end in theirs.offsets]  # begins: without a space
+                whole = 1 + sum(len(tokenizer.encode(text)) + 1 for text in texts)
+                assert ours.cut_tokens == whole - len(ids)
+
+
+def read(task, model, train, *overrides):
+    """The job that a command would do on one file, read."""
+    arguments = [task, "--model", str(model), "--train", str(train), "--validation", str(train), "--output", "o",
+                 *map(str, overrides)]
+    config: FinetuneConfig = parse("finetune", arguments).for_task(find_task(task), 64)
+    return read_examples(config, find_task(task), find_source(config).tokenizer)
+
+
+# First lines as in the files of gluebenchmark.com and of SICK, with the row's texts and label in their places.
+GLUE = {
+    "cola": ((), ("gj04", "1", "", "w1 w2"), 1),
+    "sst2": (("sentence", "label"), ("w1 w2", "0"), 0),
+    "mrpc": (("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), ("1", "7", "8", "w1 \"w2", "w3"), 1),
+    "stsb": (("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2",
+              "score"), ("0", "g", "f", "y", "1", "n", "n", "w1", "w2", "3.25"), 3.25),
+    "qqp": (("id", "qid1", "qid2", "question1", "question2", "is_duplicate"), ("0", "1", "2", "w1 ?", "w2 ?", "1"), 1),
+    "mnli": (("index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse",
+              "sentence1_parse", "sentence2_parse", "sentence1", "sentence2", "label1", "gold_label"),
+             ("0", "1", "1n", "f", "( w1 )", "( w2 )", "(R w1)", "(R w2)", "w1", "w2", "neutral", "neutral"), 2),
+    "qnli": (("index", "question", "sentence", "label"), ("0", "w1 ?", "w2", "not_entailment"), 1),
+    "rte": (("index", "sentence1", "sentence2", "label"), ("0", "w1", "w2", "entailment"), 0),
+    "wnli": (("index", "sentence1", "sentence2", "label"), ("0", "w1", "w2", "1"), 1),
+    "sick-entailment": (("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment"),
+                        ("1", "w1", "w2", "4.5", "NEUTRAL"), 2),
+    "sick-relatedness": (("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment"),
+                         ("1", "w1", "w2", "4.5", "NEUTRAL"), 4.5),
+}
+
+
+@pytest.mark.parametrize("task", GLUE)
+def test_known_files_are_read_by_name(model, tmp_path, task):
+    header, row, label = GLUE[task]
+    _, head, train, _, _ = read(task, model, write_tsv(tmp_path / "train.tsv", header, [row, row]))
+    assert len(train) == 2 and train.targets(np.array([0]))["labels"].flatten().tolist() == [label]
+    assert len(TASKS[task].texts) == 1 or (train.batch(np.array([0]))["token_type_ids"] == 1).any()
+    assert head.problem == ("regression" if isinstance(label, float) else "single_label")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_own_tables_with_named_columns(model, tmp_path, kind):
+    rows = [{"review": "w1, w2", "stars": "good"}, {"review": "w3", "stars": "bad"}]
+    path = tmp_path / f"own.{kind}"
+    if kind == "csv":
+        path.write_text('review,stars\n"w1, w2",good\nw3,bad\n')
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        import polars
+
+        polars.DataFrame(rows).write_parquet(path)
+    _, head, train, _, _ = read("classification", model, path, "--text_columns", "review", "--label_columns", "stars")
+    assert head.labels == ("bad", "good") and train.targets(np.arange(2))["labels"].tolist() == [1, 0]
+    assert train.lengths.tolist() == [5, 3]
+
+
+def test_independent_labels_and_several_label_columns(model, tmp_path):
+    rng = random.Random(1)
+    rows = [(sentence(rng, rng.choice(GOOD)) + " " + sentence(rng, rng.choice(BAD)), "x,y" if n % 2 else "x", n % 3)
+            for n in range(24)]
+    path = write_tsv(tmp_path / "train.tsv", ("text", "labels", "size"), rows)
+    results, _ = finetune("multi-label", model, path, path, tmp_path / "labels", "--epochs", 1)
+    predictions = lines(tmp_path / "labels" / "predictions" / "validation.jsonl")
+    true = [["x" in each["label"], "y" in each["label"]] for each in predictions]
+    guessed = [[each["probabilities"][name] > 0.5 for name in ("x", "y")] for each in predictions]
+    assert results["validation"]["f1_micro"] == pytest.approx(f1_score(true, guessed, average="micro"))
+    assert [each["label"] for each in predictions[:2]] == [["x"], ["x", "y"]]
+    results, _ = finetune("label-columns", model, path, path, tmp_path / "columns", "--label_columns", "labels", "size",
+                       "--epochs", 1)
+    assert {"accuracy_labels", "accuracy_size", "accuracy_mean"} <= results["validation"].keys()
+    (first, *_) = lines(tmp_path / "columns" / "predictions" / "validation.jsonl")
+    assert first["label"] == {"labels": "x", "size": "0"}
+    assert sum(first["probabilities"]["size"].values()) == pytest.approx(1.0)
+
+
+def test_ways_to_adapt(sentiment_run, files, tmp_path):
+    """From another task's model, with the encoder frozen, or its lower part, or its top drawn anew."""
+    output, _ = sentiment_run
+    before = {name: tensor for name, tensor in weights(output).items() if name.startswith("bert.")}
+    finetune("sst2", output, *files, tmp_path / "frozen", "--freeze", "encoder", "--epochs", 1)
+    after = weights(tmp_path / "frozen")
+    best = weights(output, json.loads((output / "results.json").read_text())["best_step"])
+    assert all(torch.equal(after[name], best[name]) for name in before if ".pooler." not in name)
+    assert not torch.equal(after["classifier.weight"], best["classifier.weight"])
+    finetune("sst2", output, *files, tmp_path / "below", "--freeze", "below_1", "--epochs", 1)
+    after = weights(tmp_path / "below")
+    assert torch.equal(after["bert.encoder.layers.0.feed_forward.up.weight"],
+                       best["bert.encoder.layers.0.feed_forward.up.weight"])
+    assert not torch.equal(after["bert.encoder.layers.1.feed_forward.up.weight"],
+                           best["bert.encoder.layers.1.feed_forward.up.weight"])
+    _, said = finetune("sst2", output, *files, tmp_path / "anew", "--reinitialize_layers", 1, "--epochs", 0.1)
+    assert "drawn anew: the top 1 layers and the pooler" in said
+
+
+def test_random_weights_of_a_shape_and_a_new_head_named(model, files, tmp_path):
+    (tmp_path / "shape.yaml").write_text("hidden_size: 32\nnum_hidden_layers: 1\nnum_attention_heads: 2\n"
+                                         "intermediate_size: 64\nmax_position_embeddings: 64\n")
+    options = ("--tokenizer", model, "--epochs", 4)
+    results, said = finetune("sst2", tmp_path / "shape.yaml", *files, tmp_path / "run", *options)
+    assert f"measured with the checkpoint of step {results['best_step']} of {results['steps']}, the best by " in said
+    assert results["validation"]["accuracy"] > 0.5
+    _, said = finetune("sst2", model, *files, tmp_path / "new", "--epochs", 0.1)
+    assert "drawn anew: classifier.weight, classifier.bias" in " ".join(said.replace("│", " ").split())
+
+
+HEADER = ("sentence", "label")
+ERRORS = {
+    "unknown label": ("sst2", HEADER, [("w1", "0"), ("w2", "7")], (), ("row 3", "'7'", "one of the 2")),
+    "missing column": ("sst2", ("text", "label"), [("w1", "0")], (), ("'text', 'label'", "'sentence'", "text_columns")),
+    "missing label column": ("sst2", ("sentence", "gold"), [("w1", "0")], (), ("'label'", "label_columns")),
+    "wrong number of fields": ("sst2", HEADER, [("w1", "0", "x")], (), ("row 2", "found 3 fields", "expected 2")),
+    "no number": ("regression", ("text", "label"), [("w1", "much")], (), ("row 2", "'much'", "expected a number")),
+    "one label only": ("classification", ("text", "label"), [("w1", "a")], (), ("found 1 label",)),
+    "no rows": ("sst2", HEADER, [], (), ("found no rows",)),
+    "unknown task": ("sst3", HEADER, [("w1", "0")], (), ("'sst3'", "did you mean sst2?")),
+    "too long": ("sst2", HEADER, [("w1", "0")], ("--max_length", "65"), ("max_length", "64")),
+    "no model": ("sst2", HEADER, [("w1", "0")], ("--model", "no/where", "--offline", "true"), ("no/where", "offline")),
+    "freeze": ("sst2", HEADER, [("w1", "0")], ("--freeze", "all"), ("freeze", "below_2")),
+    "memory": ("sst2", HEADER, [("w1", "0")], ("--train.memory_limit_gib", "1"), ("memory_limit_gib: found 1.0",
+                                                                                   "it is for pretraining")),
+    "projector": ("sst2", HEADER, [("w1", "0")], ("--monitor.embeddings", "true"), ("monitor.embeddings: found True",)),
+    "no step": ("sst2", HEADER, [("w1", "0")], ("--model_step", "4"), ("model_step: found 4", "a run of pretraining")),
+    "metric": ("sst2", HEADER, [("w1", "0")], ("--epochs", "0"), ("epochs", "more than 0")),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_end_in_one_line_and_status_2(model, tmp_path, capsys, case):
+    task, header, rows, options, parts = ERRORS[case]
+    path = write_tsv(tmp_path / "data.tsv", header, rows)
+    status = main(["finetune", task, "--model", str(model), "--train", str(path), "--validation", str(path),
+                   "--output", str(tmp_path / "run"), *options])
+    error = capsys.readouterr().err.strip()
+    assert status == 2 and len(error.splitlines()) == 1, error
+    for part in (*parts, *(["data.tsv"] if "row" in parts[0] else [])):
+        assert part in error, error
+    assert not (tmp_path / "run").exists()
+
+
+LINES = {
+    "no label in a row": ("classification", ['{"text": "w1", "label": "a"}', '{"text": "w2"}'], (),
+                          ("row 2", "found no label in column 'label'")),
+    "label null": ("classification", ['{"text": "w1", "label": "a"}', '{"text": "w2", "label": null}'], (),
+                   ("row 2", "found no label")),
+    "no text in a row": ("classification", ['{"text": "w1", "label": "a"}', '{"label": "b"}'], (),
+                         ("row 2", "found None in column 'text'")),
+    "text a number": ("classification", ['{"text": 3, "label": "a"}', '{"text": "w", "label": "b"}'], (),
+                      ("row 1", "found 3 in column 'text'")),
+    "no list of labels": ("multi-label", ['{"text": "w1", "labels": ["a"]}', '{"text": "w2"}'], (),
+                          ("row 2", "found nothing in column 'labels'")),
+    "labels a number": ("multi-label", ['{"text": "w1", "labels": 3}'], (), ("row 1", "found 3 in column 'labels'")),
+    "broken JSON": ("classification", ['{"text": "w1", "label": "a"}', '{"text": '], (), ("row 2", "JSON")),
+    "no object": ("classification", ['["w1", "a"]'], (), ("row 1", "found list")),
+    "half an emoji": ("classification", ['{"text": "w1 \\ud83d\\ude00", "label": "a"}', '{"text": "w2 \\ud83d"}'], (),
+                      ("row 2", r"found '\ud83d', half of a character")),
+    "half an emoji as a label": ("multi-label", ['{"text": "w1", "labels": ["\\ud83d"]}'], (), ("row 1", r"'\ud83d'")),
+    "half an emoji in SQuAD": ("squad", ['{"data": [{"paragraphs": [{"context": "\\ud83d", "qas": []}]}]}'], (),
+                               ("data.jsonl", r"'\ud83d'")),
+    "choices and labels": ("swag", ['{"sent1": "w", "sent2": "w", "ending0": "w", "ending1": "w", "label": 0}'],
+                           ("--choice_columns", "ending0", "ending1"), ("choice_columns: found 2", "4 labels")),
+    "two right choices": ("swag", ['{"label": 0}'], ("--label_columns", "a", "b"), ("label_columns: found a, b",)),
+    "label twice": ("classification", ['{"text": "w", "label": "a"}'], ("--labels", "a", "a"), ("labels: found a, a",)),
+    "columns of tags": ("ner", [""], ("--text_columns", "a"), ("text_columns: found ['a'] with the task ner",)),
+    "labels that are columns": ("multi-label", ['{"text": "w", "a": 1, "b": 0}'], (
+        "--label_columns", "a", "b", "--labels", "c", "d"), ("labels: found c, d with the label columns a, b",)),
+    "labels of numbers": ("regression", [""], ("--labels", "a", "b"), ("labels: found ['a', 'b'] with the task",)),
+    "units of classes": ("sst2", [""], ("--answer_units", "characters"), ("answer_units: found characters",)),
+    "malformed SQuAD": ("squad", [""], ("--skip_malformed_rows", "true"), ("skip_malformed_rows: found True",)),
+}
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_wrong_rows_and_fields_that_a_task_does_not_read_end_in_one_line(model, tmp_path, capsys, case):
+    task, rows, options, parts = LINES[case]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    status = main(["finetune", task, "--model", str(model), "--train", str(path), "--validation", str(path),
+                   "--output", str(tmp_path / "run"), "--max_length", "32", *options])
+    error = capsys.readouterr().err.strip()
+    assert status == 2 and len(error.splitlines()) == 1, error
+    for part in (*parts, *(["data.jsonl"] if parts[0].startswith("row ") else [])):
+        assert part in error, error
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "no gzip"])
+def test_a_damaged_gzip_file_is_named(model, tmp_path, damage):
+    rows = "text\tlabel\n" + "".join(f"w{n % 20} w{n % 7}\t{n % 2}\n" for n in range(500))
+    whole = gzip.compress(rows.encode())
+    data = {"flipped": whole[:40] + bytes([whole[40] ^ 255]) + whole[41:], "cut": whole[:-40], "no gzip": rows.encode()}
+    (tmp_path / "train.tsv.gz").write_bytes(data[damage])
+    with pytest.raises(UserError, match="train.tsv.gz: found a damaged gzip file"):
+        read("classification", model, tmp_path / "train.tsv.gz")
+
+
+def test_a_column_named_twice_is_refused_and_long_fields_are_read(model, tmp_path):
+    (tmp_path / "twice.csv").write_text("text,label,text\nw1,a,w2\n")
+    with pytest.raises(UserError, match="row 1: found the columns text, label, text"):
+        read("classification", model, tmp_path / "twice.csv")
+    (tmp_path / "long.csv").write_text("text,label\n" + "w1 " * 60_000 + ",a\nw2,b\n")
+    _, _, train, _, _ = read("classification", model, tmp_path / "long.csv")
+    assert train.lengths.tolist() == [64, 3]
+
+
+def test_another_tokenizer_is_refused(sentiment_run, files, tmp_path, capsys):
+    output, _ = sentiment_run
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nw1\n")
+    status = main(["finetune", "sst2", "--model", str(output), "--tokenizer", str(tmp_path / "other"), "--train",
+                   str(files[0]), "--validation", str(files[1]), "--output", str(tmp_path / "run")])
+    error = capsys.readouterr().err
+    assert status == 2 and "fingerprint" in error and "leave --tokenizer out" in error
+
+
+def test_labels_are_found_in_their_order(model, tmp_path):
+    rows = [(text, str(int(label) + 9)) for text, label in sentiment(random.Random(0), 12)] + [("w1", "2")]
+    _, head, _, _, _ = read("classification", model, write_tsv(tmp_path / "t.tsv", ("text", "label"), rows))
+    assert head.labels == ("2", "9", "10")
+    equal = ["1", "0001", "01", "00001", "001", "0"]  # of equal value: a set's order is each process's own
+    rows = [("w1", label) for label in equal]
+    _, head, _, _, _ = read("classification", model, write_tsv(tmp_path / "equal.tsv", ("text", "label"), rows))
+    assert head.labels == ("0", "00001", "0001", "001", "01", "1")

@@ -1,0 +1,88 @@
+"""From another task's model, with its top drawn anew; and when a run ends before its last epoch."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from cloze.launch.cli import parse
+from cloze.launch.config.tasks import find_task
+from cloze.launch.finetune.kinds import read_examples
+from cloze.launch.finetune.models import start_model
+from cloze.launch.pretrained.source import find_source
+from cloze.launch.run.runs import read_metrics
+from tests.launch.finetune.running import finetune
+from tests.launch.finetune.small import GOOD, sentence, sentiment, write_tsv
+from tests.launching import weights
+
+PAIR = ("index", "sentence1", "sentence2")
+
+
+def pairs(path, target: str, labels: tuple[str, ...], count: int = 48):
+    rng = random.Random(0)
+    rows = [(n, *(sentence(rng, rng.choice(GOOD)) for _ in "ab"), labels[n % len(labels)]) for n in range(count)]
+    return write_tsv(path, (*PAIR, target), rows)
+
+
+@pytest.fixture(scope="module")
+def mnli(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mnli")
+    path = pairs(folder / "mnli.tsv", "gold_label", ("contradiction", "entailment", "neutral"))
+    finetune("mnli", model, path, path, folder / "run", "--epochs", 2)
+    return folder / "run"
+
+
+def best(run) -> dict[str, torch.Tensor]:
+    return weights(run, json.loads((run / "results.json").read_text())["best_step"])
+
+
+def test_rte_from_mnli_has_its_encoder_and_a_new_head(mnli, tmp_path):
+    path = pairs(tmp_path / "rte.tsv", "label", ("entailment", "not_entailment"))
+    _, said = finetune("rte", mnli, path, path, tmp_path / "run", "--epochs", 1, "--freeze", "encoder")
+    assert "drawn anew: classifier.weight, classifier.bias" in " ".join(said.replace("│", " ").split())
+    before, after = best(mnli), weights(tmp_path / "run")
+    assert before["classifier.weight"].shape == (3, 32) and after["classifier.weight"].shape == (2, 32)
+    kept = [name for name in after if name.startswith("bert.") and ".pooler." not in name]
+    assert len(kept) == 29 and all(torch.equal(before[name], after[name]) for name in kept)
+
+
+def test_of_a_model_with_its_top_drawn_anew_just_that_differs(mnli, tmp_path):
+    path = pairs(tmp_path / "mnli.tsv", "gold_label", ("contradiction", "entailment", "neutral"))
+
+    def start(*options: str) -> dict[str, torch.Tensor]:
+        config = parse("finetune", ["mnli", "--model", str(mnli), "--train", str(path), "--validation", str(path),
+                                    "--output", "o", *options]).for_task(find_task("mnli"), 64)
+        source = find_source(config)
+        architecture, head, *_ = read_examples(config, find_task("mnli"), source.tokenizer)
+        return start_model(architecture, source, head, config)[0].state_dict()
+
+    before, after, again = best(mnli), start("--reinitialize_layers", "1"), start("--reinitialize_layers", "1")
+    anew = ("bert.encoder.layers.1.", "bert.pooler.")
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        name for name in before if name.startswith(anew)}
+    assert all(torch.equal(after[name], again[name]) for name in after)
+    other = start("--reinitialize_layers", "1", "--seed", "7")
+    drawn = [name for name in other if not torch.equal(other[name], after[name])]
+    assert drawn and all(name.startswith(anew) and name.endswith(".weight") for name in drawn), "no bias, no norm"
+    assert all(torch.equal(before[name], each) for name, each in start().items())
+
+
+def test_patience_ends_a_run_and_the_best_by_a_named_metric_is_reported(model, tmp_path):
+    """The loss, of which less is better and which is not the task's first metric; labels that can only be learned by
+    heart."""
+    rng = random.Random(5)
+    rows = [(text, rng.randrange(2)) for text, _ in sentiment(rng, 72)]
+    train, validation = (write_tsv(tmp_path / f"{name}.tsv", ("sentence", "label"), part)
+                         for name, part in (("train", rows[:48]), ("dev", rows[48:])))
+    results, said = finetune("sst2", model, train, validation, tmp_path / "run", "--epochs", 60,
+                             "--evaluation.metric", "loss", "--evaluation.patience", 3)
+    measured = {line["step"]: line["validation/loss"] for line in read_metrics(tmp_path / "run")
+                if "validation/loss" in line}
+    steps, losses = list(measured), list(measured.values())
+    lowest = int(np.argmin(losses))
+    assert results["metric"] == "loss" and results["best_step"] == steps[lowest] > 0
+    assert results["steps"] == steps[-1] == steps[lowest + 3] < 60 * 6
+    assert results["validation"]["loss"] == pytest.approx(losses[lowest], abs=1e-5)
+    assert "not better in 3 evaluations since" in said

@@ -1,0 +1,119 @@
+"""The words of a command line become a configuration: overrides, lists, names of shipped files."""
+
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cloze.launch.cli import main, parse
+from cloze.launch.config import PretrainConfig
+from cloze.launch.parsing.parser import words_first
+from cloze.launch.pretrained.source import find_source
+from cloze.model.config import ModelError
+from cloze.pipeline.errors import UserError
+from tests.launching import ROOT
+
+BASE = PretrainConfig(data="d", output="o")
+
+
+def test_overrides_win_over_the_file_whatever_the_order(tmp_path):
+    (tmp_path / "c.yaml").write_text("train:\n  max_steps: 7\n  learning_rate: 0.5\n")
+    config = parse("pretrain", ["--train.max_steps", "9", "--config", str(tmp_path / "c.yaml"), "--data", "d",
+                                "--output", "o"])
+    assert (config.train.max_steps, config.train.learning_rate) == (9, 0.5)
+    config = parse("pretrain", [f"--config={tmp_path / 'c.yaml'}", "--data", "d", "--output", "o"])
+    assert config.train.max_steps == 7
+
+
+def test_single_fields_win_over_the_file_of_their_section():
+    for order in ((0, 1), (1, 0)):
+        options = [["--model.hidden_size", "64"], ["--model", "configs/model/tiny.yaml"]]
+        arguments = [word for i in order for word in options[i]]
+        model = parse("pretrain", [*arguments, "--data", "d", "--output", "o"]).model
+        assert (model.hidden_size, model.num_hidden_layers) == (64, 2)
+
+
+def test_a_list_may_be_several_words_one_word_or_a_list():
+    for words in (["a", "b"], ['["a", "b"]']):
+        assert parse("vocab", ["--output", "o", "--input", *words, "--vocab_size", "99"]).input == ["a", "b"]
+    assert parse("vocab", ["--input", "*.txt", "--output", "o"]).input == ["*.txt"]
+    assert parse("vocab", ["--input=x", "--output", "o"]).input == ["x"]
+
+
+@pytest.mark.parametrize("words", [["predict"], ["predict", "--help"]])
+def test_the_first_of_two_words_lists_its_commands(capsys, words):
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "predict fill-mask" in printed and "pretrain" not in printed
+
+
+def test_print_config_round_trips(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["pretrain", "--data", "d", "--output", "o", "--train.max_steps", "77", "--print_config"])
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert parse("pretrain", ["--config", str(tmp_path / "printed.yaml")]).train.max_steps == 77
+
+
+def test_the_command_line_without_a_command(capsys):
+    assert main([]) == 0 and "pretrain" in capsys.readouterr().out
+    assert main(["--version"]) == main(["--local_rank=1", "--version"]) == 0  # as `deepspeed` starts it
+    assert main(["pretrian"]) == 2
+    assert "did you mean pretrain?" in capsys.readouterr().err
+
+
+def test_shipped_configurations_go_by_their_names(tmp_path, monkeypatch):
+    """What exists in the folder goes first; what is neither is refused with the names that are known."""
+    monkeypatch.chdir(tmp_path)
+    by_name, by_path = (parse("pretrain", ["--config", name, "--data", "d", "--output", "o"])
+                        for name in ("tiny", str(ROOT / "configs" / "pretrain" / "tiny.yaml")))
+    assert by_name == by_path and by_name.model.hidden_size == 128
+    assert parse("pretrain", ["--model=base", "--data", "d", "--output", "o"]).model.hidden_size == 768
+    assert parse("prepare", ["--config", "books", "--output", "o"]).vocabulary.model == "wordpiece"
+    for arguments, said in ((["--config", "tinny"], "--config: found no file 'tinny', expected a YAML file or one of"),
+                            (["--config", "tinny"], "did you mean tiny?"),
+                            (["--model", "bse"], "--model: found no file 'bse', expected a YAML file or one of"),
+                            (["--config", "books"], "bert-base-phase1")):
+        with pytest.raises(UserError, match=re.escape(said)):
+            parse("pretrain", [*arguments, "--data", "d", "--output", "o"])
+    Path("tiny").write_text("train: {max_steps: 7}")
+    assert parse("pretrain", ["--config", "tiny", "--data", "d", "--output", "o"]).train.max_steps == 7
+
+
+def test_a_shape_for_fine_tuning_goes_by_its_name(tmp_path, monkeypatch):
+    """A run, a folder or a file of that name goes first."""
+    monkeypatch.chdir(tmp_path)
+    found = parse("finetune", ["sst2", "--model", "mini", "--train", "t", "--validation", "v", "--output", "o"])
+    with pytest.raises(UserError, match=r"tokenizer: found none, .*: mini is a shape without a vocabulary"):
+        find_source(found)
+    Path("mini").mkdir()
+    with pytest.raises((UserError, ModelError), match="mini"):
+        find_source(found)
+
+
+def test_words_behind_two_dashes_keep_their_order():
+    assert words_first(["m", "--top_k", "3", "a", "--", "-b", "--c"]) == ["--top_k", "3", "--", "m", "a", "-b", "--c"]
+    found = parse("predict fill-mask", ["m", "--top_k", "3", "--", "-first", "second", "--third"])
+    assert found.model == "m" and found.text == ["-first", "second", "--third"] and found.top_k == 3
+
+
+def test_a_folder_hides_no_shipped_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "mini"):
+        (tmp_path / name).mkdir()
+    assert parse("pretrain", ["--config", "tiny", "--model", "mini", "--data", "d", "--output", "o"]).train.max_steps
+
+
+def test_a_text_given_as_data_is_not_printed_whole(tmp_path):
+    (tmp_path / "corpus.txt").write_text("A line of text.\n" * 1000)
+    with pytest.raises(UserError, match="^data: found a text, 'A line of text") as error:
+        parse("pretrain", ["--data", str(tmp_path / "corpus.txt"), "--output", "o"])
+    assert len(str(error.value)) < 400
+
+
+def test_a_fine_tuning_is_repeated_by_its_own_configuration(tmp_path):
+    first = parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o"])
+    first = replace(first, evaluate_every_epochs=1.0).for_units(3200)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(first)))
+    assert parse("finetune", ["--config", str(tmp_path / "config.yaml")]) == first

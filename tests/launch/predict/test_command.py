@@ -1,0 +1,336 @@
+"""`cloze predict ...` and `cloze tokenize`: what comes in, what goes out, and what is said when it cannot."""
+
+import codecs
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from cloze.launch import cli
+from cloze.launch.cli import main, parse
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.system.environment import child_variables
+from tests.byte_level import byte_tokenizer
+from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
+from tests.launching import ROOT
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    base = tmp_path_factory.mktemp("models")
+    save_model(base / "pretrained")
+    save_model(base / "classifier", "BertForSequenceClassification", **labels("bad", "good"))
+    save_model(base / "tagger", "BertForTokenClassification", seed=3, **labels(*TAGS))
+    save_model(base / "answerer", "BertForQuestionAnswering", seed=5)
+    return base
+
+
+def lines(capsys, *arguments) -> list[dict]:
+    """What a command prints as JSON, one object a line."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def error_of(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr().err.strip().splitlines()
+    assert len(captured) == 1 and captured[0].startswith("error: "), captured
+    return captured[0]
+
+
+def test_a_prediction_does_not_import_the_compiler(folders):
+    """It would be a third of the time until the answer."""
+    program = "import sys; from cloze.launch.cli import main; main(sys.argv[1:]); print('torch._dynamo' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program, "predict", "classify", folders / "classifier", "the cat"],
+                            cwd=ROOT, env=child_variables(), capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "False", result.stdout + result.stderr
+
+
+def test_each_operation_as_json_equals_python(folders, capsys, tmp_path):
+    model = Predictor.from_folder(folders / "pretrained")
+    (line,) = lines(capsys, "predict", "fill-mask", folders / "pretrained", "--top_k", 2, "the [MASK] sat on [MASK]")
+    expected = model.fill_mask("the [MASK] sat on [MASK]", top_k=2)
+    assert [[guess["token"] for guess in blank] for blank in line["blanks"]] == [
+        [guess.token for guess in blank] for blank in expected]
+    assert line["blanks"][1][0]["probability"] == pytest.approx(expected[1][0].probability, abs=1e-6)
+    found = lines(capsys, "predict", "classify", folders / "classifier", "good film", "bad film", "--pair", "a film")
+    assert [line["text"] for line in found] == ["good film", "bad film"] and found[0]["pair"] == "a film"
+    assert {label["label"] for label in found[0]["labels"]} == {"bad", "good"} and found[0]["cut_tokens"] == 0
+    (line,) = lines(capsys, "predict", "tag", folders / "tagger", "the man went to newyork", "--aggregation", "none")
+    assert all(line["text"][tag["start"] : tag["end"]] == tag["text"] for tag in line["tags"]) and line["tags"]
+    (line,) = lines(capsys, "predict", "answer", folders / "answerer", "who sat", "--top_k", 2, "--context",
+                    "the cat sat")
+    assert line["question"] == "who sat" and len(line["answers"]) == 2
+    found = lines(capsys, "predict", "similarity", folders / "pretrained", "cat", "the cat", "sky", "--pooling", "max")
+    expected = [model.similarity("cat", other, "max") for other in ("the cat", "sky")]
+    assert [line["cosine"] for line in found] == pytest.approx(expected, abs=1e-5)
+    (line,) = lines(capsys, "predict", "features", folders / "pretrained", "the cat", "--layer", 1)
+    assert line["tokens"] == ["[CLS]", "the", "cat", "[SEP]"] and line["offsets"][2] == [4, 7]
+    assert np.shape(line["vectors"]) == (4, 32)
+    found = lines(capsys, "predict", "features", folders / "pretrained", "apple phone", "an apple", "--word", "apple")
+    assert [(line["start"], line["end"]) for line in found] == [(0, 5), (3, 8)] and len(found[0]["cosines"]) == 2
+    (line,) = lines(capsys, "predict", "score", folders / "pretrained", "name into form")
+    assert line["log_probability"] == pytest.approx(sum(each["log_probability"] for each in line["tokens"]))
+
+
+@pytest.mark.parametrize("text", ["#cat", "null", "~", "&a", "3", "[a]", "a: b", ""])
+def test_a_text_is_what_was_typed_not_yaml(text, tmp_path):
+    for arguments in (["classify", "m", "a", "--pair", text], ["classify", "m", "a", f"--pair={text}"]):
+        assert parse(f"predict {arguments[0]}", arguments[1:]).pair == text
+    assert parse("predict answer", ["m", "a", "--context", text]).context == text
+    assert parse("predict features", ["m", "a", "--word", text]).word == text
+    assert parse("tokenize", ["m", text, "--pair", text]).pair == text
+    (tmp_path / "fields.yaml").write_text("pair: null\n")  # as --print_config writes it
+    assert parse("tokenize", ["m", "a", "--config", str(tmp_path / "fields.yaml")]).pair is None
+    (tmp_path / "output.yaml").write_text("output: vectors.npy\n")  # a path is no text: null is none, as --help says
+    words = ["m", "a", "--config", str(tmp_path / "output.yaml"), "--output", "null"]
+    assert parse("predict embed", words).output is None
+
+
+def test_texts_from_files_and_from_standard_input(folders, capsys, tmp_path, monkeypatch):
+    model = folders / "classifier"
+    (tmp_path / "texts.txt").write_text("good film\nthe cat\tthe mat\n", encoding="utf-8")
+    (tmp_path / "texts.jsonl").write_text('{"text": "good film"}\n{"text": "the cat", "pair": "the mat"}\n')
+    plain = lines(capsys, "predict", "classify", model, "--file", tmp_path / "texts.txt")
+    assert plain == lines(capsys, "predict", "classify", model, "--file", tmp_path / "texts.jsonl")
+    assert "pair" not in plain[0] and plain[1]["pair"] == "the mat"
+    content = (tmp_path / "texts.txt").read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert plain == lines(capsys, "predict", "classify", model, "--file", "-")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert plain == lines(capsys, "predict", "classify", model)
+    for name in ("texts.txt", "texts.jsonl"):  # as some editors begin a file
+        (tmp_path / f"marked-{name}").write_bytes(codecs.BOM_UTF8 + (tmp_path / name).read_bytes())
+        assert plain == lines(capsys, "predict", "classify", model, "--file", tmp_path / f"marked-{name}")
+    (tmp_path / "asked.jsonl").write_text('{"question": "who sat", "context": "the cat sat"}\n')
+    (line,) = lines(capsys, "predict", "answer", folders / "answerer", "--file", tmp_path / "asked.jsonl")
+    assert line["context"] == "the cat sat" and line["answers"][0]["text"] in line["context"]
+
+
+def test_a_table_where_a_person_reads(folders, capsys):
+    arguments = ("predict", "fill-mask", str(folders / "pretrained"), "the [MASK] sat [MASK]", "--format", "table")
+    assert main(list(arguments)) == 0
+    printed = capsys.readouterr().out
+    assert "guesses" in printed and printed.count("the [MASK] sat [MASK]") == 1 and "│ 2 " in printed
+    sentences = ["name into form", "name into from", "the sky is blue"]
+    assert main(["predict", "score", str(folders / "pretrained"), *sentences, "--format", "table"]) == 0
+    printed = capsys.readouterr().out
+    model = Predictor.from_folder(folders / "pretrained")
+    ranked = sorted(sentences, key=lambda text: -model.score(text).log_probability)
+    assert sorted(sentences, key=printed.index) == ranked, "the likeliest first"
+    for kind, folder, rest in (("tag", "tagger", ["a"]), ("classify", "classifier", ["a [b]"]),
+                               ("embed", "pretrained", ["a"]), ("features", "pretrained", ["a"]),
+                               ("similarity", "pretrained", ["a", "i"]),
+                               ("features", "pretrained", ["apple", "--word", "apple"]),
+                               ("answer", "answerer", ["who", "--context", "a man"])):
+        assert main(["predict", kind, str(folders / folder), *rest, "--format", "table"]) == 0
+        assert "━" in capsys.readouterr().out
+
+
+def test_vectors_in_files(folders, capsys, tmp_path):
+    texts = [f"the cat {'sat ' * number}" for number in range(5)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    expected = Predictor.from_folder(folders / "pretrained").embed(texts, pooling="cls", layer=2)
+    arguments = ("predict", "embed", folders / "pretrained", "--file", tmp_path / "texts.txt", "--pooling", "cls",
+                 "--layer", 2, "--output")
+    for name in ("vectors.npy", "vectors.parquet"):
+        assert main([str(argument) for argument in (*arguments, tmp_path / name)]) == 0
+        assert "wrote 5 results" in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), expected)
+    table = pq.read_table(tmp_path / "vectors.parquet")
+    assert table["text"].to_pylist() == texts
+    np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), expected)
+    assert "ends in .csv, .tsv, .parquet, .jsonl, .npy" in error_of(capsys, *arguments, tmp_path / "vectors.txt")
+
+
+def test_a_picture_of_every_head(folders, capsys, tmp_path):
+    from matplotlib.image import imread
+
+    path = tmp_path / "heads.png"
+    assert main(["predict", "features", str(folders / "pretrained"), "the cat sat", "--attention", str(path)]) == 0
+    assert "3 layers of 4 heads" in capsys.readouterr().out
+    height, width, _ = imread(path).shape
+    assert height > 300 and width > 500
+    dollars = save_model(tmp_path / "dollars", ours=byte_tokenizer(["a $$ and a $x_$ ^"] * 3))
+    assert main(["predict", "features", str(dollars), "a $$ and a $x_$", "--attention", str(tmp_path / "d.svg")]) == 0
+    assert (tmp_path / "d.svg").exists() and "3 layers of 4 heads" in capsys.readouterr().out
+    error = error_of(capsys, "predict", "features", folders / "pretrained", "a", "--attention", tmp_path / "heads.doc")
+    assert "expected a picture" in error and not (tmp_path / "heads.doc").exists()
+    error = error_of(capsys, "predict", "features", folders / "pretrained", "a", "i", "--attention", path)
+    assert "found 2 texts, expected one" in error
+
+
+def test_tokens_as_transformers_gives_them(folders, capsys):
+    from transformers import AutoTokenizer
+
+    (line,) = lines(capsys, "tokenize", folders / "pretrained", "Walking [MASK] é", "--pair", "the sky")
+    theirs = AutoTokenizer.from_pretrained(folders / "pretrained")
+    assert line["tokens"][:3] == ["[CLS]", "walk", "##ing"] and line["tokens"][-1] == "[SEP]"
+    assert "[MASK]" not in line["tokens"], "in a text it is text"
+    (line,) = lines(capsys, "tokenize", folders / "pretrained", "Walking, é unknown", "--pair", "the sky")
+    expected = theirs("Walking, é unknown", "the sky", return_offsets_mapping=True)
+    for name in ("input_ids", "token_type_ids", "attention_mask"):
+        assert line[name] == expected[name]
+    assert [tuple(pair) for pair in line["offsets"]] == expected["offset_mapping"]
+    ours = Predictor.from_folder(folders / "pretrained").tokenize("Walking, é unknown", "the sky")
+    assert (ours.tokens, ours.input_ids) == (line["tokens"], line["input_ids"])
+    assert ours.offsets == expected["offset_mapping"]
+    assert main(["tokenize", str(folders / "pretrained"), "a", "--format", "table"]) == 0
+    assert "segment" in capsys.readouterr().out
+
+
+def test_cut_texts_are_counted_on_stderr(folders, capsys):
+    assert main(["predict", "classify", str(folders / "classifier"), "cat " * 100, "cat"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[0])["cut_tokens"] == 102 - POSITIONS
+    assert captured.err == (f"warning: {102 - POSITIONS} tokens of texts beyond the {POSITIONS} that the "
+                            "model reads were cut\n")
+
+
+def test_folders_without_a_model_in_one_line(capsys, tmp_path):
+    nothing, sweep, unfinished = tmp_path / "nothing", tmp_path / "sweep", tmp_path / "unfinished"
+    sweep.mkdir()
+    unfinished.mkdir()
+    (unfinished / "config.yaml").write_text("task: sst2\nmodel: bert-base-uncased\ntrain_file: train.tsv\n")
+    assert f"model: found no folder {nothing}, expected" in error_of(capsys, "predict", "classify", nothing, "a film")
+    assert f"model: found no model in the folder {sweep}" in error_of(capsys, "predict", "embed", sweep, "a film")
+    for command in (["predict", "classify", unfinished, "a film"], ["export", unfinished]):
+        assert f"{unfinished}: found a run of `cloze finetune` without its model" in error_of(capsys, *command)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_empty_lines_of_a_file_are_left_out_and_said(folders, capsys, tmp_path, form):
+    texts, given = ["the cat", "the dog sat"], tmp_path / "texts"
+    written = texts if form == "text" else [json.dumps({"text": text}) for text in texts]
+    given.write_text(f"{written[0]}\n\n \t\n{written[1]}\n\n")
+    embed = ["predict", "embed", folders / "pretrained", "--file", given, "--lines", form]
+    for command in ([*embed, "--format", "json"], ["tokenize", folders / "pretrained", *embed[3:]]):
+        assert main([str(word) for word in command]) == 0
+        told = capsys.readouterr()
+        assert [json.loads(line)["text"] for line in told.out.splitlines()] == texts
+        assert told.err == f"warning: {given}: left out 3 empty lines (2, 3, 5)\n"
+    # The rows of an array are found by the number of the line: behind the last text alone nothing is shifted.
+    vectors = tmp_path / "vectors.npy"
+    said = error_of(capsys, *embed, "--output", vectors)
+    assert f"{given}:2: found an empty line, expected a text on each" in said and not vectors.exists()
+    given.write_text("\n".join([*written, "", ""]))
+    assert main([str(word) for word in (*embed, "--output", vectors)]) == 0
+    assert len(np.load(vectors)) == 2 and "left out 1 empty line (3)" in capsys.readouterr().err
+
+
+def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
+    model = folders / "pretrained"
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"the [MASK]\n\xff\xfe\n")
+    assert f"{bad}:2: found bytes that are no UTF-8" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
+    bad.write_text("the [MASK]\n\u200b\n")
+    assert f"{bad}:2: found an empty text" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
+    bad.write_text("a\tb\tc\n")
+    assert f"{bad}:1: found 3 columns" in error_of(capsys, "predict", "embed", model, "--file", bad)
+    bad.write_text('{"txt": "a"}\n')
+    assert "found no text 'text'" in error_of(capsys, "predict", "embed", model, "--file", bad, "--lines", "json")
+    bad.write_text('{"text": "a \\ud83d\\ude00"}\n{"text": "a \\ud83d"}\n')
+    for command in (("predict", "embed"), ("predict", "score"), ("tokenize",)):
+        assert rf"{bad}:2: found '\ud83d', half of a character, in 'a \ud83d'" in error_of(
+            capsys, *command, model, "--file", bad, "--lines", "json")
+    bad.write_text("")
+    assert "found no line, expected" in error_of(capsys, "predict", "embed", model, "--file", bad)
+    bad.write_text("\n \n")
+    assert "found no line but empty ones" in error_of(capsys, "predict", "embed", model, "--file", bad)
+    assert "file: found no " in error_of(capsys, "predict", "embed", model, "--file", tmp_path / "none")
+    assert "expected one of them" in error_of(capsys, "predict", "embed", model, "a", "--file", bad)
+    assert "found no [MASK]" in error_of(capsys, "predict", "fill-mask", model, "no blank")
+    assert "with the head for tag" in error_of(capsys, "predict", "tag", model, "a")
+    assert "expected --context" in error_of(capsys, "predict", "answer", folders / "answerer", "who")
+    assert "found one text, expected at least two" in error_of(capsys, "predict", "similarity", model, "a")
+    assert "expected a whole number" in error_of(capsys, "predict", "fill-mask", model, "[MASK]", "--top_k", "many")
+    (tmp_path / "odd").mkdir()
+    save_model(tmp_path / "odd")
+    config = json.loads((tmp_path / "odd" / "config.json").read_text())
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))
+    assert "found architecture BertLMHeadModel" in error_of(capsys, "predict", "embed", tmp_path / "odd", "a")
+
+
+@pytest.mark.parametrize("command", [("predict", "embed"), ("tokenize",)])
+def test_who_reads_no_further_ends_it_quietly(folders, command, tmp_path):
+    """As `| head -1`: nothing is said, and the status is that of a shell's tool."""
+    (tmp_path / "texts").write_text("the cat sat\n" * 5000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cloze", *command, str(folders / "pretrained"), "--file", str(tmp_path / "texts")],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_variables(OMP_NUM_THREADS="1"))
+    assert json.loads(process.stdout.readline())["text"] == "the cat sat"
+    process.stdout.close()
+    assert process.wait(60) == 141 and "Error" not in process.stderr.read()
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("words", ["--help", "predict embed m a --print_config", "tokenize {model} cat --format table"])
+def test_what_nobody_reads_ends_quietly(folders, words):
+    words = words.format(model=folders / "pretrained")
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run([sys.executable, "-m", "cloze", *words.split()], cwd=ROOT, text=True, stdout=writing,
+                            stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_a_broken_pipe_elsewhere_is_told(monkeypatch):
+    def broken(name, arguments):
+        raise BrokenPipeError("of a worker")
+
+    monkeypatch.setattr(cli, "parse", broken)
+    with monkeypatch.context() as without, pytest.raises(BrokenPipeError, match="of a worker"):
+        without.setattr(sys, "stdout", io.StringIO())  # as a notebook's, it is no file of the system's
+        main(["tokenize", "m", "a"])
+
+
+def test_a_pipe_of_commands_as_in_a_shell(folders):
+    """Real processes: lines in, one JSON object a line out."""
+    result = subprocess.run(
+        [sys.executable, "-m", "cloze", "predict", "embed", str(folders / "pretrained")], input="cat\nthe mat\n",
+        cwd=ROOT, text=True, capture_output=True, env=child_variables(OMP_NUM_THREADS="1"),
+    )
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["cat", "the mat"]
+
+
+def test_a_model_without_an_operation_is_asked_what_its_head_is_for(folders, capsys):
+    for model, texts, key in (("pretrained", ["the [MASK] sat"], "blanks"), ("classifier", ["the cat"], "labels"),
+                              ("tagger", ["the cat"], "tags"),
+                              ("answerer", ["who ?", "--context", "the cat"], "answers")):
+        (line,) = lines(capsys, "predict", folders / model, *texts)
+        assert key in line
+    (line,) = lines(capsys, "predict", "--top_k", 1, folders / "classifier", "the cat")
+    assert len(line["labels"]) == 1
+    error = error_of(capsys, "predict", "clasify", folders / "classifier", "a")
+    assert "cloze predict: found operation 'clasify', expected one of fill-mask" in error
+    assert "did you mean predict classify?" in error
+    assert "found no folder" in error_of(capsys, "predict", "./nowhere", "a")
+
+
+WRONG = {  # words -> what is said, in words of ours
+    "--datta x": "found --datta, which is no option; did you mean --data?",
+    "--train.max_steps many": "--train.max_steps: found many, expected a whole number",
+    "--train.precision bf17": "--train.precision: found bf17, expected one of: bf16, fp16, fp32, autocast",
+    "--train.compile perhaps": "--train.compile: found perhaps, expected true or false",
+    "--train.micro_batch_size x": "--train.micro_batch_size: found x, expected a whole number or auto",
+    "--model nowhere.yaml": "--model: found no file nowhere.yaml",
+    "--config nowhere.yaml": "nowhere.yaml, expected a YAML file",
+    "--train.learning_rate": "--train.learning_rate: found no value",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_wrong_is_said_in_words(capsys, words):
+    error = error_of(capsys, "pretrain", "--data", "d", "--output", "o", *words.split())
+    assert WRONG[words] in error
+    assert not any(name in error for name in ("Parser key", "typing", "NoneType", "Subtypes", "Unable", " int"))
+    assert "expected --output, found none" in error_of(capsys, "pretrain", "--data", "d")

@@ -1,0 +1,373 @@
+"""Objectives beside masked tokens: the loss against a loop written here, any split, a killed run, what does not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from cloze.launch.cli import main
+from cloze.launch.predict.default_operation import operation_for
+from cloze.launch.pretrain.objectives.masked import is_real
+from cloze.launch.pretrain.objectives.replaced_tokens import generator_config
+from cloze.launch.pretrain.objectives.span_boundary import spans
+from cloze.launch.pretrained.loading import load_model
+from cloze.launch.run.runs import read_metrics
+from cloze.launch.training.trainer import dropout_seed
+from cloze.model.config import BertConfig
+from cloze.model.huggingface import load_note, load_pretrained
+from cloze.model.sampling import token_bits
+from cloze.model.tasks import BertForReplacedTokenDetection
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.shards.shards import ShardReader
+from tests.forked import ForkedRun
+from tests.launch.finetune.running import finetune
+from tests.launch.finetune.small import write_tsv
+from tests.launching import (
+    assert_same_weights,
+    curve,
+    finish,
+    kill_when,
+    pretrain_arguments,
+    saved,
+    step_of,
+    train,
+    weights,
+)
+from tests.slowed import slow_from
+from tests.synthetic import make_shards
+
+NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
+
+ELECTRA = ("--objective", "replaced_tokens", "--model.embedding_size", "16", "--model.pooler", "false",
+           "--objective_options.generator_size", "0.5")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def teacher(data, tmp_path_factory):
+    """A folder of transformers' own: four layers, the student's width, the shards' tokenizer."""
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    torch.manual_seed(3)
+    transformers.BertForMaskedLM(transformers.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=32, initializer_range=0.2,
+    )).save_pretrained(folder)
+    for path in (data / "tokenizer").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def distilled(teacher) -> tuple[str, ...]:
+    return (*NO_DROPOUT, "--objective", "distillation", "--objective_options.teacher", str(teacher), "--init_from",
+            str(teacher), "--init_layers", "[1, 3]")
+
+
+def expected_losses(data, teacher) -> dict[str, float]:
+    """The three means over the first global batch by transformers alone, in padded form."""
+    theirs = transformers.BertForMaskedLM.from_pretrained(teacher, attn_implementation="eager").eval()
+    student = transformers.BertForMaskedLM.from_pretrained(teacher, attn_implementation="eager").eval()
+    student.bert.encoder.layer = torch.nn.ModuleList([theirs.bert.encoder.layer[1], theirs.bert.encoder.layer[3]])
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
+    (batch,) = next(stream).micro_batches
+    stream.close()
+    sums, tokens = torch.zeros(3, dtype=torch.float64), 0
+    for low, high in batch["sequence_offsets"].unfold(0, 2, 1).tolist():
+        inside = (batch["masked_positions"] >= low) & (batch["masked_positions"] < high)
+        places, labels = batch["masked_positions"][inside] - low, batch["labels"][inside]
+        given = {"input_ids": batch["input_ids"][None, low:high],
+                 "token_type_ids": batch["token_type_ids"][None, low:high], "output_hidden_states": True}
+        with torch.no_grad():
+            one, other = student(**given), theirs(**given)
+        own, shown = one.logits[0, places], other.logits[0, places]
+        sums[0] += torch.nn.functional.cross_entropy(own, labels, reduction="sum")
+        p = torch.softmax(shown / 2, -1)
+        sums[1] += 4 * (p * (p.log() - torch.log_softmax(own / 2, -1))).sum()
+        vectors, wanted = one.hidden_states[-1][0], other.hidden_states[-1][0]
+        sums[2] += (1 - (vectors * wanted).sum(-1) / vectors.norm(dim=-1) / wanted.norm(dim=-1)).sum()
+        tokens += high - low
+    means = sums / torch.tensor([len(batch["labels"]), len(batch["labels"]), tokens])
+    return dict(zip(("train/mlm_loss", "train/soft_loss", "train/cosine_loss"), means.tolist(), strict=True))
+
+
+def test_distillation_has_the_losses_of_the_reference_and_one_step_for_any_split(data, teacher, tmp_path):
+    one = ("--train.max_steps", "1", "--schedule.warmup_steps", "0", "--train.precision", "fp32")
+    for processes, micro in ((1, 16), (2, 2)):
+        train(data, tmp_path / f"{processes}", *distilled(teacher), *one, "--train.micro_batch_size", str(micro),
+              processes=processes)
+    (line,) = (line for line in read_metrics(tmp_path / "2") if "train/loss" in line)
+    expected = expected_losses(data, teacher)
+    assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert line["train/loss"] == pytest.approx(2 * line["train/mlm_loss"] + 5 * line["train/soft_loss"]
+                                               + line["train/cosine_loss"] + line["train/next_sentence_loss"])
+    # The first step of Adam is 3e-3 wide for any gradient; sums in another order move it by 1e-5 here.
+    assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 5e-5)
+    assert not any("teacher" in name for name in weights(tmp_path / "1"))
+    assert main(["export", str(tmp_path / "1"), "--output", str(tmp_path / "exported")]) == 0
+    assert transformers.BertForMaskedLM.from_pretrained(tmp_path / "exported").config.num_hidden_layers == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["distillation", "span_boundary", "replaced_tokens"])
+def test_a_killed_run_resumes_exactly(data, teacher, tmp_path, objective):
+    named = {"distillation": distilled(teacher), "replaced_tokens": ELECTRA}.get(objective, ("--objective", objective))
+    arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *named)
+    whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
+    finish(ForkedRun(whole, 2))
+    kill_when(ForkedRun(cut, 2, slow_from(12)),
+              lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
+    finish(ForkedRun(cut, 2))
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def expected_boundary_loss(data, run, folder) -> tuple[float, float]:
+    """Mean loss and share of hits over the first global batch: vectors by transformers, spans by loops, the head by its
+    formula."""
+    main(["export", str(run), "--output", str(folder)])
+    encoder = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    own = weights(run)
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
+    (batch,) = next(stream).micro_batches
+    stream.close()
+    masked = dict(zip(batch["masked_positions"].tolist(), batch["labels"].tolist(), strict=True))
+    losses, hits = [], []
+    for low, high in batch["sequence_offsets"].unfold(0, 2, 1).tolist():
+        with torch.no_grad():
+            hidden = encoder(batch["input_ids"][None, low:high],
+                             token_type_ids=batch["token_type_ids"][None, low:high]).last_hidden_state[0]
+        for place in (place for place in masked if low <= place < high):
+            start, end = place, place
+            while start - 1 in masked:
+                start -= 1
+            while end + 1 in masked:
+                end += 1
+            vector = torch.cat((hidden[start - 1 - low], hidden[end + 1 - low],
+                                own["boundary_positions.weight"][min(place - start, 2)]))
+            for layer in ("0", "3"):
+                vector = torch.nn.functional.gelu(own[f"boundary_layers.{layer}.weight"] @ vector
+                                                  + own[f"boundary_layers.{layer}.bias"])
+                vector = torch.nn.functional.layer_norm(vector, (32,), eps=1e-12)  # of weight 1 and bias 0
+            scores = own["bert.embeddings.word.weight"][:64] @ vector
+            losses.append(torch.nn.functional.cross_entropy(scores, torch.tensor(masked[place])))
+            hits.append(int(scores.argmax() == masked[place]))
+    return float(torch.stack(losses).mean()), sum(hits) / len(hits)
+
+
+def test_span_boundaries_have_the_loss_of_their_formula_and_one_step_for_any_split(data, tmp_path):
+    run = (*NO_DROPOUT, "--objective", "span_boundary", "--objective_options.longest", "3", "--train.max_steps", "1",
+           "--train.precision", "fp32")
+    # One step at the rate 0, so that the checkpoint holds the weights that the loss was measured with.
+    train(data, tmp_path / "still", *run, "--schedule.warmup_steps", "1", "--train.micro_batch_size", "4")
+    (line,) = (line for line in read_metrics(tmp_path / "still") if "train/loss" in line)
+    loss, accuracy = expected_boundary_loss(data, tmp_path / "still", tmp_path / "exported")
+    assert line["train/boundary_loss"] == pytest.approx(loss, rel=1e-4)
+    assert line["train/boundary_accuracy"] == pytest.approx(accuracy)
+    assert line["train/loss"] == pytest.approx(
+        line["train/mlm_loss"] + line["train/boundary_loss"] + line["train/next_sentence_loss"])
+    for processes, micro in ((1, 16), (2, 2)):
+        train(data, tmp_path / f"{processes}", *run, "--schedule.warmup_steps", "0", "--train.micro_batch_size",
+              str(micro), processes=processes)
+    assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 5e-5)
+
+
+class Reference(torch.nn.Module):
+    """ELECTRA of transformers' two classes, which share their embeddings."""
+
+    def __init__(self, detector, generator) -> None:
+        super().__init__()
+        self.detector = transformers.ElectraForPreTraining.from_pretrained(detector, attn_implementation="eager")
+        self.generator = transformers.ElectraForMaskedLM.from_pretrained(generator, attn_implementation="eager")
+        self.generator.electra.embeddings = self.detector.electra.embeddings
+        self.generator.generator_lm_head.weight = self.detector.electra.embeddings.word_embeddings.weight
+        self.eval()
+
+    def forward(self, batch: dict, seed: int) -> dict[str, torch.Tensor]:
+        """The four means over a batch, sample after sample; `seed`: that of the step."""
+        found, original = {name: [] for name in ("mlm", "hits", "detection", "right")}, batch["input_ids"].clone()
+        original[batch["masked_positions"]] = batch["labels"]
+        drawn_by = token_bits(seed, original, batch["sequence_offsets"], batch["masked_positions"]).tolist()
+        for low, high in batch["sequence_offsets"].unfold(0, 2, 1).tolist():
+            segments = batch["token_type_ids"][None, low:high]
+            scores = self.generator(batch["input_ids"][None, low:high], token_type_ids=segments).logits[0]
+            shown = original[low:high].clone()
+            for number, place in enumerate((batch["masked_positions"] - low).tolist()):
+                if not 0 <= place < high - low:
+                    continue
+                label, row = batch["labels"][number], scores[place]
+                found["mlm"].append(torch.nn.functional.cross_entropy(row, label))
+                found["hits"].append((row.argmax() == label).float())
+                border, summed = drawn_by[number] / 2**32, 0.0
+                for token, share in enumerate(row.detach().double().softmax(-1).tolist()):
+                    summed += share
+                    if summed > border:
+                        shown[place] = token
+                        break
+            replaced = (shown != original[low:high]).float()
+            says = self.detector(shown[None], token_type_ids=segments).logits[0]
+            found["detection"] += torch.nn.functional.binary_cross_entropy_with_logits(says, replaced, reduction="none")
+            found["right"] += ((says > 0) == (replaced > 0)).float()
+        return {name: torch.stack(values).mean() for name, values in found.items()}
+
+
+def electra_batch(data) -> dict:
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
+    (batch,) = next(stream).micro_batches
+    stream.close()
+    return batch
+
+
+def export_both(run, folder) -> tuple:
+    for part in (("detector",), ("generator", "--generator", "true")):
+        assert main(["export", str(run), "--output", str(folder / part[0]), *part[1:]]) == 0
+    return folder / "detector", folder / "generator"
+
+
+def test_replaced_tokens_have_the_losses_and_the_step_of_the_reference_for_any_split(data, tmp_path):
+    run = (*NO_DROPOUT, *ELECTRA, "--train.max_steps", "1", "--train.precision", "fp32")
+    # One step at the rate 0, so that the checkpoint holds the weights that the losses were measured with.
+    train(data, tmp_path / "still", *run, "--schedule.warmup_steps", "1", "--train.micro_batch_size", "4")
+    (line,) = (line for line in read_metrics(tmp_path / "still") if "train/loss" in line)
+    reference = Reference(*export_both(tmp_path / "still", tmp_path / "before"))
+    before = {name: value.clone() for name, value in reference.state_dict().items()}
+    means = reference(electra_batch(data), dropout_seed(42, 0))
+    names = ("mlm_loss", "mlm_accuracy", "detection_loss", "detection_accuracy")
+    for name, mean in zip(names, means.values(), strict=True):
+        assert line[f"train/{name}"] == pytest.approx(mean.item(), rel=1e-5), name
+    loss = means["mlm"] + 50 * means["detection"]
+    assert line["train/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    # The first step of plain Adam is the rate times the gradient's sign, wherever it is no rounding: as clipped here.
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+    moved = ("--schedule.warmup_steps", "0", "--optimizer.weight_decay", "0", "--optimizer.eps", "1e-12")
+    for processes, micro, stage in ((1, 16, 0), (2, 2, 2)):
+        train(data, tmp_path / f"{processes}", *run, *moved, "--train.micro_batch_size", str(micro), "--zero.stage",
+              str(stage), processes=processes)
+    after = Reference(*export_both(tmp_path / "1", tmp_path / "after")).state_dict()
+    checked = 0
+    for name, parameter in reference.named_parameters():
+        clear = parameter.grad.abs() > 1e-5
+        difference = (after[name] - before[name])[clear] + 3e-3 * parameter.grad[clear].sign()
+        assert difference.abs().max() < 3e-5 if clear.any() else True, name
+        checked += int(clear.sum())
+    assert checked > 10_000
+    one, two = weights(tmp_path / "1"), weights(tmp_path / "2")
+    assert_same_weights(one, {name: two[name] for name in one if name in two}, 5e-5)
+    # The run's folder stands for the discriminator.
+    loaded = load_model(tmp_path / "1")
+    assert type(loaded.model) is BertForReplacedTokenDetection and operation_for([str(tmp_path / "1")]) == "embed"
+    ids = torch.arange(5, 15)[None]
+    expected = transformers.ElectraModel.from_pretrained(tmp_path / "after/detector", attn_implementation="eager")(ids)
+    torch.testing.assert_close(loaded.model.bert(ids).last_hidden_state, expected.last_hidden_state, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_replaced_tokens_are_the_same_on_other_processes_at_all_stages_and_in_evaluation(data, tmp_path):
+    run = (*NO_DROPOUT, *ELECTRA, "--train.max_steps", "8", "--evaluation.every_steps", "4",
+           "--checkpoint.every_steps", "4", "--checkpoint.keep_last", "2", "--train.learning_rate", "1e-3")
+    train(data, tmp_path / "whole", *run, "--train.micro_batch_size", "16")
+    expected = [line for line in curve(tmp_path / "whole") if "train/detection_loss" in line]
+    for stage in (1, 3):
+        output = tmp_path / f"stage-{stage}"
+        train(data, output, *run, "--train.micro_batch_size", "4", "--zero.stage", str(stage), processes=2)
+        shutil.rmtree(saved(output)[-1])  # step 8: one process goes on from step 4, which two have saved
+        train(data, output, *run, "--train.micro_batch_size", "8", "--zero.stage", str(stage))
+        found = [line for line in curve(output) if "train/detection_loss" in line]
+        for line, other in zip(expected, found, strict=True):
+            for name in ("loss", "mlm_loss", "mlm_accuracy", "detection_loss", "detection_accuracy"):
+                assert other[f"train/{name}"] == pytest.approx(line[f"train/{name}"], rel=1e-3), (stage, line["step"])
+        one, two = ([line for line in curve(each) if "validation/detection_loss" in line]
+                    for each in (tmp_path / "whole", output))
+        assert [line["step"] for line in one] == [0, 4, 8]
+        for line, other in zip(one, two, strict=True):
+            assert other["validation/detection_loss"] == pytest.approx(line["validation/detection_loss"], rel=1e-3)
+            assert other["validation/loss"] == pytest.approx(
+                line["validation/mlm_loss"] + 50 * line["validation/detection_loss"], rel=1e-3)
+
+
+def test_generators_have_the_published_shapes():
+    for name, size, expected in (("electra-small", 1 / 4, (64, 1, 256, 12, 128)),
+                                 ("base", 1 / 3, (256, 4, 1024, 12, 768)), ("large", 1 / 4, (256, 4, 1024, 24, 1024))):
+        made = generator_config(BertConfig.preset(name), size)
+        assert expected == (made.hidden_size, made.num_attention_heads, made.intermediate_size,
+                            made.num_hidden_layers, made.embedding_size)
+
+
+@pytest.mark.slow
+def test_a_run_with_replaced_tokens_is_fine_tuned_from_its_discriminator(data, tmp_path):
+    train(data, tmp_path / "run", *ELECTRA, "--train.max_steps", "2")
+    main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "exported")])
+    rows = [(f"w{2 * number + label} w{number + 7}", label) for number in range(12) for label in (0, 1)]
+    file = write_tsv(tmp_path / "file.tsv", ("sentence", "label"), rows)
+    for name in ("run", "exported"):  # the same weights: the same results
+        finetune("sst2", tmp_path / name, file, file, tmp_path / f"tuned-{name}", "--epochs", 1)
+    one, two = (load_pretrained(tmp_path / f"tuned-{name}/model") for name in ("run", "exported"))
+    assert one[0] == two[0] and one[0].embedding_size == 16
+    assert_same_weights(one[1], two[1])
+    begun = weights(tmp_path / "run")["bert.encoder.layers.1.attention.qkv.weight"]
+    assert (one[1]["bert.encoder.layers.1.attention.qkv.weight"] - begun).abs().max() < 0.1  # three steps of 3e-3
+    assert load_note(tmp_path / "tuned-run/model", "model_type") == "cloze"
+
+
+def test_what_replaced_tokens_need_is_one_line(data, tmp_path):
+    for options, expected in (
+        (("--model.embedding_size", "null"), "model.embedding_size, model.pooler: found null and false with objective"),
+        (("--model.pooler", "true"), "found 16 and true with objective replaced_tokens, expected a width that both"),
+        (("--objective_options.generator_layers", "0"), "objective_options.generator_layers: found 0, expected a"),
+    ):
+        said = train(data, tmp_path / "run", *ELECTRA, *options, status=2).splitlines()
+        assert expected in said[-1] and said[-1].startswith("error: "), said
+
+
+def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path):
+    foreign = make_shards(tmp_path / "foreign", vocab_size=80)
+    run = tmp_path / "run"
+    for given, options, expected in (
+        (data, ("--objective_options.temperature", "0"), "objective_options.temperature: found 0, expected a"),
+        (data, ("--init_layers", "[1, 9]"), "init_layers: found 9, expected 0 to 3, the layers of"),
+        (data, ("--init_layers", "[1]"), "init_layers: found 1, expected one for each of model.num_hidden_layers = 2"),
+        (data, ("--model.hidden_size", "16"), "objective_options.cosine: found 1.0 with model.hidden_size 16 and a"),
+        (foreign, (), f"that of the shards in {foreign}; prepare them with --tokenizer {teacher}"),
+    ):
+        said = train(given, run, *distilled(teacher), *options, status=2).splitlines()
+        assert expected in said[-1] and said[-1].startswith("error: "), said
+
+
+def test_objectives_show_the_sources_of_a_mixture_and_take_all_masking_rates(data, teacher, tmp_path):
+    """With dropout, and so many masked tokens that more vectors are read than there are tokens."""
+    other = make_shards(tmp_path / "other", mask_sets=0, seed=5)
+    mixture = {"sources": [{"path": str(make_shards(tmp_path / "one", mask_sets=0)), "name": "one", "weight": 1},
+                           {"path": str(other), "name": "two", "weight": 1}]}
+    options = {"span_boundary": ("--objective", "span_boundary"), "replaced_tokens": ELECTRA,
+               "distillation": ("--objective", "distillation", "--objective_options.teacher", str(teacher))}
+    for objective, more in options.items():
+        train(json.dumps(mixture), tmp_path / objective, *more, "--train.max_steps", "2",
+              "--masking.rate", "0.6", "--train.micro_batch_size", "1", "--model.hidden_dropout_prob", "0.1")
+        lines = [line for line in read_metrics(tmp_path / objective) if "train/loss" in line]
+        assert {f"train/mlm_loss/{name}" for name in ("one", "two")} & lines[-1].keys()
+
+
+def test_a_micro_batch_without_masks_is_no_filler_and_has_spans_of_nothing():
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert [len(each) for each in spans(nothing)] == [0, 0, 0]
+    assert is_real(nothing) and is_real(torch.tensor([-100, 3])) and not is_real(torch.tensor([-100, -100]))
+
+
+def test_a_start_takes_no_part_of_another_objectives_parameters(data, tmp_path):
+    span = ("--objective", "span_boundary", "--train.max_steps", "1", "--schedule.warmup_steps", "1")
+    train(data, tmp_path / "first", *span, "--objective_options.longest", "10")
+    said = train(data, tmp_path / "second", *span, "--init_from", str(tmp_path / "first"))
+    assert "drawn anew" in said and "boundary_positions.weight" in said
+    said = train(data, tmp_path / "third", *span, "--init_from", str(tmp_path / "first"), "--init_optimizer", "true",
+                 status=2)
+    assert "init_optimizer: found a run that trains boundary_positions.weight" in said.splitlines()[-1]

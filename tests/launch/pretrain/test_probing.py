@@ -1,0 +1,273 @@
+"""`--train.micro_batch_size auto`: the search, memory as it is read, and real runs on two processes."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+
+from cloze.launch import cli
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain import probing
+from cloze.launch.pretrain.objectives.masked import MaskedTokens
+from cloze.launch.pretrain.probing import MIXED_BATCHES, SPARE_SHARE, HostMemory, Probe, ProbeBatches, largest_that_fits
+from cloze.launch.system.environment import Environment
+from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
+from cloze.model.config import BertConfig
+from cloze.pipeline.errors import UserError
+from tests.forked import FORKSERVER, ForkedRun
+from tests.launching import assert_same_weights, finish, pretrain_arguments, train, weights
+from tests.synthetic import make_shards
+
+LARGER = ("--model.hidden_size", "256", "--model.intermediate_size", "1024", "--train.global_batch_size", "256",
+          "--train.max_steps", "1", "--train.micro_batch_size", "auto")
+
+
+class Memory:
+    """100 bytes, and 7 more for each sequence that was tried."""
+
+    def __init__(self, limit: int) -> None:
+        self.tried, self._limit = [], limit
+
+    def run(self, size, agree) -> bool:
+        self.tried.append(size)
+        return agree(True)
+
+    def peak(self) -> int:
+        return 100 + 7 * max(self.tried, default=0)
+
+    def limit(self) -> int:
+        return self._limit
+
+
+def test_what_is_expected_not_to_fit_is_not_tried():
+    memory = Memory(round(170 / (1 - SPARE_SHARE)))
+    assert largest_that_fits([1, 2, 4, 8, 16], memory.run, memory, bool) == 8
+    assert memory.tried == [1, 2, 4, 8]
+
+
+def test_a_distant_candidate_is_approached_in_doublings():
+    """A process's share of 127 divides by nothing: from one sequence nothing can be told about 127."""
+    memory = Memory(10**9)
+    assert largest_that_fits([1, 127], memory.run, memory, bool) == 127
+    assert memory.tried == [1, 2, 4, 8, 16, 32, 64, 127]
+    memory = Memory(round(600 / (1 - SPARE_SHARE)))
+    assert largest_that_fits([1, 127], memory.run, memory, bool) == 1 and memory.tried[-1] == 64
+
+
+def test_a_size_that_runs_out_of_memory_is_backed_off_from():
+    memory = Memory(10**9)
+    assert largest_that_fits([1, 2, 4, 8], lambda size, agree: memory.run(size, agree) and size < 4, memory, bool) == 2
+    with pytest.raises(UserError, match="found no size that fits.*gradient_checkpointing"):
+        largest_that_fits([1, 2], lambda *_: False, Memory(10**9), bool)
+
+
+class EngineWithRoomFor:
+    """An engine on the CPU whose whole steps, optimizer states and all, have room for so many sequences."""
+
+    def __init__(self, model: torch.nn.Module, sequences: int) -> None:
+        self.module, self._sequences = model, sequences
+        self.train = model.train
+
+    def __call__(self, **inputs):
+        self._running = len(inputs["sequence_offsets"]) - 1
+        return self.module(**inputs)
+
+    def backward(self, loss, *, scale_wrt_gas):
+        if self._running > self._sequences:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        loss.backward()
+
+    def step(self):
+        self.module.zero_grad()
+
+    def torch_autocast_enabled(self) -> bool:
+        return False
+
+    def torch_autocast_dtype(self) -> torch.dtype:
+        return torch.float32
+
+
+def probing_whole_steps(world_size: int, fits: int) -> Probe:
+    config = PretrainConfig("", "", model=BertConfig.preset("tiny", vocab_size=50))
+    objective = MaskedTokens(config)
+    batches = ProbeBatches(8, [0, 0, 0, 5, 0, 3, 0, 0, 2], 50, 0.2, torch.device("cpu"))
+    return Probe(EngineWithRoomFor(objective.build_model(), fits), objective, batches, world_size, 2,
+                 partitions_weights=False)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_whole_step_that_runs_out_of_memory_is_no_traceback(world_size):
+    """One process backs off; of several the others stand in a reduction."""
+    expected = "no size that fits" if world_size == 1 else "no memory for a whole step of 1 sequences"
+    with pytest.raises(UserError, match=f"found {expected}.*; set train.gradient_checkpointing to all"):
+        largest_that_fits([1, 2, 4], probing_whole_steps(world_size, 0).run, Memory(10**9), bool)
+    if world_size == 1:
+        assert largest_that_fits([1, 2, 4], probing_whole_steps(1, 2).run, Memory(10**9), bool) == 2
+    else:
+        with pytest.raises(UserError, match="a whole step of 4 sequences, expected room for it; give less than 4, or"):
+            largest_that_fits([1, 2, 4], probing_whole_steps(2, 2).run, Memory(10**9), bool)
+
+
+def test_the_probe_tries_the_longest_and_lengths_of_the_corpus():
+    """An allocator that has seen one shape only says nothing about a run's, which change from batch to batch."""
+    histogram = [0, 0, 0, 5, 0, 3, 0, 0, 2]  # sequences of 3, 5 and 8 tokens
+    longest, *mixed = ProbeBatches(8, histogram, 50, 0.2, torch.device("cpu")).of(64)
+    assert longest["sequence_offsets"].diff().tolist() == [8] * 64 and len(longest["labels"]) == 64 * 2
+    assert len(mixed) == MIXED_BATCHES
+    for batch in mixed:
+        lengths = batch["sequence_offsets"].diff().tolist()
+        assert set(lengths) == {3, 5, 8} and batch["max_sequence_length"] == 8
+        assert batch["position_ids"].tolist() == [place for length in lengths for place in range(length)]
+        assert len(batch["input_ids"]) == sum(lengths)
+        assert len(batch["labels"]) == sum(-(-length // 4) for length in lengths)  # a fifth, and a quarter of it more
+        assert torch.equal(batch["labels"], batch["input_ids"][batch["masked_positions"]])
+    assert len({tuple(batch["sequence_offsets"].tolist()) for batch in mixed}) == MIXED_BATCHES
+
+
+def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(probing, "build_probe", full)
+    with pytest.raises(UserError, match="found no memory for the model and its optimizer alone.*raise zero.stage"):
+        probing._search(PretrainConfig("", ""), None, None, lambda: None, Environment(), torch.device("cpu"), [1])
+
+
+def _rank(rank: int, limits: list[int], port: int, results) -> None:
+    import os
+
+    from cloze.launch.pretrain.probing import _agree
+    from cloze.launch.system import distributed
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
+    device = distributed.initialize(Environment(rank, rank, len(limits), "torchrun"))
+    memory = Memory(limits[rank])
+    found = largest_that_fits([1, 2, 4, 8, 16], memory.run, memory, lambda fits: _agree(fits, torch.device(device)))
+    results.put((rank, found, memory.tried))
+    distributed.shutdown()
+
+
+def test_ranks_of_unequal_memory_agree():
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    results = FORKSERVER.Queue()
+    limits = [10**6, round(135 / (1 - SPARE_SHARE))]
+    processes = [FORKSERVER.Process(target=_rank, args=(rank, limits, port, results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = sorted(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+    assert found == [(0, 4, [1, 2, 4]), (1, 4, [1, 2, 4])]
+
+
+def write(root, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_a_machine_of_another_kind_does_not_tell(tmp_path, monkeypatch):
+    assert available_bytes(tmp_path) is resident_bytes(tmp_path) is None and peak_bytes(tmp_path) > 0
+    monkeypatch.setattr(probing, "available_bytes", lambda: None)
+    assert HostMemory(2, limit=5).limit() == 5
+    with pytest.raises(UserError, match="train.micro_batch_size: found auto on a system that does not tell"):
+        HostMemory(2)
+
+
+def test_memory_of_a_machine_is_shared(monkeypatch):
+    monkeypatch.setattr(probing, "available_bytes", lambda: 4000)
+    monkeypatch.setattr(probing, "resident_bytes", lambda: 100)
+    assert HostMemory(2).limit() == 100 + 2000
+
+
+@pytest.mark.parametrize(("known", "files"), [
+    ("0::/job/step/task\n", ("memory.max", "memory.current", "inactive_file")),
+    ("5:cpu:/\n4:memory:/job/step/task\n0::/\n",
+     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file")),
+], ids=["version 2", "version 1"])
+def test_every_control_group_around_the_process_limits_it(tmp_path, known, files):
+    """Slurm limits the job and leaves its tasks unlimited; what has only been read from files can be had back."""
+    write(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n", "proc/self/cgroup": known})
+    assert available_bytes(tmp_path) == 4000 * 1024
+    limit, use, cached = files
+    folder, _, limit = f"sys/fs/cgroup/{limit}".rpartition("/")
+    use = use.rpartition("/")[2]
+    none = "max" if limit == "memory.max" else "9223372036854771712"
+    for group, most, used, reclaimable in (("", none, 8000, 0), ("/job", str(3000 * 1024), 2500, 500),
+                                           ("/job/step/task", none, 2400, 0)):
+        write(tmp_path, {f"{folder}{group}/{limit}": most, f"{folder}{group}/{use}": str(used * 1024),
+                         f"{folder}{group}/memory.stat": f"anon 1\n{cached} {reclaimable * 1024}\n"})
+    assert available_bytes(tmp_path) == 1000 * 1024
+
+
+def test_the_peak_is_this_process_own():
+    """The kernel's `maxrss` of a process begins with that of the one that started it."""
+    code = "from cloze.launch.system.memory import peak_bytes; print(peak_bytes())"
+    held = bytearray(500 << 20)
+    own = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert own < len(held) // 2
+
+
+def held_gib() -> float:
+    """What a process of a run holds before it begins: with torch built for CUDA a quarter more."""
+    with FORKSERVER.Pool(1) as pool:
+        return pool.apply(peak_bytes) / 2**30
+
+
+@pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow),
+                                   pytest.param("3", marks=pytest.mark.slow)])
+def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tmp_path, stage):
+    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
+    grows = ("--train.initial_global_batch_size", "128", "--train.batch_warmup_tokens", "9") if stage == "0" else ()
+    limit = held_gib() + 0.31  # some candidates fit, and not all
+    output = train(data, run, *LARGER, *grows, "--train.memory_limit_gib", f"{limit:.2f}", "--zero.stage", stage,
+                   processes=2)
+    chosen = int(re.search(r"micro-batch: (\d+) sequences are the most that fit", output)[1])
+    assert chosen in (2, 4, 8, 16, 32, 64), "the limit meant nothing"
+    assert yaml.safe_load((run / "config.yaml").read_text())["train"]["micro_batch_size"] == chosen
+    assert f"256 = {chosen} micro x" in output
+    again = train(data, run, *LARGER, *grows, "--train.max_steps", "2", "--zero.stage", stage,
+                  "--checkpoint.accept_changes", "true", processes=2)  # no limit now, and the saved number all the same
+    assert f"256 = {chosen} micro x" in again and "are the most that fit" not in again
+    other = tmp_path / "other"
+    train(data, other, *LARGER[:-1], str(chosen), *grows, "--train.max_steps", "1", "--zero.stage", stage, processes=2)
+    assert_same_weights(weights(run, 1), weights(other, 1))
+
+
+def full_from_four(command: list[str]) -> int:
+    """Cloze on machines of which that of rank 1 has no room to train on four sequences."""
+    from cloze.model.bert import BertForPreTraining
+
+    forward = BertForPreTraining.forward
+
+    def limited(self, *inputs, **named):
+        if os.environ["RANK"] == "1" and self.training and len(named["sequence_offsets"]) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(self, *inputs, **named)
+
+    BertForPreTraining.forward = limited
+    return cli.main(command)
+
+
+@pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow)])
+def test_all_back_off_where_one_rank_runs_out_of_memory_and_train_as_without_the_probe(tmp_path, stage):
+    data, given = make_shards(tmp_path / "data"), ("--train.max_steps", "1", "--zero.stage", stage)
+    arguments = pretrain_arguments(data, tmp_path / "run", *given, "--train.micro_batch_size", "auto")
+    output = finish(ForkedRun(arguments, 2, full_from_four))
+    assert "micro-batch: 2 sequences are the most that fit" in output and "complete at step 1" in output
+    train(data, tmp_path / "other", *given, "--train.micro_batch_size", "2", processes=2)
+    assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "other"))
+
+
+def test_a_limit_that_nothing_fits_ends_in_one_line(tmp_path):
+    data = make_shards(tmp_path / "data")
+    output = train(data, tmp_path / "run", *LARGER, "--train.memory_limit_gib", "0.1", status=2)
+    assert "train.micro_batch_size: found no size that fits" in output and "Traceback" not in output

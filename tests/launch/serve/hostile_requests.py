@@ -1,0 +1,139 @@
+"""Clients of `cloze serve` that mean ill, by the hundreds, and what an honest one is answered meanwhile."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+from tests.launch.serve.serving import connect, until_closed
+
+# Attention among 48 tokens, of which the answer has the square: an answer that is a thousand times its request.
+LARGE = json.dumps({"inputs": [" ".join(["cat"] * 46)] * 20}).encode()
+
+
+def post(path: str, body: bytes, size: int | None = None, host: str = "x") -> bytes:
+    """The bytes of a request; size: its length as it is told, if that is not true."""
+    return (f"POST /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body) if size is None else size}\r\n\r\n").encode() + body
+
+
+# Half heads, bodies that do not end, answers that nobody reads, clients that leave.
+KINDS = (b"POST /embed HTT" + b"x" * 10_000, post("embed", b"[" * 1_000_000, 4_000_000), post("attention", LARGE),
+         post("score", LARGE))
+
+
+def embed(address: str) -> tuple[int, float]:
+    """Status of the answer to one word, and seconds until it came."""
+    began = time.perf_counter()
+    status = httpx.post(address + "/embed", json={"inputs": ["cat"]}, timeout=300).status_code
+    return status, time.perf_counter() - began
+
+
+def flood(address: str, connections: int, every: int, stack: ExitStack) -> Iterator[tuple[int, float]]:
+    """Open so many hostile connections, which the stack closes; yields what an honest client gets after every few."""
+    for number in range(1, connections + 1):
+        client = stack.enter_context(connect(address))
+        client.setblocking(False)
+        with suppress(OSError):  # it takes no more, or has closed the connection
+            client.send(KINDS[number % 4])
+        if number % 4 == 3:
+            client.close()
+        if number % every == 0:
+            yield embed(address)
+
+
+@contextmanager
+def many_files(count: int) -> Iterator[None]:
+    """This process may open so many files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, count)), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def peak_of(pid: int) -> int:
+    """Most bytes of memory that a process has had."""
+    (line,) = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in each]
+    return int(line.split()[1]) << 10
+
+
+def request(method: str, path: str, body: bytes) -> bytes:
+    """The bytes of a request after whose answer the connection ends."""
+    lines = [f"{method} /{path} HTTP/1.1", "Host: x", "Connection: close", "Content-Type: application/json",
+             f"Content-Length: {len(body)}"]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+HONEST = request("POST", "embed", b'{"inputs": ["the cat sat"]}')
+# What is sent, and the statuses of which one must be answered; None where the connection may be closed meanwhile.
+HOSTILE = (
+    (b"\x00\xff\x13 garbage\r\n\r\n", {400}),
+    (b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n", {None, 400}),
+    (b"POST /embed HTTP/1.1\r\nHost: x\r\n" + b"X-Y: z\r\n" * 20_000 + b"\r\n", {None, 400}),
+    (b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", {400}),
+    (b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: five\r\n\r\n", {400}),
+    (b"POST /embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", {400}),
+    (b"POST /embed HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", {400}),
+    (request("GET", "embed", b""), {405}),
+    (request("DELETE", "embed", b""), {405}),
+    (request("POST", "../../etc/passwd", b"{}"), {404}),
+    (request("POST", "no/such/path", b"{}"), {404}),
+    (request("POST", "embed", b""), {422}),
+    (request("POST", "embed", b"{not json"), {422}),
+    (request("POST", "embed", b"[" * 100_000), {400, 422}),
+    (request("POST", "embed", b'{"inputs": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"), {400, 422}),
+    (request("POST", "embed", b"\xff\xfe" * 100), {400, 422}),
+    (request("POST", "embed", b'{"inputs": ["\\ud83d"]}'), {422}),
+    (request("POST", "embed", b'{"inputs": NaN}'), {422}),
+    (request("POST", "embed", b'{"inputs": ["cat"], "layer": 1e999}'), {422}),
+    (request("POST", "embed", b'{"inputs": ["cat"], "layer": ' + b"9" * 3000 + b"}"), {422}),
+    (request("POST", "embed", b'{"inputs": ["cat"], "__proto__": 1}'), {422}),
+    (request("POST", "embed", b'{"inputs": [{"text": {"text": "cat"}}]}'), {422}),
+    (request("POST", "embed", json.dumps({"inputs": ["cat"] * 10_000}).encode()), {422}),
+    (request("POST", "embed", json.dumps({"inputs": ["cat " * 10_000]}).encode()), {422}),
+    (request("POST", "embed", json.dumps({"inputs": [""]}).encode()), {422}),
+    (request("POST", "embed", b" " * (5 << 20)), {413}),
+    (request("POST", "fill-mask", json.dumps({"inputs": ["[MASK]"], "top_k": 10**9}).encode()), {422}),
+    (request("POST", "fill-mask", json.dumps({"inputs": ["no blank"]}).encode()), {422}),
+    (request("POST", "word", json.dumps({"inputs": ["cat"], "word": "(.*)*$"}).encode()), {422}),
+    (request("POST", "tag", json.dumps({"inputs": ["cat"]}).encode()), {404}),
+)
+
+
+def exchange(address: str, content: bytes) -> tuple[int | None, bytes]:
+    """Send bytes and read until the server closes: the status, None for none, and the answer's body."""
+    with connect(address) as client:
+        client.settimeout(120)
+        with suppress(OSError):  # it has answered before all was sent
+            client.sendall(content)
+        answer = b""
+        with suppress(OSError):
+            answer = until_closed(client)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    words = head.split(b" ", 2)
+    return (int(words[1]) if answer.startswith(b"HTTP/1.1 ") else None), body
+
+
+def ask_badly(address: str, count: int, seed: int) -> Iterator[tuple[str, str | None]]:
+    """So many hostile requests, and an honest one after each ten; yields what was sent, and what was wrong about the
+    answer, None if nothing was."""
+    rng = random.Random(seed)
+    _, expected = exchange(address, HONEST)
+    vector = json.loads(expected)["results"][0]["vector"]
+    for number in range(count):
+        content, statuses = HOSTILE[number % len(HOSTILE)] if number < len(HOSTILE) else rng.choice(HOSTILE)
+        status, _ = exchange(address, content)
+        yield repr(content[:60]), None if status in statuses else f"status {status}, expected one of {statuses}"
+        if number % 10 == 9:
+            status, body = exchange(address, HONEST)
+            right = status == 200 and json.loads(body)["results"][0]["vector"] == vector
+            yield "an honest request", None if right else f"status {status} or another vector than at first"

@@ -1,0 +1,212 @@
+"""`cloze serve` and clients that mean ill, or have died: nobody is locked out, nothing grows, a stop ends."""
+
+import asyncio
+import json
+import resource
+import signal
+import socket
+import time
+from contextlib import ExitStack, suppress
+
+import httpx
+import pytest
+
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.serve.app import build_app
+from cloze.launch.serve.config import ServeConfig
+from cloze.launch.serve.connections import make_room_for_files
+from cloze.launch.serve.keys import read_keys
+from cloze.pipeline.errors import UserError
+from tests.launch.serve.hostile_requests import HOSTILE, ask_badly, embed, flood, peak_of, post
+from tests.launch.serve.serving import connect, read_meters, server, until_closed
+from tests.launch.tiny_models import save_model
+
+KEY = "0123456789abcdef0123456789abcdef"
+TEXT = "the cat sat on the mat and the sky is blue"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("attacked"))
+
+
+@pytest.fixture(scope="module")
+def attacked(folder):
+    with server(folder, "--read_seconds", "3", "--write_seconds", "2", "--max_connections", "20", "--grace_seconds",
+                "2", "--max_bytes_in_flight", "8000000", "--max_numbers", "20000000") as served:
+        yield served
+
+
+def ask(address: str) -> int:
+    return embed(address)[0]
+
+
+def wait_until(reached, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.05)
+
+
+def test_those_that_hold_the_door_keep_nobody_out(attacked):
+    """Three times as many as may connect: silent ones, half heads and half bodies. The longest waiting make room."""
+    address, _ = attacked
+    with ExitStack() as stack:
+        clients = []
+        for number in range(60):
+            client = stack.enter_context(connect(address))
+            with suppress(OSError):  # closed already
+                client.sendall([b"", b"POST /embed HTT", post("embed", b"{", 1000)][number % 3])
+            clients.append(client)
+            if number % 10 == 9:
+                assert ask(address) == 200
+        assert b"" == until_closed(clients[0]), "closed, without an answer"
+        assert clients[-1].send(b"x"), "the newest is still there"
+
+
+def test_a_body_that_does_not_come_is_given_up(attacked):
+    address, _ = attacked
+    with connect(address) as client, connect(address) as headless:
+        client.sendall(post("embed", b'{"inputs": [', 1000))
+        headless.sendall(b"GET /health HTTP/1.1\r\nHost:")
+        answer = until_closed(client)
+        assert answer.startswith(b"HTTP/1.1 408") and b"body: found none that is whole after 3 s" in answer
+        assert until_closed(headless) == b"", "a head that does not come has no answer"
+
+
+def test_bodies_that_wait_are_counted_together(attacked):
+    """8 MB: what holds more than all others is refused, and what has held much for longest makes room for less."""
+    address, _ = attacked
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(address)) for _ in range(8)]
+        for client in clients:
+            client.sendall(post("embed", b" " * 950_000, 4_000_000))
+        wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] >= 7_600_000)
+        answer = httpx.post(address + "/embed", content=b" " * 3_000_000)
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        assert "too many bytes of other requests" in answer.json()["detail"]
+        assert read_meters(address)["cloze_bytes_in_flight"] >= 6_600_000, "one at most had to go"
+        for _ in range(2):
+            clients.append(stack.enter_context(connect(address)))
+            clients[-1].sendall(post("embed", b" " * 900_000, 4_000_000))
+        assert until_closed(clients[0]) == b"", "closed, without an answer"
+        assert ask(address) == 200
+        assert clients[-1].send(b" ") and clients[7].send(b" "), "the newer ones are still there"
+    wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 0)
+
+
+def test_an_answer_that_nobody_reads_goes_with_its_connection(attacked):
+    address, _ = attacked
+    host, port = address.removeprefix("http://").split(":")
+    text = " ".join(["cat"] * 46)
+    one = len(httpx.post(address + "/attention", json={"inputs": [text]}, timeout=60).content)
+    inputs = [text] * (7_500_000 // one)  # more than the system keeps of it, and less than may be in flight
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        client.sendall(post("attention", json.dumps({"inputs": inputs}).encode()))
+        wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] > 1_000_000)
+        wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 0)
+    answer = httpx.post(address + "/attention", json={"inputs": inputs}, timeout=60)
+    assert answer.status_code == 200 and len(answer.json()["results"]) == len(inputs), "in pieces, to one who reads"
+
+
+def test_work_of_clients_that_have_left_is_not_done(attacked):
+    address, _ = attacked
+    before = read_meters(address)
+    body = json.dumps({"inputs": [TEXT] * 120}).encode()
+    clients = [connect(address) for _ in range(10)]
+    for client in clients:
+        client.sendall(post("score", body))
+    for client in clients:
+        client.close()
+    wait_until(lambda: read_meters(address)["cloze_waiting_tokens"] == 0)
+    after = read_meters(address)
+    left = 'cloze_requests_total{operation="score",status="499"}'
+    wait_until(lambda: read_meters(address).get(left, 0) + read_meters(address).get(
+        left.replace("499", "200"), 0) == 10)
+    computed = after["cloze_batch_texts_sum"] - before["cloze_batch_texts_sum"]
+    assert computed < 1200 and read_meters(address).get(left, 0) >= 5, computed
+
+
+def test_what_is_wrong_is_answered_by_its_status_and_harms_nobody(attacked):
+    address, _ = attacked
+    assert [(what, wrong) for what, wrong in ask_badly(address, len(HOSTILE), seed=0) if wrong] == []
+
+
+def test_a_stop_ends_in_spite_of_an_unfinished_body_and_of_a_refused_one(folder):
+    """With its last line, and no traceback."""
+    with server(folder, "--grace_seconds", "1", "--read_seconds", "100", "--max_body_bytes", "1000") as (
+            address, process):
+        with connect(address) as client, connect(address) as refused, connect(address):
+            client.sendall(post("embed", b"{", 1000))
+            wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 1)
+            refused.sendall(post("embed", b"x" * 2000, 1_000_000))
+            assert refused.recv(65536).startswith(b"HTTP/1.1 413")
+            process.send_signal(signal.SIGTERM)
+            output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0 and "every accepted request was answered" in output, errors
+        assert "Traceback" not in errors, errors
+
+
+def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"# of the web shop\n{KEY}\n\nanother-key-of-somebody\n")
+    offline = Predictor.from_folder(folder)
+    app = build_app(offline, ServeConfig(str(folder), host="0.0.0.0", api_key_file=str(path)))
+
+    async def statuses() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            found = []
+            for key in (None, f"Bearer {KEY}x", f"Basic {KEY}", "Bearer # of the web shop", "Bearer ", f"Bearer {KEY}"):
+                headers = {"authorization": key} if key else {}
+                for ask in (client.post("/tokenize", json={"inputs": ["cat"]}, headers=headers),
+                            client.get("/metrics", headers=headers)):
+                    found.append((await ask).status_code)
+            for name in ("/", "/health", "/ready", "/docs"):
+                found.append((await client.get(name)).status_code)
+            refused = await client.post("/no/such/path", json={})
+            assert refused.headers["www-authenticate"] == "Bearer" and "Bearer KEY" in refused.json()["detail"]
+            return found
+
+    async def run():
+        async with app.router.lifespan_context(app):
+            return await statuses()
+
+    assert asyncio.run(run()) == [401] * 10 + [200] * 6
+
+
+@pytest.mark.parametrize(("content", "options", "expected"), [
+    (None, {"host": "0.0.0.0"}, "expected a file of keys; add --api_key_file FILE, or --no_auth true"),
+    (None, {"host": "example.org"}, "found none for example.org, which other machines can reach"),
+    ("", {}, "found no key in"), ("# none\n", {}, "found no key in"),
+    ("short\n", {}, "found 5 characters in key 1"),
+])
+def test_a_server_that_others_reach_needs_keys(tmp_path, content, options, expected):
+    if content is not None:
+        (tmp_path / "keys").write_text(content)
+        options["api_key_file"] = str(tmp_path / "keys")
+    with pytest.raises(UserError, match=expected):
+        read_keys(ServeConfig("model", **options))
+
+
+def test_more_connections_than_files_are_refused(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    make_room_for_files(ServeConfig("model", max_connections=3896))
+    with pytest.raises(UserError, match="expected at most 3896, since a process may open 4096 files"):
+        make_room_for_files(ServeConfig("model", max_connections=3897))
+
+
+def test_honest_clients_are_served_among_hundreds_of_hostile_ones(folder):
+    """More than may connect, with more bytes than may be in flight and larger requests than the queue takes; from the
+    same address, as behind a proxy."""
+    bounds = ("--max_connections", "100", "--max_bytes_in_flight", "16000000", "--max_queue_numbers", "2000000")
+    with server(folder, *bounds) as (address, process), ExitStack() as stack:
+        assert ask(address) == 200
+        before = peak_of(process.pid)
+        found = [status for status, _ in flood(address, 300, 20, stack)]
+        assert found == [200] * 15 and httpx.get(address + "/health", timeout=60).status_code == 200
+        # 116 to 183 MiB, and 274 beside two test suites: the busier the machine, the more wait at a time, and bodies
+        # and answers are several times as large as objects. With a heap for each thread it was 204 to 320.
+        assert peak_of(process.pid) - before < 384 << 20

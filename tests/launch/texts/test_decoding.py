@@ -1,0 +1,62 @@
+"""What overlapping windows say together: where each token counts, which spans are likeliest."""
+
+import numpy as np
+import pytest
+
+from cloze.launch.texts.decoding import answer_spans, counts_once
+from cloze.launch.texts.encoding import windows as windows_of
+
+
+def best_window(windows: list[tuple[int, int]], token: int) -> int:
+    """Where a token counts: with most context on its poorer side; in the first of equal ones."""
+    scores = [min(token - first, end - 1 - token) if first <= token < end else -1 for first, end in windows]
+    return scores.index(max(scores))
+
+
+def test_a_token_of_several_windows_counts_in_the_one_where_most_stands_around_it():
+    for total in range(1, 30):
+        windows = list(windows_of(total, 7, 3))
+        expected = [best_window(windows, token) == number
+                    for number, (first, end) in enumerate(windows) for token in range(first, end)]
+        chosen = counts_once(windows)
+        assert chosen.tolist() == expected and chosen.sum() == total
+
+
+def test_the_best_spans_of_several_windows():
+    """Against a search over all pairs: in several windows the best score counts, no span is too long or reversed."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        windows, scores = [], {}
+        for first in (0, 3, 6):
+            starts, ends = rng.normal(size=(2, 8)).astype(np.float32)
+            allowed = np.arange(8) >= 2
+            offsets = [(0, 0)] * 2 + [(2 * (first + n), 2 * (first + n) + 1) for n in range(6)]
+            windows.append((starts, ends, allowed, offsets))
+            for a in range(2, 8):
+                for b in range(a, min(8, a + 3)):
+                    span = offsets[a][0], offsets[b][1]
+                    scores[span] = max(scores.get(span, -np.inf), float(starts[a] + ends[b]))
+        best = sorted(scores.items(), key=lambda item: -item[1])[:5]
+        found = answer_spans(" " * 30, windows, 1000, 3)
+        assert len(found) == len(scores) and [span for span, _ in found[:5]] == [span for span, _ in best]
+        assert [score for _, score in found[:5]] == pytest.approx([score for _, score in best])
+
+
+@pytest.mark.parametrize("text,tokens,whole", [
+    ("In Londonderry, 1990", ["In", "London", "derry", ",", "19", "90"], {"In", "Londonderry", ",", "1990"}),
+    ("Cafe\u0301s", ["Cafe", "\u0301s"], {"Cafe\u0301s"}),
+    ("\u6771\u4eac\u90fd", ["\u6771", "\u4eac", "\u90fd"], {"\u6771", "\u4eac", "\u90fd"}),  # no spaces to go by
+])
+def test_an_answer_neither_begins_nor_ends_inside_a_word(text, tokens, whole):
+    offsets, after = [], 0
+    for token in tokens:
+        low = text.index(token, after)
+        after = low + len(token)
+        offsets.append((low, after))
+    falling = np.linspace(1, 0, len(tokens))
+    found = answer_spans(text, [(falling, falling, np.ones(len(tokens), bool), offsets)], 20, len(tokens))
+    spans = {text[low:high] for (low, high), _ in found}
+    assert whole <= spans and not (set(tokens) - whole) & spans, spans
+    # Of a word of which a window has a part only, the part is better than nothing.
+    part = np.ones(1), np.ones(1), np.ones(1, bool), [(3, 5)]
+    assert answer_spans("Londonderry", [part], 20, 5) == [((3, 5), 2.0)]

@@ -1,0 +1,209 @@
+"""What `cloze export` says about the folder that it has written."""
+
+import dataclasses
+import importlib.metadata
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
+
+from cloze.launch.cli import main
+from cloze.launch.predict.output import encoded
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.run.runs import model_config, read_metrics
+from cloze.launch.tools.card import _without_paths
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.initialization import init_weights
+from cloze.pipeline.errors import UserError
+from tests.launch.finetune.running import finetune
+from tests.launch.tiny_models import POSITIONS, save_model, tokenizer
+from tests.launching import train
+from tests.synthetic import make_shards
+
+
+def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
+    ours, text = tokenizer(), "the [MASK] sat on the mat ."
+    ours.save(tmp_path)
+    config = BertConfig(vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                        intermediate_size=48, mlm_head="linear", decoder_bias=False, pooler=False, type_vocab_size=0)
+    model = BertForPreTraining(config).eval()
+    init_weights(model, 0)
+    model.save(tmp_path, tmp_path)
+    assert Predictor.from_folder(tmp_path).fill_mask(text) == Predictor(LoadedModel(model, ours)).fill_mask(text)
+
+
+def test_the_folder_in_which_one_stands(tmp_path, capsys, monkeypatch):
+    save_model(tmp_path / "run" / "model")
+    monkeypatch.chdir(tmp_path / "run")
+    assert main(["export", "."]) == 0
+    assert (tmp_path / "run-hf" / "model.safetensors").is_file()
+    assert f"exported model to {tmp_path / 'run-hf'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model_type", ["bert", "cloze"])
+def test_a_shape_that_transformers_lacks_is_named(tmp_path, capsys, model_type):
+    save_model(tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))
+    assert main(["export", str(tmp_path / "model")]) == 0
+    said = capsys.readouterr().err
+    assert ("transformers lacks this shape" in said and "trust_remote_code=True" in said) == (model_type == "cloze")
+
+
+def test_an_export_of_anothers_folder_says_what_it_leaves_out(tmp_path, capsys):
+    folder = save_model(tmp_path / "model")
+    (folder / "training_args.bin").write_bytes(b"a pickle")
+    assert main(["export", str(folder)]) == 0
+    assert f"left out of {folder}: training_args.bin (" in capsys.readouterr().out
+    assert not (tmp_path / "model-hf/training_args.bin").exists()
+    assert json.loads((tmp_path / "model-hf/tokenizer_config.json").read_text())["model_max_length"] == POSITIONS
+
+
+@pytest.mark.parametrize("number", [float("nan"), 1e30])
+def test_a_model_that_gives_no_numbers_is_neither_served_nor_asked_nor_exported(tmp_path, capsys, number):
+    """One weight is not finite; or all are, and what is computed of them is not."""
+    folder = save_model(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.encoder.layer.0.attention.self.query.weight"][:] = number
+    weights["bert.encoder.layer.0.attention.self.key.weight"][:] = number
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    capsys.readouterr()
+    for command in (["serve", str(folder), "--port", "0"], ["predict", "embed", str(folder), "a man"]):
+        assert main(command) == 2
+        line = capsys.readouterr().err
+        assert "not finite" in line and len(line.splitlines()) == 1, line
+    assert main(["export", str(folder)]) == (2 if number != number else 0)
+
+
+def test_a_checkpoint_with_a_nan_is_neither_asked_nor_exported(tmp_path, capsys, monkeypatch):
+    ours = tokenizer()
+    config = BertConfig(vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                        intermediate_size=48)
+    weights = BertForPreTraining(config).state_dict()
+    weights["masked_lm.dense.bias"][0] = float("nan")
+    run = tmp_path / "run"
+    ours.save(run / "tokenizer")
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": dataclasses.asdict(config)}))
+    monkeypatch.setattr("cloze.launch.tools.export.read_run_average", lambda *_, **__: ([7], weights))
+    monkeypatch.setattr("cloze.launch.pretrained.loading.read_run_weights", lambda *_: (7, weights))
+    for command in (["export", str(run)], ["predict", "fill-mask", str(run), "the [MASK]"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"step 7 of {run}: found masked_lm.dense.bias with numbers that are not finite" in said
+
+
+def test_the_length_that_was_trained_is_exported_and_longer_texts_are_cut_or_remarked_on(tmp_path, capsys):
+    """A first phase: 16 tokens, of a model with 64 positions, of which the others are as they were drawn."""
+    data = make_shards(tmp_path / "data", max_length=16)
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    train(data, run, "--train.max_steps", "1", "--model.max_position_embeddings", "64")
+    assert main(["export", str(run), "--output", str(exported)]) == 0
+    assert json.loads((exported / "config.json").read_text())["cloze_truncation"]["max_length"] == 16
+    assert json.loads((exported / "tokenizer_config.json").read_text())["model_max_length"] == 64
+    short, long = "w1 w2", " ".join(["w3"] * 30)
+    said = "texts of more than the 16 tokens that the model has learned from"
+    for folder in (run, exported):
+        capsys.readouterr()
+        assert main(["predict", "embed", str(folder), short, long]) == 0
+        output = capsys.readouterr()
+        assert [json.loads(line)["cut_tokens"] for line in output.out.splitlines()] == [0, 16]
+        assert "16 tokens of texts beyond the 16 that the model reads were cut" in output.err
+        assert main(["predict", "fill-mask", str(folder), f"{short} [MASK]", f"{long} [MASK]"]) == 0
+        assert f"found 1 {said}" in capsys.readouterr().err
+        with pytest.warns(UserWarning, match="more than the 16 tokens that the model has learned from"):
+            Predictor.from_folder(folder).features(long)
+    table = tmp_path / "train.tsv"
+    table.write_text(f"text\tlabel\n{short}\ta\n{long}\tb\n" * 4)
+    for length, model in (("32", run), ("16", exported)):
+        _, output = finetune("classification", model, table, table, tmp_path / f"tuned-{length}",
+                             "--max_length", length, "--epochs", "1")
+        assert ("max_length: found 32, more than the 16 tokens" in output) == (length == "32")
+
+
+def test_json_of_results_has_no_nan():
+    with pytest.raises(UserError, match="a number that is not finite"):
+        encoded({"score": [0.5, float("nan")]})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    base = tmp_path_factory.mktemp("trained")
+    train(make_shards(base / "data"), base / "run", "--train.max_steps", "2", "--evaluation.every_steps", "2")
+    return base / "run"
+
+
+def test_a_card_says_what_the_model_is_from(trained, tmp_path):
+    assert main(["export", str(trained), "--output", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    head = yaml.safe_load(card.split("---")[1])
+    assert head == {"library_name": "transformers", "pipeline_tag": "fill-mask",
+                    "tags": ["cloze", "sentence-transformers"]}
+    for value in json.loads((trained / "data.json").read_text()).values():
+        assert f"`{value}`" in card
+    validation = [line for line in read_metrics(trained) if "validation/loss" in line][-1]["validation/loss"]
+    assert f"| step 2 | loss | {validation:.4f} |" in card
+    recipe = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+    assert recipe["train"]["max_steps"] == 2 and recipe["model"] == asdict(model_config(trained))
+    assert str(tmp_path) not in card and str(trained.parent) not in card
+    software = json.loads((trained / "software.json").read_text())
+    assert software["torch"] == importlib.metadata.version("torch")
+    assert software["commit"] is None or f"`{software['commit']}`" in card
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_another_number_format(tmp_path, name):
+    folder = save_model(tmp_path / "model")
+    assert main(["export", str(folder), "--dtype", name, "--output", str(tmp_path / name)]) == 0
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[name]
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / name / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor.to(kind), after[key]) for key, tensor in before.items())
+    theirs, said = AutoModel.from_pretrained(tmp_path / name, output_loading_info=True)
+    assert theirs.dtype == kind and not said["missing_keys"]
+    text = "the cat sat on the mat"
+    ours = (Predictor.from_folder(path).embed([text])[0] for path in (folder, tmp_path / name))
+    np.testing.assert_allclose(*ours, atol=0.1)
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.embeddings.word_embeddings.weight"][0, 0] = 1e6  # more than fp16 holds
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert main(["export", str(folder), "--dtype", "fp16", "--output", str(tmp_path / "large")]) == 2
+    assert not (tmp_path / "large").exists()
+
+
+def test_sentence_transformers_makes_the_same_vectors(tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    folder = save_model(tmp_path / "model")
+    assert main(["export", str(folder)]) == 0
+    texts = ["the cat sat on the mat", "the sky is blue", "a film"]
+    theirs = library.SentenceTransformer(str(tmp_path / "model-hf"), device="cpu")
+    assert theirs.max_seq_length == POSITIONS
+    np.testing.assert_allclose(theirs.encode(texts), Predictor.from_folder(folder).embed(texts), atol=1e-5)
+
+
+def test_a_classifier_is_no_encoder_of_sentences(tmp_path):
+    folder = save_model(tmp_path / "model", "BertForSequenceClassification")
+    assert main(["export", str(folder)]) == 0
+    assert not (tmp_path / "model-hf" / "modules.json").exists()
+    assert "AutoModelForSequenceClassification" in (tmp_path / "model-hf" / "README.md").read_text()
+
+
+def test_an_export_removes_no_folder_of_anothers(tmp_path):
+    source, neighbour = save_model(tmp_path / "model.tmp", "BertForMaskedLM"), tmp_path / "out.tmp"
+    neighbour.mkdir()
+    (neighbour / "notes.txt").write_text("mine")
+    for output in ("model", "out"):
+        assert main(["export", str(source), "--output", str(tmp_path / output)]) == 0
+    assert (source / "config.json").exists() and (neighbour / "notes.txt").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"model.tmp", "out.tmp", "model", "out"}
+
+
+def test_a_card_names_no_folder_of_options_that_are_not_ours():
+    assert _without_paths({"teacher": "/home/me/teacher", "soft": 5.0, "more": ["a/b", "word"]}) == {
+        "teacher": None, "soft": 5.0, "more": [None, "word"]}

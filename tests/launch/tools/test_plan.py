@@ -1,0 +1,229 @@
+"""`cloze plan`: what it prints and writes, data sheets by the names of devices, and how near it comes to a run."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from cloze.launch import cli
+from cloze.launch.config import EmaConfig, PretrainConfig, TrainConfig, ZeroConfig
+from cloze.launch.pretrain.objectives.table import make_objective
+from cloze.launch.pretrain.probing import SPARE_SHARE
+from cloze.launch.pretrained.loading import load_model
+from cloze.launch.system import devices
+from cloze.launch.system.environment import child_variables
+from cloze.launch.tools import plan
+from cloze.launch.tools.planning.config import PlanConfig
+from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, _micro_trace
+from cloze.launch.tools.planning.machines import find_machine
+from cloze.model.config import BertConfig
+from cloze.pipeline.errors import UserError
+from tests.launching import ROOT
+from tests.synthetic import make_shards
+
+SMALL = BertConfig(vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
+                   hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def test_this_machine_is_what_doctor_has_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="plan.device: found no measurement of CPU, expected one; run `cloze doctor`"):
+        find_machine("cpu")
+    cpu, threads = torch.device("cpu"), torch.get_num_threads()
+    devices.keep_measured(cpu, {torch.bfloat16: 4e11, torch.float32: 1e11})
+    devices.keep_measured_memory(cpu, (3e10, 2e9))
+    devices.keep_measured_memory(cpu, (1e10, 1e9))  # a busy machine's: the best ones stay
+    found = find_machine("cpu")
+    assert (found.flops, found.bandwidth, found.elements) == (4e11, 3e10, 2e9) and found.memory_bytes > 1e9
+    assert find_machine("cpu", torch.float32).flops == 1e11
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    with pytest.raises(UserError, match="found no measurement"):
+        find_machine("cpu")  # of so many threads
+
+
+def test_a_slice_has_its_share_of_the_peak(monkeypatch):
+    """Seven slices of a H100 have 16 of its 132 processors each."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("", (), {"multi_processor_count": 16}))
+    assert devices.data_sheet_flops(torch.device("cuda")) == pytest.approx(989e12 * 16 / 132)
+
+
+def test_a_faster_stage_is_named_with_its_micro_batch():
+    stages = {0: {"tokens_per_second": 100.0, "micro_batch_size": 8},
+              1: {"tokens_per_second": 118.0, "micro_batch_size": 16}}
+    said = plan._advice(0, {"stages": stages, "fastest_stage": 1})
+    assert said == "faster: --zero.stage 1 --train.micro_batch_size 16: 18% more tokens/s than stage 0"
+    stages[1]["tokens_per_second"] = 104.0  # no more than the estimate may be wrong by
+    assert plan._advice(0, {"stages": stages, "fastest_stage": 1}) is None
+    assert plan._advice(1, {"stages": stages, "fastest_stage": 1}) is None
+    stages[0] = {"fits": False}
+    assert plan._advice(0, {"stages": stages, "fastest_stage": 1}) == "fits: --zero.stage 1, unlike stage 0"
+
+
+def test_what_limits_the_micro_batch_is_named():
+    config = PlanConfig(gpus=8, model=SMALL, train=TrainConfig(global_batch_size=64, sequence_length=128))
+    estimator = Estimator(config, Lengths.of_procedure(128, 0.1, 0.15), Cluster(find_machine("a10"), 8, 8, 1e9))
+    assert "each of 8 devices 8 sequences" in plan._limited_by_batch(config, estimator, {"largest_micro_batch_size": 8})
+    assert plan._limited_by_batch(config, estimator, {"largest_micro_batch_size": 4}) is None, "by memory"
+    least = replace(config.train, memory_limit_gib=estimator.memory(0, 8).total / 2**30 / (1 - SPARE_SHARE) + 1e-6)
+    full = replace(estimator, config=replace(config, train=least))
+    assert plan._limited_by_batch(config, full, {"largest_micro_batch_size": 8}) is None, "by both"
+
+
+def run_plan(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "cloze", "plan", *arguments], cwd=ROOT, env=child_variables(),
+                          capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_prints_and_writes_its_figures(tmp_path):
+    data = make_shards(tmp_path / "data")
+    path = tmp_path / "plan.json"
+    done = run_plan("--config", "tiny", "--data", str(data), "--device", "a100-80gb", "--gpus", "8",
+                    "--train.micro_batch_size", "auto", "--price_per_hour", "2", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "limited by the batch, not by memory: it gives each of 8 devices 8 sequences" in done.stdout
+    figures = json.loads(path.read_text())
+    assert figures["fits"] is True and figures["estimate"] is True and figures["micro_batch_size"] == 8
+    assert figures["memory_bytes"] == sum(figures["memory_by_kind"].values()) < figures["device_memory_bytes"]
+    assert figures["hours"] == pytest.approx(200 * figures["step_seconds"] / 3600)
+    assert figures["cost"] == pytest.approx(16 * figures["hours"])
+    assert 0 < figures["communication_share"] < 1 and figures["fastest_stage"] in range(4)
+    assert 0 < figures["mfu"] < 1 and set(figures["stages"]) == {"0", "1", "2", "3"}
+    printed = " ".join(done.stdout.split())
+    assert "an estimate, nothing was run" in printed and "assumed:" in printed and "64 = 8 micro x 1" in printed
+    assert "masked tokens alone" not in printed
+
+
+def test_a_moving_average_takes_four_bytes_a_parameter_divided_as_states_are():
+    made = []
+    for decay in (None, 0.999):
+        config = PretrainConfig(data="", output="", model=SMALL, ema=EmaConfig(decay),
+                                train=TrainConfig(global_batch_size=8, micro_batch_size=1))
+        made.append(Estimator(config, Lengths.of_procedure(128, 0.1, 0.15), Cluster(find_machine("a10"), 8, 8, 1e9)))
+    count = made[0].parameters
+    for stage, share in ((0, 1), (2, 8)):
+        without, with_it = (each.memory(stage, 1).total for each in made)
+        assert with_it - without == pytest.approx(4 * count / share, rel=1e-3)
+        assert made[1].checkpoint_bytes(stage) - made[0].checkpoint_bytes(stage) == 4 * count
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """Four layers of SMALL's width, with no tokenizer of any shards: a plan without data asks for none."""
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    transformers.BertForMaskedLM(transformers.BertConfig(
+        vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
+    )).save_pretrained(folder)
+    for path in (make_shards(folder.parent / "shards") / "tokenizer").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return str(folder)
+
+
+def planned(objective: str, stage: int = 0, **options) -> Estimator:
+    model = replace(SMALL, num_hidden_layers=2, embedding_size=SMALL.hidden_size, pooler=False)
+    config = PretrainConfig("", "", model=model, objective=objective, objective_options=options,
+                            zero=ZeroConfig(stage), train=TrainConfig(global_batch_size=64, micro_batch_size=8))
+    return Estimator(config, Lengths.of_procedure(128, 0.0, 0.15), Cluster(find_machine("a10"), 1, 1, 1e9))
+
+
+def test_objectives_are_planned_with_their_own_models(teacher):
+    """Products are those that the objective counts, but for what nobody reads of a last layer, and, of ELECTRA, the
+    scores that tokens are drawn from; a generator's weights are trained, a teacher's lie there."""
+    def encoder(layers: int, width: int) -> float:
+        return 6.0 * layers * 12 * width**2 + 12.0 * layers * width * 128
+
+    masked, scores = planned("masked"), 0.15 * 6.0 * 256 * 8192
+    for objective, options, more in (  # FLOPs a token
+        ("span_boundary", {}, scores + 0.15 * 6.0 * 4 * 256**2),
+        ("replaced_tokens", {"generator_size": 0.5},
+         encoder(2, 128) + 6.0 * 256 * (128 + 257) - 0.15 * 6.0 * 256 * 128),
+        ("distillation", {"teacher": teacher}, (encoder(4, 256) + scores + 0.15 * 6.0 * 256**2) / 3),
+    ):
+        found = planned(objective, **options)
+        step, plain = (each.step(0, 8) for each in (found, masked))
+        assert step.flops - plain.flops == pytest.approx(more * step.tokens, rel=1e-3), objective
+        counted = sum(each.flops for each in _micro_trace(found.run(0), found.lengths.typical(8)).kernels)
+        assert counted == pytest.approx(step.flops / 8, rel=0.15), objective
+        assert step.micro.device_seconds > plain.micro.device_seconds, objective
+        assert step.memory.activations > plain.memory.activations, objective
+        trained = make_objective(found.config).build_model()
+        assert found.parameters == sum(each.numel() for each in trained.parameters()), objective
+    frozen, one = load_model(teacher).model, planned("distillation", teacher=teacher)
+    count = sum(each.numel() for each in frozen.parameters())
+    for stage, width in ((0, 4), (1, 2)):  # whole at any stage, in the dtype of the student's weights
+        assert one.memory(stage, 8).weights - masked.memory(stage, 8).weights == width * count, stage
+    halved = _micro_trace(one.run(1), one.lengths.largest(8))
+    assert not any(each.name == "_to_copy" and each.bytes > 1e7 for each in halved.kernels), "no weights are cast"
+
+
+def test_the_command_plans_an_objective(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    arguments = ["plan", "--config", "electra-small", "--model.num_hidden_layers", "1", "--device", "a10", "--json",
+                 str(path)]
+    assert cli.main([*arguments, "--train.micro_batch_size", "32"]) == 0
+    shared = 128 * 30522  # by discriminator and generator, which has a bias for each token
+    assert shared + 30522 < json.loads(path.read_text())["parameters"] < 2 * shared
+    assert "masked tokens alone" not in capsys.readouterr().out
+    assert cli.main([*arguments, "--model.pooler", "true"]) == 2
+    assert "with objective replaced_tokens, expected a width that both models share" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--device", "h100"], "plan: found neither data nor train.sequence_length"),
+    (["--device", "h1000"], "plan.device: found 'h1000'"),
+    (["--device", "h100", "--gpus", "48", "--train.sequence_length", "128"],
+     "train.global_batch_size: found 256, expected a multiple of the 48 processes"),
+    (["--device", "h100", "--gpus", "1024", "--train.sequence_length", "128"],
+     "train.global_batch_size: found 256, expected a multiple of the 1024 processes"),
+    (["--device", "t4", "--train.sequence_length", "512", "--train.micro_batch_size", "auto",
+      "--model.hidden_size", "16384", "--model.num_attention_heads", "64", "--model.num_hidden_layers", "4"],
+     "needed for one sequence at zero.stage 0"),
+    (["--gpus", "0"], "plan.gpus: found 0"),
+])
+def test_what_cannot_be_planned_ends_in_one_line(arguments, said, capsys):
+    assert cli.main(["plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_sequence_may_be_one_token_long(tmp_path):
+    figures = tmp_path / "plan.json"
+    assert cli.main(["plan", "--config", "tiny", "--device", "h100", "--train.sequence_length", "1", "--short_share",
+                     "1", "--train.micro_batch_size", "auto", "--json", str(figures)]) == 0
+    found = json.loads(figures.read_text())
+    assert found["fits"] and all(map(math.isfinite, (found["step_seconds"], found["hours"], found["mfu"])))
+
+
+def test_the_largest_micro_batch_is_the_last_that_fits():
+    train = TrainConfig(global_batch_size=4096, micro_batch_size="auto", memory_limit_gib=6.0)
+    config = PretrainConfig("", "", model=BertConfig(vocab_size=30522, num_hidden_layers=4), train=train)
+    estimator = Estimator(config, Lengths.of_procedure(128, 0.1, 0.15), Cluster(find_machine("a10"), 1, 1, 1e9))
+    size = estimator.largest_micro_batch(0)
+    assert size in (128, 256, 512) and estimator.fits(estimator.memory(0, size))
+    assert not estimator.fits(estimator.memory(0, 2 * size))
+
+
+@pytest.mark.parametrize(("shape", "count", "longest", "dropout", "objective"), [
+    ("small", 64, 128, 0.0, "masked"),
+    pytest.param("base", 16, 128, 0.0, "masked", marks=pytest.mark.slow),
+    pytest.param("small", 64, 128, 0.1, "masked", marks=pytest.mark.slow),
+    pytest.param("small", 16, 512, 0.0, "masked", marks=pytest.mark.slow),
+    pytest.param("small", 64, 128, 0.0, "replaced_tokens", marks=pytest.mark.slow),
+    pytest.param("small", 64, 128, 0.0, "span_boundary", marks=pytest.mark.slow),
+])
+def test_the_estimate_of_a_step_on_this_cpu_comes_true(shape, count, longest, dropout, objective):
+    """Within a quarter, in time and in memory, of what is measured in the same process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.launch.tools.plan_on_cpu",
+         shape, str(count), str(longest), str(dropout), objective],
+        cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu"), capture_output=True, text=True,
+        timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["estimated_seconds"] == pytest.approx(found["seconds"], rel=0.25)
+    assert found["estimated_bytes"] == pytest.approx(found["bytes"], rel=0.25)

@@ -1,0 +1,442 @@
+"""Kills, lost workers, full disks, other people's folders: clear words, and the same bytes afterwards."""
+
+import errno
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cloze.launch.run.runs import LOCK, in_use, locked
+from cloze.pipeline.config import SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.jobs.sources import hash_piece, read_small
+from cloze.pipeline.jobs.tokenize_stage import tokenize
+from cloze.pipeline.progress import Silent
+from cloze.pipeline.shards.manifest import Manifest
+from tests.pipeline import corpus
+
+pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
+
+# A script as a user would write one: only a real process can be killed.
+SCRIPT = """
+import sys
+from pathlib import Path
+from cloze.pipeline import readers
+from cloze.pipeline.jobs.prepare import prepare
+from tests.pipeline import corpus
+if __name__ == "__main__":
+    readers._GROUP_BYTES = 1  # a task for each file
+    folder = Path(sys.argv[1])
+    prepare(corpus.config(folder, [folder / "in"], output=str(folder / sys.argv[2]), workers=int(sys.argv[3])))
+"""
+
+
+def start(folder, name: str, workers: int) -> subprocess.Popen:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder), name, str(workers)], cwd=root, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )
+
+
+def wait_for_a_task(process: subprocess.Popen, work: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not corpus.count(work, "task-*.json"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def marks(paths: list[Path]) -> dict[Path, tuple[int, int]]:
+    """What tells a file from another one of the same name and bytes that is written later."""
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
+
+
+def complete(data: Path) -> list[Path]:
+    """The reports of an interrupted run, and the shards that these name."""
+    reports = list((data / ".work").glob("[!.]*-*.json"))
+    contents = [json.loads(path.read_text().splitlines()[1]) for path in reports]
+    return reports + [data / shard["file"] for content in contents for shard in content.get("shards", [])]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kill_at_any_moment_and_run_again(folder, undisturbed, workers):
+    """Killed when so and so many files exist, again and again, until it is through: the bytes are the same, and what
+    was complete is not made again."""
+    name = f"killed-{workers}"
+    work = folder / name / ".work"
+    interrupted, kept = 0, {}
+    for wanted in (3, 8, 14, 20):
+        process = start(folder, name, workers)
+        while process.poll() is None:
+            if corpus.count(work) >= wanted:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.001)
+        process.wait()
+        interrupted += process.returncode != 0
+        assert (folder / name / "manifest.json").is_file() == (process.returncode == 0)
+        assert kept.items() <= marks(complete(folder / name)).items() or process.returncode == 0
+        kept |= marks(complete(folder / name))
+    assert interrupted >= 2 and kept
+    assert start(folder, name, workers).wait() == 0
+    shards = {path: mark for path, mark in kept.items() if path.suffix == ".arrow"}
+    assert marks(list(shards)) == shards
+    assert corpus.contents(folder / name) == undisturbed
+
+
+def test_workers_end_with_a_killed_parent(folder, undisturbed):
+    """Only the parent is killed: nothing tells the others but its absence."""
+    process = start(folder, "parent", 3)
+    wait_for_a_task(process, folder / "parent/.work")
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)  # raises when the last of the group has gone
+            time.sleep(0.01)
+    assert start(folder, "parent", 3).wait() == 0
+    assert corpus.contents(folder / "parent") == undisturbed
+
+
+def test_a_killed_worker_ends_the_job_with_one_line(folder, undisturbed, monkeypatch):
+    config = corpus.config(folder, [folder / "in"], output=str(folder / "worker"), workers=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare.tokenize", _die)
+        with pytest.raises(UserError, match="a worker process died.*run the same command again"):
+            prepare(config)
+    prepare(config)
+    assert corpus.contents(folder / "worker") == undisturbed
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_without_memory_ends_the_job_with_one_line(folder, tmp_path, monkeypatch, workers):
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"), workers=workers)
+    monkeypatch.setattr("cloze.pipeline.jobs.prepare.build", _exhaust)
+    with pytest.raises(UserError, match="too little memory.*fewer --workers"):
+        prepare(config)
+    assert not (tmp_path / "data/manifest.json").exists()
+
+
+def _exhaust(task):
+    raise MemoryError
+
+
+def _die(task):
+    """Kill the process that runs this, unless it is the parent, which works too."""
+    if multiprocessing.parent_process():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tokenize(task)
+
+
+def test_a_complete_run_is_not_repeated_and_another_is_refused(folder, undisturbed):
+    before = (folder / "undisturbed/manifest.json").stat().st_mtime_ns
+    config = corpus.config(folder, [folder / "in"], output=str(folder / "undisturbed"))
+    assert prepare(config).hash == Manifest.load(folder / "undisturbed").hash
+    assert (folder / "undisturbed/manifest.json").stat().st_mtime_ns == before
+    other = corpus.config(folder, [folder / "in"], output=str(folder / "undisturbed"), seed=7)
+    with pytest.raises(UserError, match="preparation.seed.*42, now 7"):
+        prepare(other)
+    with pytest.raises(UserError, match="sources"):
+        prepare(corpus.config(folder, [folder / "in/part-0.jsonl.gz"], output=str(folder / "undisturbed")))
+
+
+def test_an_interrupted_run_of_another_command_is_refused(folder, monkeypatch):
+    process = start(folder, "mixed", 1)
+    wait_for_a_task(process, folder / "mixed/.work")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    with pytest.raises(UserError, match="interrupted run with another preparation.seed"):
+        prepare(corpus.config(folder, [folder / "in"], output=str(folder / "mixed"), seed=9))
+    monkeypatch.setattr(np, "__version__", "1.0")  # other versions may give other bytes
+    with pytest.raises(UserError, match=r"another library versions.numpy \(.*, now '1.0'\)"):
+        prepare(corpus.config(folder, [folder / "in"], output=str(folder / "mixed")))
+
+
+def test_a_folder_with_other_files_is_refused(folder, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match="other files"):
+        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_processes_on_one_folder(folder, tmp_path):
+    import fcntl
+
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    (tmp_path / "data/.work").mkdir(parents=True)
+    with open(tmp_path / "data/.work/lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process"):
+            prepare(config)
+    prepare(config)
+
+
+def test_a_file_system_without_locks_is_named(folder, tmp_path, monkeypatch):
+    """Lustre without -o flock, and NFS, which locks only what is open for writing."""
+
+    def refuse(file, _):
+        assert file.writable()
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    (tmp_path / LOCK).touch()
+    for start in (
+        lambda: prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))),
+        lambda: locked(tmp_path).__enter__(),
+        lambda: in_use(tmp_path),
+    ):
+        with pytest.raises(UserError, match="lock: can't be locked .*, expected a file system with flock; choose"):
+            start()
+
+
+def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturbed, tmp_path, monkeypatch):
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare.remove_tree",
+                      lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    assert (tmp_path / "data/.work").is_dir() and (tmp_path / "data/manifest.json").is_file()
+    prepare(config)
+    assert corpus.contents(tmp_path / "data") == undisturbed
+
+
+def test_an_orphan_that_writes_while_the_work_is_removed_ends_nothing(folder, undisturbed, tmp_path, monkeypatch):
+    """As a task on a cluster does whose command was killed, while the next one completes the job."""
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    work, remove, notes = tmp_path / "data/.work", os.rmdir, []
+
+    def remove_too_late(path, **where):
+        if Path(path).name == ".work":
+            (work / "task-000000.json").write_text("{}")
+        remove(path, **where)
+
+    progress = Silent()
+    progress.note = notes.append
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rmdir", remove_too_late)
+        prepare(config, progress)
+    assert work.is_dir() and f"{work} could not be removed" in notes[-1]
+    prepare(config)
+    assert corpus.contents(tmp_path / "data") == undisturbed and not work.exists()
+
+
+@pytest.mark.parametrize(("place", "stage", "block"), [
+    ("prepare", tokenize, 1 << 20), ("tokenize_stage", read_small, 1 << 20), ("tokenize_stage", hash_piece, 1000)])
+def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, place, stage, block):
+    """Before its task begins or it is read, or after it has been read, before it has been hashed."""
+    monkeypatch.setattr("cloze.pipeline.readers.files.BLOCK_BYTES", block)
+    inputs = tmp_path / "in"
+    for number in range(3):
+        corpus.write_jsonl(inputs / f"{number}.jsonl", corpus.documents(20 - number, seed=number))
+    config = corpus.config(tmp_path, [inputs])
+    content = (inputs / "2.jsonl").read_bytes()
+    status = os.stat(inputs / "2.jsonl")
+
+    def vanish(*arguments):
+        (inputs / "2.jsonl").unlink(missing_ok=True)
+        return stage(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"cloze.pipeline.jobs.{place}.{stage.__name__}", vanish)
+        with pytest.raises(UserError, match=r"2\.jsonl: not found"):
+            prepare(config)
+    assert not (tmp_path / "data/manifest.json").exists()
+    (inputs / "2.jsonl").write_bytes(content)
+    os.utime(inputs / "2.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert prepare(config).counts["documents"] == 20 + 19 + 18
+
+
+def test_a_saved_data_set_that_changes_is_named(tmp_path, monkeypatch):
+    """Rewritten with as many bytes: before an interrupted run goes on, and after it is complete."""
+    datasets = pytest.importorskip("datasets")
+    texts = corpus.documents(30)
+    source = SourceConfig(format="dataset")
+    config = corpus.config(tmp_path, [tmp_path / "saved"], source=source)
+
+    def save(texts: list[str]) -> None:
+        shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+        datasets.Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "saved")
+
+    save(texts)
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare.build", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    save(texts[::-1])
+    with pytest.raises(UserError, match="interrupted run with another times of change"):
+        prepare(config)
+    shutil.rmtree(tmp_path / "data")
+    manifest = prepare(config)
+    assert len(manifest.sources[0]["sha256"]) == 64
+    save(texts[::-1])  # the same again: only its times are others
+    assert prepare(config).hash == manifest.hash
+    save(texts)
+    with pytest.raises(UserError, match="saved, which has changed since"):
+        prepare(config)
+
+
+def longer(path: Path) -> None:
+    with open(path, "a") as file:
+        file.write('{"id": "new", "text": "More."}\n')
+
+
+def shorter(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def another(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+@pytest.mark.parametrize("change", [longer, shorter, another])
+@pytest.mark.parametrize(("stage", "block"), [(read_small, 1 << 20), (hash_piece, 1000)])
+def test_an_input_that_changes_is_named(tmp_path, monkeypatch, stage, block, change):
+    """Before it is read, or after it has been read, before it has been hashed."""
+    monkeypatch.setattr("cloze.pipeline.readers.files.BLOCK_BYTES", block)
+    path = corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(20))
+    config = corpus.config(tmp_path, [path])
+
+    def changing(*arguments):
+        change(path)
+        return stage(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"cloze.pipeline.jobs.tokenize_stage.{stage.__name__}", changing)
+        with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read"):
+            prepare(config)
+    with pytest.raises(UserError, match="interrupted run with another"):
+        prepare(config)
+
+
+def test_a_small_file_is_opened_once_to_plan_and_once_to_read_and_hash_it(tmp_path, monkeypatch):
+    for number in range(5):
+        corpus.write_jsonl(tmp_path / f"in/{number}.jsonl", corpus.documents(5, seed=number))
+    opened, of_system = [], os.open
+    config = corpus.config(tmp_path, [tmp_path / "in"])
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare.estimate", lambda *_: None)  # which reads the first megabyte
+        patch.setattr("cloze.pipeline.readers.compression.open_raw", lambda path: opened.append(str(path)))
+        patch.setattr(os, "open", lambda path, *how, **more: opened.append(str(path)) or of_system(path, *how, **more))
+        manifest = prepare(config)
+    files = [str(tmp_path / f"in/{number}.jsonl") for number in range(5)]
+    assert sorted(path for path in opened if path.endswith(".jsonl")) == sorted(files * 2)
+    assert [source["sha256"] for source in manifest.sources] == [
+        hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
+
+
+@pytest.mark.parametrize("segment", [4 << 20, 3000])
+def test_an_input_rewritten_with_the_same_size_is_not_complete_already(tmp_path, monkeypatch, segment):
+    """Read by one task, or by several, so that its hash is one of pieces."""
+    monkeypatch.setattr("cloze.pipeline.readers._SEGMENT_BYTES", (segment, segment))
+    texts = corpus.documents(20)
+    path = corpus.write_jsonl(tmp_path / "in/a.jsonl", texts)
+    config = corpus.config(tmp_path, [path])
+    prepare(config)
+    corpus.write_jsonl(path, texts)
+    prepare(config)  # younger, and the same
+    corpus.write_jsonl(path, texts[::-1])
+    for changed in (None, (0, 0)):  # now, and long ago, as of a copy that keeps its time
+        os.utime(path, changed)
+        with pytest.raises(UserError, match=r"prepared from other content of .*a\.jsonl"):
+            prepare(config)
+
+
+@pytest.mark.parametrize(("number", "message"), [(errno.EROFS, "read-only"), (errno.EACCES, "permission denied")])
+def test_a_folder_that_may_not_be_written(folder, tmp_path, monkeypatch, number, message):
+    """Simulated: the superuser, as whom tests may run, may write anywhere."""
+
+    def refuse(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(UserError, match=message):
+        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "data")))
+
+
+def test_a_file_in_the_way_of_the_output(folder, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="file"):
+        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "file" / "data")))
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from cloze.pipeline import readers
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from tests.pipeline import corpus
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+readers._GROUP_BYTES = 1  # a task for each file
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+folder = Path(sys.argv[1])
+try:
+    prepare(corpus.config(folder, [folder / "in"], output=str(folder / "full")))
+except UserError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize("limit", [20_000, 60_000])
+def test_a_failing_write_ends_in_one_line_and_a_rerun_finishes(folder, undisturbed, limit):
+    """A limit on the size of files stands for the full disk: writes fail in the middle, in stage 1 or 2."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(folder), str(limit)], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert len(done.stdout.strip().splitlines()) == 1 and "run the same command again" in done.stdout
+    assert not (folder / "full/manifest.json").exists()
+    assert not list((folder / "full").rglob(".tmp-*"))
+    if limit == 60_000:
+        prepare(corpus.config(folder, [folder / "in"], output=str(folder / "full")))
+        assert corpus.contents(folder / "full") == undisturbed
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+@pytest.mark.parametrize("size", ["300k", "900k"])
+def test_a_full_disk_ends_in_one_line_and_a_rerun_finishes(folder, undisturbed, tmp_path, monkeypatch, size):
+    """Full in stage 1 or 2, by what others write: an estimate has found room enough."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this machine refuses to mount a tmpfs: " + mounted.stderr.decode().strip())
+    monkeypatch.setattr("cloze.pipeline.jobs.prepare.check_disk", lambda *_: None)
+    config = corpus.config(folder, [folder / "in"], output=str(disk / "data"))
+    try:
+        with pytest.raises(UserError, match=f"{disk}/data/.*: the disk is full; free space or choose another --output"):
+            prepare(config)
+        assert (corpus.count(disk / "data/.work", "task-*.json") == 5) == (size == "900k")
+        assert not (disk / "data/manifest.json").exists() and not list(disk.rglob(".tmp-*"))
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        prepare(config)
+        assert corpus.contents(disk / "data") == undisturbed
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_worker_that_outlives_a_run_does_not_keep_its_tokenizer(tmp_path):
+    """The same output folder, prepared again with another tokenizer, in the same process."""
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(40))
+    config = corpus.config(tmp_path, [path])
+    prepare(config)
+    shutil.rmtree(tmp_path / "data")
+    corpus.tokenizer(lowercase=False).save(tmp_path / "cased")
+    prepare(corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "cased")))
+    alone = corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "cased"), output=str(tmp_path / "alone"))
+    prepare(alone)
+    assert corpus.contents(tmp_path / "alone") == corpus.contents(tmp_path / "data")

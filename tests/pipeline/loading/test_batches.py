@@ -1,0 +1,389 @@
+"""Batches: the same samples for any number of ranks, each once an epoch, from any position."""
+
+import dataclasses
+import inspect
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloze.pipeline.config import MaskingConfig, SamplesConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.loading import batches
+from cloze.pipeline.loading.batches import BatchPhases, BatchStream, BatchWarmup, deal, evaluation_batches
+from cloze.pipeline.loading.streams import RunMasking, SampleStreams
+from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
+from cloze.pipeline.shards import shards
+from cloze.pipeline.shards.shards import ShardReader
+from tests.pipeline import corpus
+from tests.pipeline.loading.plain_order import positions
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_units():
+    """So that small data has many blocks and is read in many parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "BLOCK_TOKENS", 256)
+        patch.setattr(batches, "_TOKENS_READ", 2048)
+        patch.setattr(batches, "_TOKENS_OF_STREAM", 64)
+        patch.setattr(batches, "_TOKENS_COLLATED", 4096)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("batches")
+    corpus.write_jsonl(folder / "in" / "a.jsonl", corpus.documents(80))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    prepare(corpus.config(folder, [folder / "in"]))
+    return folder / "data"
+
+
+def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0, streams=24, warmup=None, rate=None):
+    stream = BatchStream(ShardReader(data), global_batch_size=size, micro_batch_size=micro, rank=rank,
+                         world_size=world_size, streams=streams, seed=seed, samples_consumed=start, warmup=warmup,
+                         masking=RunMasking(rate=rate))
+    try:
+        return [next(stream) for _ in range(count)]
+    finally:
+        stream.close()
+
+
+def parts_of(data, count, world_size, **options):
+    """The batches of all ranks, each a list over ranks."""
+    return list(zip(*(take(data, count, rank, world_size, **options) for rank in range(world_size)), strict=True))
+
+
+def together(parts) -> np.ndarray:
+    """The samples of a global batch, sorted."""
+    return np.sort(np.concatenate([part.indices for part in parts]))
+
+
+def sequences(batch) -> list[tuple]:
+    offsets = batch["sequence_offsets"].tolist()
+    return [tuple(batch["input_ids"][a:b].tolist()) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+
+
+def test_the_samples_of_an_epoch_are_all_samples(data):
+    reader = ShardReader(data)
+    count = -(-2 * reader.num_samples // 24)
+    taken = parts_of(data, count, 3, streams=8, micro=2)
+    for epoch in range(2):
+        whole = [batch for batch in taken if batch[0].position >= epoch * reader.num_samples
+                 and batch[0].position + 24 <= (epoch + 1) * reader.num_samples]
+        assert len(whole) > 5
+        within = np.concatenate([together(parts) for parts in whole])
+        assert len(np.unique(within)) == len(within)
+
+
+@pytest.mark.parametrize("streams", [1, 8, 24])
+def test_the_order_is_a_function_of_blocks_lengths_streams_and_seed(data, streams):
+    reader = ShardReader(data)
+    lengths = reader.take(np.arange(reader.num_samples))[0].lengths
+    expected = positions(reader.block_sizes, lengths, reader.manifest.max_length, streams, 5, epochs=2)
+    count = len(expected) // 24
+    found = [batch.indices for batch in take(data, count, seed=5, streams=streams)]
+    assert all(
+        np.array_equal(np.sort(indices), np.sort(expected[24 * n : 24 * (n + 1)])) for n, indices in enumerate(found)
+    )
+
+
+@pytest.mark.parametrize(("world_size", "streams"), [(2, 1), (3, 6), (4, 6), (5, 60), (7, 60), (8, 6), (60, 60)])
+def test_the_union_of_ranks_is_the_global_batch(data, world_size, streams):
+    """Also where the world size does not divide the streams, which then are read by two ranks, and over epochs."""
+    size = math.lcm(60, world_size)
+    count = ShardReader(data).num_samples // size + 3
+    micro = next(m for m in (3, 2, 1) if size // world_size % m == 0)
+    whole = take(data, count, size=size, micro=micro, streams=streams)
+    for parts, alone in zip(parts_of(data, count, world_size, size=size, micro=micro, streams=streams), whole,
+                            strict=True):
+        assert np.array_equal(together(parts), np.sort(alone.indices))
+        assert all(len(part.indices) == size // world_size for part in parts)
+        for name in ("num_tokens", "num_masked", "num_pairs"):
+            assert sum(getattr(part, name) for part in parts) == getattr(alone, name)
+        assert all((part.position, part.epoch) == (alone.position, alone.epoch) for part in parts)
+
+
+@given(start=st.integers(0, 2000), seek=st.integers(0, 3), world_size=st.sampled_from([1, 3, 4, 8]),
+       streams=st.sampled_from([1, 8, 24]))
+@settings(max_examples=12, deadline=None)
+def test_a_resume_at_any_position_with_another_world_size_goes_on(data, start, seek, world_size, streams):
+    """`start` need not be where a batch of the run began: the streams then stand at different numbers."""
+    whole = take(data, seek + 1, start=start, streams=streams, micro=1)[seek]
+    (parts,) = parts_of(data, 1, world_size, start=start + 24 * seek, streams=streams, micro=1)
+    assert np.array_equal(together(parts), np.sort(whole.indices))
+
+
+def test_ranks_share_a_global_batch(data):
+    alone = take(data, 5)
+    for world_size in (2, 3):
+        for parts, whole in zip(parts_of(data, 5, world_size), alone, strict=True):
+            found = [s for part in parts for micro in part.micro_batches for s in sequences(micro)]
+            assert sorted(found) == sorted(s for micro in whole.micro_batches for s in sequences(micro))
+            assert all(len(part.micro_batches) == 24 // (4 * world_size) for part in parts)
+
+
+@pytest.mark.parametrize("masks", ["stored", "drawn"])
+def test_a_rank_reads_and_masks_its_own_share_alone(folder, data, masks, monkeypatch):
+    """Law 7: whatever the number of ranks, the blocks that each decodes and the samples that it masks are its share and
+    at most a stream's beside."""
+    if masks == "drawn":
+        data = dynamic(folder)
+    streams, epochs = 24, 3
+    samples = ShardReader(data).num_samples
+    decoded, drawn = [], []
+    decode, draw = ShardReader._decode, DynamicMasking.draw
+    monkeypatch.setattr(ShardReader, "_decode", lambda reader, block, *rest: (
+        decoded.append(int(reader.block_sizes[block])), decode(reader, block, *rest))[1])
+    monkeypatch.setattr(DynamicMasking, "draw", lambda self, some, *rest: (
+        drawn.append(len(some)), draw(self, some, *rest))[1])
+    count = epochs * samples // 24
+    costs = {}
+    for world_size in (1, 2, 8, 24):
+        ranks = []
+        for rank in range(0, world_size, max(1, world_size // 4)):
+            reader, position = SampleStreams(ShardReader(data), streams, 1), 0
+            own = range(rank * streams // world_size, (rank + 1) * streams // world_size)
+            decoded.clear(), drawn.clear()
+            for _ in range(count):
+                reader.read(own, position, 1)
+                position += 24
+            ranks.append((sum(decoded), sum(drawn)))
+        costs[world_size] = np.mean(ranks, axis=0) * world_size / (count * 24)
+    blocks = len(ShardReader(data).block_sizes) / streams  # of a stream and epoch: one more is on its cuts
+    assert blocks > 3
+    for cost, masked in costs.values():
+        assert cost <= 1.1 * (blocks + 1) / blocks + blocks * 24 / count / 24
+        assert masked == 0 if masks == "stored" else masked < 1.2
+    assert costs[24][0] <= 1.3 * costs[1][0]
+
+
+def test_lengths_at_a_micro_step_are_alike_over_ranks():
+    lengths = np.random.default_rng(0).integers(5, 100, 64)
+    rows = [deal(lengths, 4, rank, 4) for rank in range(4)]
+    for step in range(4):
+        found = np.concatenate([lengths[rows[rank][step]] for rank in range(4)])
+        assert found.max() <= np.sort(lengths)[16 * (step + 1) - 1] and found.min() >= np.sort(lengths)[16 * step]
+    assert np.array_equal(np.sort(np.concatenate([np.concatenate(r) for r in rows])), np.arange(64))
+
+
+def test_a_batch_that_grows_is_the_same_for_any_ranks_and_from_any_step(data):
+    warmup = BatchWarmup(initial=8, increment=8, samples=120)
+    options = {"size": 32, "streams": 8, "warmup": warmup}
+    alone = take(data, 12, **options)
+    sizes = [batch.num_samples for batch in alone]
+    assert sizes == sorted(sizes) and set(sizes) == {8, 16, 24, 32} and sizes[-1] == 32
+    assert [batch.position for batch in alone] == np.cumsum([0, *sizes[:-1]]).tolist()
+    assert [batch.num_samples // 4 for batch in alone] == [len(batch.micro_batches) for batch in alone]
+    assert all((batch.num_samples == 32) == (batch.position >= 120) for batch in alone)
+    for parts, whole in zip(parts_of(data, 12, 2, **options), alone, strict=True):
+        assert np.array_equal(together(parts), np.sort(whole.indices))
+        assert sum(part.num_tokens for part in parts) == whole.num_tokens
+    for number in (1, 3, 5):
+        again = take(data, 12 - number, **options, start=alone[number].position)
+        assert all(np.array_equal(a.indices, b.indices) for a, b in zip(alone[number:], again, strict=True))
+
+
+def test_batches_of_several_sizes_are_the_same_for_any_ranks_and_from_any_step(data):
+    """A size holds for the batches that begin before its end."""
+    options = {"size": 8, "streams": 8, "warmup": BatchPhases((32, 16), (50, 81))}
+    alone = take(data, 8, **options)
+    assert [batch.num_samples for batch in alone] == [32, 32, 16, 16, 8, 8, 8, 8]
+    assert [len(batch.micro_batches) for batch in alone] == [8, 8, 4, 4, 2, 2, 2, 2]
+    for parts, whole in zip(parts_of(data, 8, 2, **options), alone, strict=True):
+        assert np.array_equal(together(parts), np.sort(whole.indices))
+    for number in (1, 3, 5):
+        again = take(data, 8 - number, **options, start=alone[number].position)
+        assert all(np.array_equal(a.indices, b.indices) for a, b in zip(alone[number:], again, strict=True))
+    with pytest.raises(UserError, match="found 6, expected a multiple of micro_batch_size 4"):
+        take(data, 1, size=8, streams=2, warmup=BatchPhases((6,), (10,)))
+
+
+def test_every_size_on_the_way_must_divide(data):
+    with pytest.raises(UserError, match="found 6, expected a multiple of micro_batch_size 4"):
+        take(data, 1, size=32, streams=2, warmup=BatchWarmup(initial=8, increment=6, samples=10))
+
+
+def test_resuming_is_a_seek_across_epochs(data):
+    samples = ShardReader(data).num_samples
+    steps = 2 * samples // 24 + 3
+    straight = take(data, steps)
+    resumed = take(data, 4, start=24 * (steps - 4))
+    for first, again in zip(straight[-4:], resumed, strict=True):
+        assert (first.position, first.epoch) == (again.position, again.epoch)
+        assert np.array_equal(first.indices, again.indices)
+        for a, b in zip(first.micro_batches, again.micro_batches, strict=True):
+            assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
+    assert straight[-1].epoch == 2
+
+
+def epoch_of(stream, epoch, size):
+    """All samples of an epoch: indices, samples, masks."""
+    portion = stream.read(range(1), epoch * size, size)
+    return portion.indices, portion.samples, portion.masks
+
+
+def test_epochs_take_the_mask_sets_in_turn(data):
+    reader = ShardReader(data)
+    stream = SampleStreams(reader, 1, seed=1)
+    for epoch in range(4):
+        indices, _, masks = epoch_of(stream, epoch, reader.num_samples)
+        expected = reader.take(indices, mask_set=epoch % 3)[1]
+        assert np.array_equal(masks.positions, expected.positions) and np.array_equal(masks.ids, expected.ids)
+
+
+def test_a_micro_batch_is_what_the_shards_say(data):
+    reader = ShardReader(data)
+    (batch,) = take(data, 1)
+    samples, masks = reader.take(batch.indices, 0)
+    by_ids = {}
+    for number, ids in enumerate(corpus.rows(samples)):
+        low, high = masks.offsets[number], masks.offsets[number + 1]
+        masked = list(ids)
+        for position, replacement in zip(masks.positions[low:high], masks.ids[low:high], strict=True):
+            masked[position] = int(replacement)
+        by_ids[tuple(masked)] = (ids, masks.positions[low:high], number)
+    for micro in batch.micro_batches:
+        offsets = micro["sequence_offsets"].tolist()
+        assert micro["max_sequence_length"] == max(np.diff(offsets))
+        assert micro["labels"].dtype == torch.int64 and micro["sequence_offsets"].dtype == torch.int32
+        place = 0
+        for row, (low, high) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+            ids, positions, number = by_ids[tuple(micro["input_ids"][low:high].tolist())]
+            count = len(positions)
+            assert (micro["masked_positions"][place : place + count] - low).tolist() == positions.tolist()
+            assert micro["labels"][place : place + count].tolist() == [ids[p] for p in positions]
+            assert micro["position_ids"][low:high].tolist() == list(range(high - low))
+            start = int(samples.segment_b_start[number])
+            assert micro["token_type_ids"][low:high].tolist() == [0] * start + [1] * (high - low - start)
+            assert int(micro["next_sentence_label"][row]) == samples.next_sentence_label[number]
+            place += count
+        assert place == len(micro["labels"])
+
+
+def dynamic(folder):
+    """The same text with masks drawn at load time."""
+    output = str(folder / "dynamic")
+    prepare(corpus.config(folder, [folder / "in"], output=output, masking=MaskingConfig(mode="dynamic")))
+    return folder / "dynamic"
+
+
+def test_dynamic_masks_differ_by_epoch_and_not_by_ranks(folder):
+    data = dynamic(folder)
+    reader = ShardReader(data)
+    assert reader.manifest.mask_sets == 0
+    whole = take(data, 2)
+    for number, parts in enumerate(parts_of(data, 2, 2)):
+        found = [s for part in parts for micro in part.micro_batches for s in sequences(micro)]
+        assert sorted(found) == sorted(s for micro in whole[number].micro_batches for s in sequences(micro))
+    stream = SampleStreams(reader, 1, seed=1)
+    seen = []
+    for epoch in range(2):
+        indices, _, masks = epoch_of(stream, epoch, reader.num_samples)
+        bounds = zip(masks.offsets[:-1], masks.offsets[1:], strict=True)
+        seen.append({int(index): masks.positions[a:b].tolist() for index, (a, b) in zip(indices, bounds, strict=True)})
+    assert seen[0].keys() == seen[1].keys()
+    assert sum(seen[0][index] == seen[1][index] for index in seen[0]) < 0.2 * len(seen[0])
+
+
+def test_a_masking_rate_follows_the_position_for_any_ranks_and_from_any_batch(folder):
+    data = dynamic(folder)
+    changing = RateSchedule(0.5, 0.1, begin=24, end=24 * 6)
+    whole = take(data, 8, rate=changing)
+    for first, world_size in ((0, 2), (3, 3), (5, 1)):
+        for number, parts in enumerate(parts_of(data, 8 - first, world_size, start=24 * first, rate=changing)):
+            found = [s for part in parts for micro in part.micro_batches for s in sequences(micro)]
+            expected = [s for micro in whole[first + number].micro_batches for s in sequences(micro)]
+            assert sorted(found) == sorted(expected)
+    shares = [batch.num_masked / batch.num_tokens for batch in whole]
+    assert shares[0] == pytest.approx(0.5, abs=0.02) and shares[6:] == pytest.approx([0.1, 0.1], abs=0.02)
+    assert all(before > after for before, after in zip(shares[1:5], shares[2:6], strict=True))
+
+
+def test_epochs_cycle_through_pair_sets(folder):
+    config = corpus.config(folder, [folder / "in"], output=str(folder / "pairs"), mask_sets=2,
+                           samples=SamplesConfig(pair_sets=2))
+    manifest = prepare(config)
+    reader = ShardReader(config.output)
+    first, second = reader.epoch_sizes
+    assert first + second == reader.num_samples and {s.pair_set for s in manifest.splits["train"].shards} == {0, 1}
+    stream = SampleStreams(reader, 1, seed=1)
+    seen = []
+    for start, size in ((0, first), (first, second), (first + second, first)):
+        seen.append(np.sort(stream.read(range(1), start, size).indices))
+    assert np.array_equal(seen[0], np.arange(first)) and np.array_equal(seen[2], seen[0])
+    assert np.array_equal(seen[1], np.arange(first, first + second))
+
+
+@pytest.mark.parametrize(("world_size", "max_samples"), [(1, None), (2, None), (3, 10), (5, 3)])
+def test_evaluation_covers_every_sample_once_with_equal_steps(data, world_size, max_samples):
+    reader = ShardReader(data, "validation")
+    count = min(max_samples or reader.num_samples, reader.num_samples)
+    found = []
+    steps = math.ceil(count / (2 * world_size))
+    for rank in range(world_size):
+        found_batches = list(evaluation_batches(reader, micro_batch_size=2, rank=rank, world_size=world_size,
+                                          max_samples=max_samples))
+        assert len(found_batches) == steps
+        for batch in found_batches:
+            filler = bool((batch["labels"] == -100).all())
+            assert not filler or (batch["next_sentence_label"] == -100).all()
+            found += [] if filler else sequences(batch)
+    assert len(found) == count
+    samples, masks = reader.take(np.arange(count), 0)
+    assert sorted(map(len, found)) == sorted(samples.lengths.tolist())
+
+
+def test_a_failure_in_the_thread_reaches_the_consumer(data, tmp_path):
+    import shutil
+
+    shutil.copytree(data, tmp_path / "data")
+    for path in (tmp_path / "data" / "train").iterdir():
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        content[len(content) // 3] ^= 0xFF
+        path.write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        take(tmp_path / "data", 50)
+
+
+def test_refusals(data):
+    with pytest.raises(UserError, match="24.*multiple.*5.*1 = 5"):
+        take(data, 1, micro=5)
+    with pytest.raises(UserError, match="data_streams: found 16, expected a divisor of the global batch size 24"):
+        take(data, 1, streams=16)
+    with pytest.raises(UserError, match="rank: found 5 of 2 processes, expected 0 to 1"):
+        take(data, 1, rank=5, world_size=2)
+    for wrong in (dict(streams=0), dict(size=0), dict(micro=0), dict(world_size=0), dict(seed=-1), dict(start=-1)):
+        (name, value), = wrong.items()
+        name = {"size": "global_batch_size", "micro": "micro_batch_size", "start": "samples_consumed"}.get(name, name)
+        with pytest.raises(UserError, match=f"^{name}: found {value}, expected a whole number, at least [01]$"):
+            take(data, 1, **wrong)
+
+
+def test_padding_and_fields(data):
+    (batch,) = take(data, 1)
+    padding = 0
+    for micro in batch.micro_batches:
+        lengths = np.diff(micro["sequence_offsets"])
+        padding += int((lengths.max() - lengths).sum())
+    assert batch.num_padding == padding
+    assert {field.name for field in dataclasses.fields(batch)} >= {"num_tokens", "num_masked", "num_pairs"}
+
+
+def test_the_keys_are_parameters_of_forward():
+    bert = pytest.importorskip("cloze.model.bert")
+    from cloze.pipeline.loading.collate import collate
+
+    keys = {"input_ids", "token_type_ids", "position_ids", "sequence_offsets", "max_sequence_length",
+            "masked_positions", "labels", "next_sentence_label"}
+    assert keys <= set(inspect.signature(bert.BertForPreTraining.forward).parameters)
+    assert all(key in collate.__doc__ for key in keys)

@@ -1,0 +1,474 @@
+"""Readers: every document once, wherever a file is cut, however it is compressed."""
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloze.pipeline import readers
+from cloze.pipeline.config import PrepareConfig, SourceConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers import columns, files, lines
+from tests.pipeline import corpus
+
+
+def read(inputs, **source) -> list:
+    config = PrepareConfig(input=[str(path) for path in inputs], source=SourceConfig(**source))
+    _, tasks = readers.plan(config)
+    return [document for task in tasks for document in readers.read(task)]
+
+
+def texts(inputs, **source) -> list[str]:
+    return [document.text.decode().strip() for document in read(inputs, **source)]
+
+
+def with_arrow(data: bytes, codec: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+COMPRESSORS = {
+    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
+    ".zst": partial(with_arrow, codec="zstd"), ".lz4": partial(with_arrow, codec="lz4"),
+}
+
+
+def compress(path, data: bytes) -> None:
+    """In three streams, as `cat a.gz b.gz c.gz` gives; the second one is empty."""
+    compressor = COMPRESSORS.get(path.suffix, bytes)
+    half = len(data) // 2
+    path.write_bytes(b"".join(map(compressor, (data[:half], b"", data[half:]))))
+
+
+@pytest.mark.parametrize("suffix", ["", *COMPRESSORS])
+def test_formats_and_compressions(tmp_path, suffix):
+    expected = ["one a\nline two", "two", "three"]
+    compress(tmp_path / f"a.txt{suffix}", b"\n\none a\nline two\n\n \t\n\ntwo\n\nthree")
+    compress(tmp_path / f"b.jsonl{suffix}", "".join(json.dumps({"text": t}) + "\n" for t in expected).encode())
+    assert texts([tmp_path / f"a.txt{suffix}"]) == expected
+    assert texts([tmp_path / f"b.jsonl{suffix}"]) == expected
+    assert texts([tmp_path / f"a.txt{suffix}"], format="file") == ["one a\nline two\n\n \t\n\ntwo\n\nthree"]
+    assert texts([tmp_path]) == expected * 2
+
+
+@given(parts=st.lists(st.sampled_from(["ab", "c d", "é中", "\n", "\n\n", "\r\n\r\n", " ", "\ufeff"]), max_size=20))
+@pytest.mark.parametrize("form", ["text", "lines", "file", "pairs", "jsonl"])
+def test_a_small_file_that_was_read_at_once_has_the_same_documents(tmp_path_factory, form, parts):
+    path = tmp_path_factory.mktemp("small") / "a.txt"
+    text = "".join(parts)
+    if form == "jsonl":
+        text = "".join(json.dumps({"text": line}) + "\n\n" for line in text.split("\n"))
+    if form == "pairs":
+        text = "".join(f"{line}\t{line}\n" for line in text.split())
+    path.write_bytes(text.encode() or b" ")
+    _, ((segment,),) = readers.plan(PrepareConfig(input=[str(path)], source=SourceConfig(format=form)))
+    assert segment.file.is_small
+    assert list(readers.read_segment(segment, path.read_bytes())) == list(readers.read([segment]))
+
+
+@settings(max_examples=150)
+@given(
+    parts=st.lists(
+        st.sampled_from(["ab", "c d", "é中", "\n", "\n\n", "\r\n\r\n", " ", "\n \n", "x" * 40]), max_size=40
+    ),
+    segment=st.integers(1, 60),
+    block=st.integers(1, 30),
+)
+@pytest.mark.parametrize("form", ["text", "jsonl"])
+def test_documents_do_not_depend_on_where_a_file_is_cut(tmp_path_factory, form, parts, segment, block):
+    folder = tmp_path_factory.mktemp("cuts")
+    text = "".join(parts)
+    if form == "jsonl":
+        text = "".join(json.dumps({"text": line}) + "\n" for line in text.split("\n"))
+    (folder / "a.txt").write_bytes(text.encode() or b" ")
+    (folder / "a.txt.gz").write_bytes(gzip.compress(text.encode() or b" "))
+    whole = read([folder / "a.txt"], format=form)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "_SEGMENT_BYTES", (segment, segment))
+        patch.setattr(readers, "_STRIPE_BYTES", 8)
+        patch.setattr(files, "BLOCK_BYTES", block)
+        cut = read([folder / "a.txt"], format=form)
+        striped = read([folder / "a.txt.gz"], format=form)
+    assert [(d.order, d.text.split()) for d in cut] == [(d.order, d.text.split()) for d in whole]
+    assert sorted((d.order, d.text.split()) for d in striped) == [(d.order, d.text.split()) for d in whole]
+
+
+def test_a_folder_of_files_is_read_in_the_order_of_names(tmp_path):
+    for name in ("b/2.txt", "a/10.txt", "a/9.txt", "c.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"text": name}) if name.endswith("jsonl") else name)
+    (tmp_path / ".hidden").write_text("no")
+    shuffled = [tmp_path / "c.jsonl", tmp_path / "b", tmp_path / "a" / "*.txt", tmp_path / "a/9.txt"]
+    assert texts([tmp_path]) == texts(shuffled) == ["a/10.txt", "a/9.txt", "b/2.txt", "c.jsonl"]
+
+
+def test_a_link_is_read_as_its_own_name_says(tmp_path):
+    """The cache of the Hugging Face hub: names that link to files named by hashes."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snap").mkdir()
+    compress(tmp_path / "made.gz", json.dumps({"text": "ka lo"}).encode())
+    (tmp_path / "made.gz").rename(tmp_path / "blobs/abc123")
+    (tmp_path / "snap/d.jsonl.gz").symlink_to("../blobs/abc123")
+    (tmp_path / "snap/e.jsonl.gz").symlink_to("d.jsonl.gz")
+    (tmp_path / "link").symlink_to("snap")
+    for entry in ("snap", "link", "link/../snap/*"):
+        found, _ = readers.plan(PrepareConfig(input=[str(tmp_path / entry)]))
+        assert [(file.name, file.format, file.compression) for file in found] == [("d.jsonl.gz", "jsonl", "gzip")]
+        assert texts([tmp_path / entry]) == ["ka lo"]
+
+
+def test_folders_are_read_without_what_is_hidden_or_written_by_runs(tmp_path):
+    for name in (".git/config", "a.txt", "b/.ipynb_checkpoints/x.txt", "b/c/d.txt", "runs/data/tokenizer/vocab.txt",
+                 "runs/data/.work/tokenizer/vocab.txt", "runs/vocab/vocab.txt"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(name)
+
+    def names(entry: str, **folders: str) -> list[str]:
+        folders = {field: str(tmp_path / "in" / folder) for field, folder in folders.items()}
+        found, _ = readers.plan(PrepareConfig(input=[str(tmp_path / "in" / entry)], **folders))
+        return [Path(file.path).relative_to(tmp_path / "in").as_posix() for file in found]
+
+    for entry in ("", "*", "**"):
+        assert names(entry, output="runs/data", tokenizer="runs/vocab") == ["a.txt", "b/c/d.txt"]
+        assert names(entry, output="runs/data", tokenizer="runs/vocab/vocab.txt") == ["a.txt", "b/c/d.txt"]
+        assert names(entry, output="runs") == ["a.txt", "b/c/d.txt"]
+    assert names("runs/vocab", output="runs") == ["runs/vocab/vocab.txt"]  # named, so meant
+    assert names(".git") == [".git/config"]
+
+
+def test_pairs(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"Welcome to the\tthe jungle\r\n\nI can stay\there all night")
+    assert texts([tmp_path], format="pairs") == ["Welcome to the\tthe jungle", "I can stay\there all night"]
+    (tmp_path / "p.txt").write_bytes(b"a\tb\nno tab\n")
+    with pytest.raises(UserError, match="byte 4: found 0 tabs"):
+        read([tmp_path], format="pairs")
+
+
+def test_parquet_fields_and_row_groups(tmp_path):
+    made = corpus.documents(50)
+    table = pa.table({"body": made, "name": [f"n{i}" for i in range(50)], "extra": list(range(50))})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    found = read([tmp_path], text_field="body", id_field="name")
+    assert [d.text.decode() for d in found] == made and [d.id for d in found] == [f"n{i}" for i in range(50)]
+    with pytest.raises(UserError, match="'text', there are 'body', 'name', 'extra'"):
+        read([tmp_path])
+
+
+def test_texts_of_tables_of_every_kind(tmp_path, monkeypatch):
+    made = [*corpus.documents(5), None, "é" * 3000]
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        parquet.write_table(pa.table({"text": pa.array(made, pa.string()).cast(kind)}), tmp_path / "a.parquet")
+        assert [d.text.decode() for d in read([tmp_path])] == [text or "" for text in made]
+    with monkeypatch.context() as patch:
+        patch.setattr(lines, "LONGEST_PIECE", 1001)  # in the middle of a letter
+        pieces = [d for d in read([tmp_path]) if d.text.startswith("é".encode())]
+        assert b"".join(d.text for d in pieces).decode() == made[-1] and [d.piece for d in pieces] == [1, 2, 3, 4, 5, 6]
+        patch.setattr(columns, "_LONGEST_TEXT", 5999)
+        with pytest.raises(UserError, match="a.parquet: row 6: text: found 0 MB in one row, expected"):
+            read([tmp_path])
+    parquet.write_table(pa.table({"text": [3]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="text: found int64, expected a string"):
+        read([tmp_path])
+
+
+def test_a_table_whose_text_is_no_utf8_stops_or_is_replaced(tmp_path):
+    made = pa.array([b"good", b"b\xffd"]).view(pa.string())  # Arrow does not look
+    parquet.write_table(pa.table({"text": made}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="a.parquet: row 1: found byte 0xff, expected UTF-8"):
+        read([tmp_path])
+    found = read([tmp_path], encoding_errors="replace")
+    assert [(d.text.decode(), d.damaged) for d in found] == [("good", False), ("b\ufffdd", True)]
+
+
+def test_saved_datasets(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    made = corpus.documents(30)
+    saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": made})})
+    saved.save_to_disk(tmp_path / "saved")
+    assert texts([tmp_path / "saved"], format="dataset") == made
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for entry in ("saved", "~/saved"):
+        found, _ = readers.plan(PrepareConfig(input=[entry], source=SourceConfig(format="dataset")))
+        assert [(file.path, file.name) for file in found] == [(str(tmp_path / "saved"), "saved")]
+    with pytest.raises(UserError, match="found no 'test'"):
+        read([tmp_path / "saved"], format="dataset", dataset_split="test")
+
+
+def test_a_long_document_arrives_in_bounded_pieces_and_nothing_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 300)
+    words = [f"w{n}é" for n in range(2000)]
+    text = "first\n\n" + " ".join(words) + "\n\nlast"
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    found = read([tmp_path / "a.txt"])
+    assert " ".join(d.text.decode() for d in found).split() == text.split()
+    assert [d.piece for d in found] == [0, *range(1, len(found) - 1), 0] and len(found) > 12
+    assert max(len(d.text) for d in found) <= 1400
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": " ".join(words)}) + "\n")
+    found = read([tmp_path / "b.jsonl"])
+    assert "".join(d.text.decode() for d in found).split() == words and max(len(d.text) for d in found) <= 1000
+    (tmp_path / "c.txt").write_text("中" * 5000, encoding="utf-8")  # no white space to cut at
+    assert "".join(d.text.decode() for d in read([tmp_path / "c.txt"])) == "中" * 5000
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_json_lines_too_long_to_be_held(tmp_path, monkeypatch, suffix, ascii_only):
+    """Escapes, quotes, surrogate pairs and text without spaces, cut everywhere."""
+    texts_in = [
+        "short",
+        'He said: "a\\b" \n' * 300 + "end",
+        "中文😀\t" * 700,
+        "",
+        " ".join(f"w{n}é" for n in range(900)) + "\\",
+    ]
+    records = [{"id": n, "meta": {"a": [1, "}"]}, "text": text, "tail": "x" * 50} for n, text in enumerate(texts_in)]
+    data = "".join(json.dumps(record, ensure_ascii=ascii_only) + "\n" for record in records * 2).encode()
+    compress(tmp_path / f"a.jsonl{suffix}", data)
+    for held, block in ((500, 64), (700, 333), (2000, 100)):
+        monkeypatch.setattr(lines, "LONGEST_JSON_LINE", held)
+        monkeypatch.setattr(lines, "LONGEST_PIECE", 200)
+        monkeypatch.setattr(files, "BLOCK_BYTES", block)
+        monkeypatch.setattr(readers, "_STRIPE_BYTES", 1000)
+        found = sorted(read([tmp_path], id_field="id"), key=lambda document: document.order)
+        whole: dict[int, str] = {}
+        count = 0
+        for document in found:
+            count += document.piece <= 1
+            whole[count] = whole.get(count, "") + document.text.decode()
+            assert len(document.text) <= 800
+            assert document.id == str((count - 1) % 5)
+        assert list(whole.values()) == texts_in * 2
+
+
+@pytest.mark.parametrize("form", ["jsonl", "text", "lines"])
+def test_nothing_is_lost_around_long_documents_at_the_end_of_a_segment(tmp_path, monkeypatch, form):
+    """Segments end off the grid of blocks; before and between long documents stand short ones."""
+    lengths = [5, 30, 1500, 40, 900, 7, 7, 2500, 3, 60, 1200, 12] * 2
+    texts_in = [f"d{n} " + "ka " * (length // 3) for n, length in enumerate(lengths)]
+    if form == "jsonl":
+        (tmp_path / "a").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts_in))
+    else:
+        (tmp_path / "a").write_text("\n\n".join(texts_in))
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 400)
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 400)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 128)
+    for segment in (150, 1001, 2500):
+        monkeypatch.setattr(readers, "_SEGMENT_BYTES", (segment, segment))
+        found = read([tmp_path / "a"], format=form)
+        assert " ".join(document.text.decode() for document in found).split() == " ".join(texts_in).split()
+        begun = [(document.text.split()[0].decode(), document.piece) for document in found if document.piece <= 1]
+        assert [name for name, _ in begun] == [f"d{n}" for n in range(len(texts_in))]
+        assert all(piece == (length > 800) for (_, piece), length in zip(begun, lengths, strict=True))
+
+
+def test_the_text_of_a_long_line_is_whole_whatever_stands_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    text = "first é " + "x " * 2000 + "last"
+    for before in (b"", b'"\xc3\xa9": "\xf0\x9f\x98\x80", ', b'"a": "\xff\xfe\xe9", '):
+        (tmp_path / "a.jsonl").write_bytes(b"{" + before + b'"text": "' + text.encode() + b'"}\n')
+        assert texts([tmp_path], encoding_errors="replace") == [text]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"other": "' + "x" * 3000 + '", "text": "y"}', "found no field 'text' at the beginning"),
+        ('{"text": "' + "x " * 2000 + "}", "a string doesn't end"),
+        ('{"text": "' + "x " * 2000 + '\\q"}', "isn't JSON"),
+        ("[" + "1, " * 2000 + "1]", "found no object"),
+    ],
+)
+def test_long_lines_that_are_wrong(tmp_path, monkeypatch, line, message):
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    (tmp_path / "a.jsonl").write_text('{"text": "first"}\n' + line + '\n{"text": "last"}\n')
+    with pytest.raises(UserError, match=message):
+        read([tmp_path])
+
+
+def test_encoding_errors_stop_or_are_replaced(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\n\nb\xffd\n\nmore")
+    with pytest.raises(UserError, match="byte 7: found byte 0xff"):
+        read([tmp_path])
+    found = read([tmp_path], encoding_errors="replace")
+    assert [d.text.decode().strip() for d in found] == ["good", "b\ufffdd", "more"]
+    assert [d.damaged for d in found] == [False, True, False]
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a\\ud800b"}\n')
+    with pytest.raises(UserError, match="lone surrogate"):
+        read([tmp_path])
+    assert read([tmp_path], encoding_errors="replace")[0].text.decode() == "a\ufffdb"
+
+
+@pytest.mark.parametrize("size", [50, 3000])
+def test_bytes_around_the_text_of_a_line_that_are_no_utf8_count_whatever_its_length(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    text = "é " * (size // 3)  # characters lie across blocks
+    for record in (b'{"a": "\xff", "text": "%s"}', b'{"text": "%s", "a": "\xff"}', b'{"text": "", "b": "%s\xc3"}'):
+        line = record % text.encode()
+        (tmp_path / "a.jsonl").write_bytes(b'{"text": "first"}\n' + line + b'\n{"text": "last"}\n')
+        bad = re.search(b'\xff|\xc3(?=")', line)
+        with pytest.raises(UserError, match=f"a.jsonl: byte {18 + bad.start()}: found byte 0x{bad[0].hex()}, expected"):
+            read([tmp_path])
+        found = read([tmp_path], encoding_errors="replace")
+        assert "".join(d.text.decode() for d in found[1:-1]) == (text if b'""' not in record else "")
+        assert sum(d.damaged for d in found) == 1 and sum(d.piece <= 1 for d in found) == 3
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text, "a": text}, ensure_ascii=False), encoding="utf-8")
+    assert texts([tmp_path])[0].startswith("é é") and not any(d.damaged for d in read([tmp_path]))
+
+
+@pytest.mark.parametrize("form", ["text", "file", "jsonl", "parquet"])
+def test_long_bytes_that_are_no_characters(tmp_path, monkeypatch, form):
+    """Continuation bytes without a first one: nowhere in them does a character begin."""
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 300)
+    data = b"\x80" * 6000
+    if form == "parquet":
+        parquet.write_table(pa.table({"text": pa.array([data]).view(pa.string())}), tmp_path / "a")
+    else:
+        (tmp_path / "a").write_bytes(b'{"text": "' + data + b'"}\n' if form == "jsonl" else data)
+    with pytest.raises(UserError, match="found byte 0x80, expected UTF-8"):
+        read([tmp_path], format=form)
+    found = read([tmp_path], format=form, encoding_errors="replace")
+    assert "".join(document.text.decode() for document in found) == "\ufffd" * 6000
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
+    assert texts([tmp_path]) == ["hello"]
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "' + b"ka " * 500 + b'"}\n')
+    assert texts([tmp_path]) == ["ka " * 499 + "ka"]
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    assert texts([tmp_path]) == ["ka " * 499 + "ka"]
+
+
+def test_a_null_id_is_none(tmp_path, monkeypatch):
+    made = {"id": ["a", None, "3"], "text": ["ka", "lo", "mi"]}
+    parquet.write_table(pa.table(made), tmp_path / "a.parquet")
+    records = [{"id": name, "text": text} for name, text in zip(*made.values(), strict=True)]
+    records.append({"id": None, "text": "x " * 2000})
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert [d.id for d in read([tmp_path / "a.parquet"], id_field="id")] == made["id"]
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    assert [d.id for d in read([tmp_path / "a.jsonl"], id_field="id")] == [*made["id"], None]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{oops}\n', "a.jsonl: byte 14: the line isn't JSON"),
+        ("a.jsonl", b'{"body": "x"}\n', "no field 'text', there are 'body'"),
+        ("a.jsonl", b"[1]\n", "found list"),
+        ("a.jsonl", b'{"text": 3}\n', "found int"),
+        ("a.txt", b"", "only empty files"),
+        ("a.txt.gz", b"no gzip", "can't be read to its end"),
+        ("a.txt.xz", b"no xz", "can't be read to its end"),
+        ("a.parquet", b"no parquet", "can't be read as Parquet"),
+    ],
+)
+def test_errors_name_file_place_and_remedy(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read([tmp_path])
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_what_goes_on_behind_a_stream_is_read_or_an_error(tmp_path, suffix):
+    """Wherever the second stream is cut off, whatever comes in its place, and in the pieces that files are read in."""
+    compressor, path = COMPRESSORS[suffix], tmp_path / f"a.txt{suffix}"
+    first, second = (compressor(text.encode()) for text in corpus.documents(2))
+    damaged = bytearray(second)
+    damaged[:4] = b"\0\xff\0\xff"
+    after = [second[:cut] for cut in (1, 3, len(second) // 2, len(second) - 1)]
+    after += [b"x", b"garbage" * 99999, bytes(damaged), b"\0" * 4 + b"x", gzip.compress(b"x")[:-4]]
+    for rest in after:
+        path.write_bytes(first + rest)
+        with pytest.raises(UserError, match=f"a.txt{suffix}: can't be read to its end"):
+            read([path])
+    for cut in (1, len(first) // 2, len(first) - 1):
+        path.write_bytes(first[:cut])
+        with pytest.raises(UserError, match=f"a.txt{suffix}: can't be read to its end"):
+            read([path])
+
+
+@pytest.mark.parametrize("padding", [4, 8, 512, 16384, 1 << 16])
+def test_xz_streams_with_padding_between_and_behind(tmp_path, padding):
+    """In multiples of four bytes (section 2.2 of the .xz file format)."""
+    parts = corpus.documents(3)
+    for end in (0, padding):
+        packed = (b"\0" * padding).join(lzma.compress(f"{part}\n\n".encode()) for part in parts) + b"\0" * end
+        (tmp_path / "a.txt.xz").write_bytes(packed)
+        assert "\n\n".join(texts([tmp_path])).split() == "\n\n".join(parts).split()
+        (tmp_path / "a.txt.xz").write_bytes(packed + b"\0")
+        with pytest.raises(UserError, match="a.txt.xz: can't be read to its end .found .* bytes of padding"):
+            read([tmp_path])
+
+
+def test_a_file_whose_columns_or_fields_share_a_name_is_refused(tmp_path):
+    twice = pa.table([["a"], ["b"], ["c"]], names=["text", "text", "id"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="a.parquet: found 2 fields 'text', expected one"):
+        read([tmp_path])
+    parquet.write_table(twice.rename_columns(["text", "id", "id"]), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="found 2 fields 'id', expected one"):
+        read([tmp_path], id_field="id")
+    assert texts([tmp_path]) == ["a"]
+    (tmp_path / "a.parquet").unlink()
+    line = b'{"meta": {"text": "\\"text\\"", "text": 1}, "text": "a \\"text\\""}\n'
+    (tmp_path / "a.jsonl").write_bytes(line)
+    assert texts([tmp_path]) == ['a "text"']
+    (tmp_path / "a.jsonl").write_bytes(line + b'{"text": "a", "text": "b"}\n')
+    with pytest.raises(UserError, match=f"a.jsonl: byte {len(line)}: found 2 fields 'text', expected one"):
+        read([tmp_path])
+
+
+def test_missing_inputs_are_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        read([tmp_path / "nowhere-*.txt"])
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="loop"):
+        read([tmp_path / "loop"])
+    with pytest.raises(UserError, match="found none"):
+        readers.plan(PrepareConfig())
+
+
+def test_many_small_files_are_few_tasks(tmp_path):
+    for number in range(300):
+        (tmp_path / f"{number}.txt").write_text("text")
+    _, tasks = readers.plan(PrepareConfig(input=[str(tmp_path)]))
+    assert len(tasks) == 1 and len(tasks[0]) == 300
+
+
+@pytest.mark.parametrize(("names", "source", "said"), [
+    (["a.txt"], {}, "a.txt: read as plain text, in which each paragraph"),
+    (["a.txt", "b.log", "c.jsonl"], {}, "a.txt and 1 more files: read as plain text"),
+    (["c.jsonl"], {}, None), (["a.txt"], {"format": "text"}, None), (["a.txt"], {"format": "file"}, None),
+])
+def test_text_that_is_told_by_its_name_alone_is_remarked_on(tmp_path, names, source, said):
+    """By `cloze prepare`, with what else a document could be; not where the format was given."""
+    for name in names:
+        (tmp_path / name).write_text('{"text": "one"}\n\ntwo\n')
+    config = PrepareConfig(input=[str(tmp_path / name) for name in names], source=SourceConfig(**source))
+    remark = readers.remark_on_text(readers.plan(config)[0])
+    assert remark is None if said is None else remark.startswith(said) and "--source.format file" in remark
