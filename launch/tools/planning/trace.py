@@ -25,6 +25,7 @@ from cloze.model import attention, bert, dropout, heads, sampling
 from cloze.model.bert import BertForPreTraining, BertPreTrained
 from cloze.model.config import BertConfig
 from cloze.model.copies import WeightCopies
+from cloze.model.encoder import EncoderLayer
 
 # Make no kernel: memory without contents, and questions about tensors.
 _SILENT = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh",
@@ -372,7 +373,7 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
         inputs = batch.inputs() | ({} if batch.padded else {"sequence_offsets": offsets})
-        layers = list(model.bert.encoder.layers)
+        layers = [module for module in model.modules() if isinstance(module, EncoderLayer)]  # of each of its encoders
         with record(run.config, batch.lengths, layers) as trace, run.copies(model):
             trace.once, trace.kernels[:] = list(trace.kernels), []
             with torch.autocast("cpu", run.autocast or torch.bfloat16, enabled=run.autocast is not None):
