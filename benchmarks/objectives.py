@@ -51,8 +51,8 @@ class Size:
 
 SIZES = {
     "tiny": Size(2, 64, 2e9, (), 0),
-    "small": Size(4, 128, 3e12, ("SST-2", "SICK relatedness"), 1),
-    "medium": Size(4, 256, 1e14, ("SST-2", "CoLA", "SICK entailment", "SICK relatedness"), 3),
+    "small": Size(4, 128, 5e12, ("SICK relatedness",), 1),
+    "medium": Size(4, 128, 2e13, ("SICK relatedness", "WNUT-17"), 3),
     "large": Size(8, 256, 2e15, ("SST-2", "CoLA", "RTE", "SICK entailment", "SICK relatedness", "WNUT-17"), 5),
 }
 
