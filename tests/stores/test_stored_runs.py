@@ -401,7 +401,7 @@ def test_an_old_job_that_wakes_up_cannot_commit(data, machines, bucket):
     processes = [old.pid, *children(old.pid)]
     send(processes, signal.SIGSTOP)
     printed = train_on(other, data, output, *SHORT)
-    assert "watching for 2 s whether it lives" in printed and "resumed from step 3 of 12" in printed
+    assert "watching for 6 s whether it lives" in printed and "resumed from step 3 of 12" in printed
     assert committed(output) == [9, 12]
     send(processes, signal.SIGCONT)
     printed = finish(old, 2)
