@@ -97,6 +97,20 @@ def test_damaged_figures_are_left_out_with_a_warning(run, tmp_path, capsys):
         {"step": 2, "train/loss": None}] + runs.read_metrics(run)[1:], "what is whole stays"
 
 
+def test_a_folder_in_the_place_of_figures_is_one_line(run, tmp_path, capsys):
+    """For the run that would go on, and for who looks at it."""
+    copy = tmp_path / "runs" / "a"
+    shutil.copytree(run, copy)
+    shutil.copytree(run.parents[1] / "data", tmp_path / "data")
+    (copy / runs.METRICS).unlink()
+    (copy / runs.METRICS).mkdir()
+    expected = f"{copy / runs.METRICS}: found a folder, expected a file; move it away, then run the same command again"
+    assert main(["status", str(copy)]) == 2
+    assert capsys.readouterr().err == f"error: {expected}\n"
+    said = train(tmp_path / "data", copy, "--train.max_steps", "5", "--checkpoint.accept_changes", "true", status=2)
+    assert f"error: {expected}" in said and "Traceback" not in said
+
+
 @pytest.mark.parametrize(("given", "expected"), [
     ("nothing", "run: found no folder nothing, expected the folder of a run of `cloze pretrain` or `cloze finetune`"),
     (".", "run: found no config.yaml in the folder ., expected the folder of a run of `cloze pretrain` or"),
