@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -233,6 +234,11 @@ def _save(context: object, operator: object, *_: object, **__: object) -> Checkp
 _SAVED = partial(create_selective_checkpoint_contexts, _save)
 
 
+def _is_no_hint(record: logging.LogRecord) -> bool:
+    """False for torch's hint, at each start, that `_residual` should change nothing in place: it does not."""
+    return "context_fn is passed" not in record.getMessage()
+
+
 class EncoderOutput(NamedTuple):
     """What the encoder gives; tuples only where they were asked for."""
 
@@ -314,6 +320,7 @@ class Encoder(nn.Module):
         brings nothing; attention dropout in the sdpa kernel breaks the graph there, and costs a part of the gain.
         """
         leave_graphs()
+        logging.getLogger("torch._higher_order_ops.wrap").addFilter(_is_no_hint)
         self.compiled = True
         for layer in self.layers:
             layer.compile(dynamic=True, backend=backend, recompile_limit=_GRAPHS)
