@@ -213,8 +213,10 @@ def first_batches(folder: Path, world_size: int) -> dict[str, float]:
         code = ("import sys, time; sys.path.insert(0, sys.argv[1]); import loading\n"
                 "data, numbers = loading.Path(sys.argv[2]), map(int, sys.argv[3:])\n"
                 "began, cpu = time.perf_counter(), time.process_time()\n"
-                "next(loading.open_stream(data, loading.GLOBAL_BATCH, *numbers))\n"
-                "print(time.perf_counter() - began, time.process_time() - cpu, loading.peak_kib())")
+                "stream = loading.open_stream(data, loading.GLOBAL_BATCH, *numbers)\n"
+                "next(stream)\n"
+                "print(time.perf_counter() - began, time.process_time() - cpu, loading.peak_kib())\n"
+                "stream.close()  # a thread that reads while the interpreter ends may end it with SIGABRT\n")
         command = [sys.executable, "-c", code, str(Path(__file__).parent), str(data), str(rank), str(size)]
         found = [subprocess.run(command, capture_output=True, check=True, text=True).stdout.split() for _ in range(3)]
         seconds, cpu, kib = (min(map(float, column)) for column in zip(*found, strict=True))

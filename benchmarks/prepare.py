@@ -213,10 +213,10 @@ def grow(files: list[str], folder: Path, rounds: int, json_file: str | None, qui
     """Seconds a token against those of the corpus once, which is measured before, between and after."""
     begin(vocabulary_by_ours, files=files[:1], folder=str(folder))()
     common = {"tokenizer": str(folder / "vocab"), "folder": str(folder)}
+    many, whole = many_files(files, folder, 5_000 if quick else 50_000)
     copies = grown_corpus(files, folder)
     corpora = {times: [name for names in copies[:times] for name in names] for times in GROWTH}
     several = len(corpora[GROWTH[1]])
-    many, whole = many_files(files, folder, 5_000 if quick else 50_000)
     contenders = {
         "once": {"files": corpora[1]},
         **{f"{times} times": {"files": corpora[times]} for times in GROWTH[1:]},

@@ -4,6 +4,7 @@ import base64
 import mmap
 import os
 import struct
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -49,7 +50,8 @@ _INDEX = "cloze.byte_ranges"  # key in the metadata of a shard's footer
 _UNWRITTEN = b"~"  # no character of base64
 _BUFFERS_OF_LIST, _BUFFERS_OF_NUMBER = 4, 2  # of a column in Arrow's layout: list<number>, number
 _DECODERS = 2  # threads that decompress blocks: more would take cores from the training process
-_ASKING = 16  # threads that ask for sizes
+_ASKING = 16  # threads that ask for sizes, if the file system is far away:
+_ASKED_FIRST, _NEAR_SECONDS = 64, 2e-5  # if it takes longer than that for each of so many, one after another
 _FOOTER_GUESS = 1 << 14  # bytes at the end of a stored shard, in which its footer lies as a rule
 _AROUND_FOOTER = 32  # more than Arrow's magic at both ends, which it wants to find room for, and the footer's length
 _FETCHES = 2  # times that what is damaged in the cache is fetched again
@@ -517,8 +519,8 @@ class ShardReader:
         return self.folder / self.shards.file[shard]
 
     def _check_sizes(self) -> None:
-        def check(first: int) -> None:
-            for file, expected in zip(self.shards.file[first::_ASKING], self.shards.bytes[first::_ASKING], strict=True):
+        def check(some: slice) -> None:
+            for file, expected in zip(self.shards.file[some], self.shards.bytes[some], strict=True):
                 try:
                     self._check_size(file, os.stat(f"{self.folder}/{file}").st_size, expected)
                 except (FileNotFoundError, NotADirectoryError):
@@ -530,8 +532,14 @@ class ShardReader:
             for file, expected in zip(self.shards.file, self.shards.bytes, strict=True):
                 self._check_size(file, found.get(file), expected)
             return
-        with readable_errors(self.folder), ThreadPoolExecutor(_ASKING) as pool:  # a file system may be far away
-            list(pool.map(check, range(_ASKING)))
+        with readable_errors(self.folder):
+            began = time.perf_counter()
+            check(slice(_ASKED_FIRST))
+            if time.perf_counter() - began < _NEAR_SECONDS * _ASKED_FIRST:  # threads would wait for each other
+                check(slice(_ASKED_FIRST, None))
+                return
+            with ThreadPoolExecutor(_ASKING) as pool:  # the file system is far away
+                list(pool.map(check, [slice(_ASKED_FIRST + each, None, _ASKING) for each in range(_ASKING)]))
 
     def _check_size(self, file: str, size: int | None, expected: int) -> None:
         if size is None:

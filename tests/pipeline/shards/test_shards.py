@@ -104,16 +104,23 @@ def test_a_flipped_bit_is_found_when_its_block_is_read(data):
     assert found >= 20  # the others hit padding
 
 
+@pytest.mark.parametrize("near", [0, 1000])
+@pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("damage", ["shorter", "missing"])
-def test_a_shorter_or_missing_shard_is_found_at_once(data, damage):
-    path = data / Manifest.load(data).splits["train"].shards[0].file
+def test_a_shorter_or_missing_shard_is_found_at_once(data, monkeypatch, damage, place, near):
+    """Whether it is among the first, by which it is decided, or among the others, asked for in turn or at once."""
+    monkeypatch.setattr(shards, "_ASKED_FIRST", 1)
+    monkeypatch.setattr(shards, "_NEAR_SECONDS", near)
+    names = Manifest.load(data).splits["train"].shards.file
+    path = data / names[place]
+    assert len(names) > 1
     intact = path.read_bytes()
     try:
         if damage == "shorter":
             path.write_bytes(intact[:-1])
         else:
             path.unlink()
-        with pytest.raises(UserError, match="shard-00000"):
+        with pytest.raises(UserError, match=path.name):
             ShardReader(data)
     finally:
         path.write_bytes(intact)
