@@ -4,11 +4,13 @@
 
 Every contender trains a model of one shape on one text with as many FLOPs: those of forward and backward that the
 objective counts of its own models (`Objective.flops`: ELECTRA's generator and the teacher's forward among them), so
-that a dearer objective makes fewer steps. The teacher of the distillation has twice the layers and was trained with as
-many FLOPs again, which are not counted; it has a row of its own. Optimizer, rate, batch, length and seed are the same
-for all and were tuned for none. Then each model is fine-tuned by `benchmarks/evidence.py` (which says how: --data as
-there), as is a model of random weights. What is done is not done again, so that the same command goes on where it was
-stopped. Written to --output: results.json, table.md; with --page the table goes into DIR/results.md, between its marks.
+that a dearer objective makes fewer steps. The teacher of the distillation has twice the layers and was trained with
+four times the FLOPs, which are not counted; it has a row of its own. Optimizer, rate, batch, length and seed are the
+same for all and were tuned for none. Then each model is fine-tuned by `benchmarks/evidence.py` (which says how:
+--data as there), as is a model of random weights; size `small` is not. Of every model the mean vectors of its last
+layer are compared with SICK's test file as they are: Spearman's correlation of cosines with scores. What is done is
+not done again, so that the same command goes on where it was stopped. Written to --output: results.json, table.md;
+with --page the table goes into DIR/results.md, between its marks.
 
 CPU minutes are those of the pretraining process that has reached the end. The held-out loss is that of masked tokens,
 on the same samples with the same masks for all; ELECTRA's discriminator predicts none.
@@ -51,8 +53,8 @@ class Size:
 
 SIZES = {
     "tiny": Size(2, 64, 2e9, (), 0),
-    "small": Size(4, 128, 3e12, ("SST-2", "SICK relatedness"), 1),
-    "medium": Size(4, 256, 1e14, ("SST-2", "CoLA", "SICK entailment", "SICK relatedness"), 3),
+    "small": Size(4, 128, 5e12, (), 0),
+    "medium": Size(4, 128, 2e13, ("SICK relatedness", "WNUT-17"), 3),
     "large": Size(8, 256, 2e15, ("SST-2", "CoLA", "RTE", "SICK entailment", "SICK relatedness", "WNUT-17"), 5),
 }
 
@@ -67,6 +69,8 @@ class Contender:
     """Whether its data are pairs of segments."""
     deeper: int = 1
     """Times as many layers."""
+    dearer: int = 1
+    """Times as many FLOPs."""
     teacher: str | None = None
     """The contender that it is shown."""
 
@@ -77,7 +81,7 @@ CONTENDERS = {
     "span-boundary": Contender("span boundaries (SpanBERT)", ("--objective", "span_boundary", "--masking.strategy",
                                                               "span")),
     "replaced-tokens": Contender("replaced tokens (ELECTRA)", ("--objective", "replaced_tokens")),
-    "teacher": Contender("the teacher below: masked tokens, twice the layers", deeper=2),
+    "teacher": Contender("its teacher: masked tokens, twice the layers, four times the FLOPs", deeper=2, dearer=4),
     "distillation": Contender("distillation (DistilBERT)", ("--objective", "distillation"), teacher="teacher"),
 }
 
@@ -158,7 +162,7 @@ def train(name: str, size: Size, output: Path) -> dict:
     run, measured = output / "runs" / name, output / "runs" / f"{name}.json"
     if not measured.exists():
         words = command(name, size, output)
-        steps, tokens = steps_for(words, size.flops)
+        steps, tokens = steps_for(words, size.flops * CONTENDERS[name].dearer)
         seconds = cloze(*words, "--train.max_steps", str(steps))
         measured.write_text(json.dumps({"steps": steps, "tokens": steps * tokens, "cpu_seconds": seconds,
                                         "loss": held_out_loss(run, CONTENDERS[name].pairs)}) + "\n")
@@ -185,17 +189,44 @@ def finetune(model: Path, way: str, arguments: argparse.Namespace, size: Size, f
     return {task: ways[way] for task, ways in json.loads((folder / "results.json").read_text()).items()}
 
 
+def similarity(run: Path, data: Path, drawn: bool = False) -> float:
+    """Spearman's correlation of the scores of SICK's test file with cosines of mean vectors of a run's encoder, or
+    (`drawn`) of one with random weights."""
+    import numpy as np
+    from scipy.stats import spearmanr
+
+    from cloze.launch.config.tasks import TASKS
+    from cloze.launch.predict.predictor import Predictor
+    from cloze.launch.texts.tables import read_table
+    from cloze.model.initialization import init_weights
+
+    encoder = Predictor.from_folder(run)
+    if drawn:
+        init_weights(encoder.model, SEED)
+    task = TASKS["sick-relatedness"]
+    rows = [row.values for row in read_table(data / "sick/test.tsv", task.header, task.texts[0]).rows]
+    first, second = (encoder.embed([row[column] for row in rows], pooling="mean")
+                     for column in ("sentence_A", "sentence_B"))
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    scores = [float(row["relatedness_score"]) for row in rows]
+    return float(spearmanr((first * second).sum(1) / lengths, scores).statistic)
+
+
 def table(results: dict[str, dict], size: Size) -> str:
     """Markdown: a row a contender, of tasks the mean over the seeds and their standard deviation."""
     names = {"SST-2": "SST-2, accuracy", "CoLA": "CoLA, Matthews", "RTE": "RTE, accuracy", "WNUT-17": "WNUT-17, F1",
              "SICK entailment": "SICK, accuracy", "SICK relatedness": "SICK, Pearson"}
-    header = ["objective", "steps", "tokens", "CPU minutes", "held-out loss", *(names[task] for task in size.tasks)]
+    vectors = any("vectors" in found for found in results.values())
+    header = ["objective", "steps", "tokens", "CPU minutes", "held-out loss", *["SICK, vectors"] * vectors,
+              *(names[task] for task in size.tasks)]
     rows = [header, ["---"] * len(header)]
     for title, found in results.items():
         pretrained = "steps" in found
         loss = found.get("loss")
         cells = [f"{found['steps']:,}", f"{found['tokens'] / 1e6:.2f} M", f"{found['cpu_seconds'] / 60:.1f}",
                  "–" if loss is None else f"{loss:.3f}"] if pretrained else ["–"] * 4
+        if vectors:
+            cells.append(f"{found['vectors']:.3f}")
         for task in size.tasks:
             values = found["tasks"][task]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
@@ -225,6 +256,8 @@ def main() -> None:
     size, output = SIZES[arguments.size], arguments.output.resolve() / arguments.size
     if size.tasks and arguments.data is None:
         parser.error(f"--data: found none, expected the folder of the tasks' files: size {arguments.size} fine-tunes")
+    if arguments.data and not (arguments.data / "sick/test.tsv").exists():
+        parser.error(f"--data: found no sick/test.tsv in {arguments.data}, expected the folder of the tasks' files")
     (output / "runs").mkdir(parents=True, exist_ok=True)
     prepare_text(arguments.text, output)
     results: dict[str, dict] = {}
@@ -235,7 +268,11 @@ def main() -> None:
         results[contender.title]["tasks"] = finetune(output / "runs" / name, "pretrained", arguments, size,
                                                      output / "tasks" / name)
     random = finetune(output / "runs" / "masked", "random", arguments, size, output / "tasks" / "random")
-    results = {"random weights": {"tasks": random}, **results}
+    if arguments.data:
+        for name, contender in CONTENDERS.items():
+            results[contender.title]["vectors"] = similarity(output / "runs" / name, arguments.data)
+        drawn = {"tasks": random, "vectors": similarity(output / "runs" / "masked", arguments.data, drawn=True)}
+        results = {"random weights": drawn, **results}
     (output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     text = table(results, size)
     (output / "table.md").write_text(text)

@@ -40,8 +40,9 @@ EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
-# Refusals of the file system, wherever they are met: no command can go on without what it was given.
-_USERS_TO_FIX = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+# Refusals of the file system, wherever they are met, and folders in the place of files, or files in theirs: no command
+# can go on without what it was given.
+_USERS_TO_FIX = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR}
 
 
 @dataclass(frozen=True)

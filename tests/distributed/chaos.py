@@ -1,5 +1,5 @@
-"""What can befall a run: signals at random moments, damaged checkpoint files, a full disk; and that it ends with the
-same bits."""
+"""Faults injected into a run: signals at random moments, damaged checkpoint files, a full disk; and that it ends with
+the same bits."""
 
 from __future__ import annotations
 

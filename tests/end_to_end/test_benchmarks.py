@@ -9,6 +9,8 @@ import pytest
 
 from cloze.pipeline.shards.manifest import Manifest
 from tests.hostile_files import judge
+from tests.launch.finetune.small import write_tsv
+from tests.launch.tiny_models import save_model
 from tests.launching import ROOT
 from tests.pipeline import corpus
 from tests.synthetic import make_shards
@@ -252,8 +254,25 @@ def test_objectives_are_compared_at_equal_flops(benchmark, monkeypatch, tmp_path
     size = objectives.Size(1, 1, 1.0, ("SST-2", "SICK relatedness"), 2)
     assert objectives.table(shown, size).splitlines()[-1] == "| masked | 2 | 4.00 M | 0.5 | – | 0.600 ± 0.141 | 0.250 |"
     with pytest.raises(SystemExit):
-        benchmark("objectives", "--size", "small", "--output", str(tmp_path))
-    assert "size small fine-tunes" in capsys.readouterr().err
+        benchmark("objectives", "--size", "medium", "--output", str(tmp_path))
+    assert "size medium fine-tunes" in capsys.readouterr().err
+    shown["masked"]["vectors"] = 0.5
+    assert "| – | 0.500 | 0.600 ± 0.141 | 0.250 |" in objectives.table(shown, size)
+
+
+def test_vectors_of_the_compared_objectives_are_measured_on_sick(monkeypatch, tmp_path):
+    """Texts that are the same are nearest: the correlation of two rows is 1, or -1 by scores that say the opposite."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import objectives
+
+    model = save_model(tmp_path / "model")
+    (tmp_path / "sick").mkdir()
+    for scores, expected in (((5, 1), 1), ((1, 5), -1)):
+        rows = [("1", "a cat", "a cat", scores[0], "NEUTRAL"), ("2", "a cat", "the dog", scores[1], "NEUTRAL")]
+        write_tsv(tmp_path / "sick/test.tsv", ("pair_ID", "sentence_A", "sentence_B", "relatedness_score",
+                                               "entailment_judgment"), rows)
+        assert objectives.similarity(model, tmp_path) == pytest.approx(expected)
+        assert objectives.similarity(model, tmp_path, drawn=True) == pytest.approx(expected)
 
 
 def test_the_steps_of_an_objective_follow_from_its_flops(monkeypatch, tmp_path):

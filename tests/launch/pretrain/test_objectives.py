@@ -272,27 +272,38 @@ def test_replaced_tokens_have_the_losses_and_the_step_of_the_reference_for_any_s
 
 
 @pytest.mark.slow
-def test_replaced_tokens_are_the_same_on_other_processes_at_all_stages_and_in_evaluation(data, tmp_path):
-    run = (*NO_DROPOUT, *ELECTRA, "--train.max_steps", "8", "--evaluation.every_steps", "4",
-           "--checkpoint.every_steps", "4", "--checkpoint.keep_last", "2", "--train.learning_rate", "1e-3")
+@pytest.mark.parametrize(("objective", "term", "weight", "stages"), [
+    ("replaced_tokens", "detection", 50, (1, 3)), ("span_boundary", "boundary", 1, (3,)),
+    ("distillation", "soft", None, (3,)),
+])
+def test_objectives_are_the_same_on_other_processes_and_in_evaluation(data, teacher, tmp_path, objective, term, weight,
+                                                                      stages):
+    """Two processes up to a checkpoint, one process from there on: the curves of one process all along."""
+    named = {"replaced_tokens": (*NO_DROPOUT, *ELECTRA), "distillation": distilled(teacher)}.get(
+        objective, (*NO_DROPOUT, "--objective", objective))
+    run = (*named, "--train.max_steps", "8", "--evaluation.every_steps", "4", "--checkpoint.every_steps", "4",
+           "--checkpoint.keep_last", "2", "--train.learning_rate", "1e-3")
     train(data, tmp_path / "whole", *run, "--train.micro_batch_size", "16")
-    expected = [line for line in curve(tmp_path / "whole") if "train/detection_loss" in line]
-    for stage in (1, 3):
+    expected = [line for line in curve(tmp_path / "whole") if f"train/{term}_loss" in line]
+    for stage in stages:
         output = tmp_path / f"stage-{stage}"
         train(data, output, *run, "--train.micro_batch_size", "4", "--zero.stage", str(stage), processes=2)
         shutil.rmtree(saved(output)[-1])  # step 8: one process goes on from step 4, which two have saved
         train(data, output, *run, "--train.micro_batch_size", "8", "--zero.stage", str(stage))
-        found = [line for line in curve(output) if "train/detection_loss" in line]
+        found = [line for line in curve(output) if f"train/{term}_loss" in line]
         for line, other in zip(expected, found, strict=True):
-            for name in ("loss", "mlm_loss", "mlm_accuracy", "detection_loss", "detection_accuracy"):
-                assert other[f"train/{name}"] == pytest.approx(line[f"train/{name}"], rel=1e-3), (stage, line["step"])
-        one, two = ([line for line in curve(each) if "validation/detection_loss" in line]
+            for name in line.keys() & {f"train/{each}{kind}" for each in ("", "mlm_", f"{term}_")
+                                       for kind in ("loss", "accuracy")}:
+                assert other[name] == pytest.approx(line[name], rel=1e-3), (stage, line["step"], name)
+        one, two = ([line for line in curve(each) if f"validation/{term}_loss" in line]
                     for each in (tmp_path / "whole", output))
         assert [line["step"] for line in one] == [0, 4, 8]
         for line, other in zip(one, two, strict=True):
-            assert other["validation/detection_loss"] == pytest.approx(line["validation/detection_loss"], rel=1e-3)
-            assert other["validation/loss"] == pytest.approx(
-                line["validation/mlm_loss"] + 50 * line["validation/detection_loss"], rel=1e-3)
+            assert other[f"validation/{term}_loss"] == pytest.approx(line[f"validation/{term}_loss"], rel=1e-3)
+            if weight:  # of two terms and next sentences
+                assert other["validation/loss"] == pytest.approx(
+                    other["validation/mlm_loss"] + weight * other[f"validation/{term}_loss"]
+                    + other.get("validation/next_sentence_loss", 0), rel=1e-3)
 
 
 def test_generators_have_the_published_shapes():

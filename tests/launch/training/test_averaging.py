@@ -63,6 +63,12 @@ def test_the_average_is_that_of_its_formula_and_is_measured_at_every_stage(data,
     assert "the moving average at step 6" in (tmp_path / "exported/README.md").read_text()
     exported = saved_class(tmp_path / "exported").from_folder(tmp_path / "exported").state_dict()
     assert torch.equal(exported["bert.pooler.dense.weight"], averaged(run)["bert.pooler.dense.weight"])
+    # The mean of the last checkpoints, whichever files the stage has written.
+    assert main(["export", str(run), "--output", str(tmp_path / "mean"), "--average", "3"]) == 0
+    mean = saved_class(tmp_path / "mean").from_folder(tmp_path / "mean").state_dict()
+    for name in ("bert.pooler.dense.weight", "bert.encoder.layers.1.attention.qkv.weight"):
+        parts = [weights(run, step)[name].double() for step in (4, 5, 6)]
+        assert torch.equal(mean[name], (sum(parts) / 3).float()), name
     train(data, tmp_path / "next", "--init_from", str(tmp_path / "exported"), "--train.max_steps", "1")
     (last,) = (line for line in read_metrics(run) if line["step"] == 6 and "validation/loss" in line)
     (first,) = (line for line in read_metrics(tmp_path / "next") if line["step"] == 0 and "validation/loss" in line)
