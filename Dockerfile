@@ -10,10 +10,11 @@ ARG TORCH_INDEX=
 ARG EXTRAS=hub,finetune,stores
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_EXTRA_INDEX_URL=${TORCH_INDEX}
 
-# A CUDA base such as nvidia/cuda brings no Python.
-RUN command -v python3 > /dev/null && python3 -m venv --help > /dev/null \
-    || (apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv \
-        && rm -rf /var/lib/apt/lists/*)
+# A CUDA base such as nvidia/cuda brings no Python. (Its version is the base's, whichever that is.)
+# hadolint ignore=DL3008
+RUN if ! python3 -m venv --help > /dev/null; then \
+        apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv \
+        && rm -rf /var/lib/apt/lists/*; fi
 # One such as pytorch/pytorch brings torch, which is seen from the environment and kept.
 RUN python3 -m venv --system-site-packages /opt/cloze
 ENV PATH=/opt/cloze/bin:${PATH}
@@ -27,9 +28,11 @@ COPY launch launch
 COPY model model
 COPY pipeline pipeline
 RUN if python -c "import torch" 2> /dev/null; then sed -i '/^torch==/d' constraints.txt; fi
+# hadolint ignore=DL3059
 RUN python .ci/install.py --constraint constraints.txt --editable ".[${EXTRAS}]"
 
 # By number, so that Kubernetes knows that it is not root's.
+# hadolint ignore=DL3059
 RUN useradd --uid 10001 --create-home cloze
 USER 10001
 RUN cloze --version

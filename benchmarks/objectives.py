@@ -5,9 +5,9 @@
 Every contender trains a model of one shape on one text with as many FLOPs: those of forward and backward that the
 objective counts of its own models (`Objective.flops`: ELECTRA's generator and the teacher's forward among them), so
 that a dearer objective makes fewer steps. The teacher of the distillation has twice the layers and was trained with
-four times the FLOPs, which are not counted; it has a row of its own. Optimizer, rate, batch, length and seed are the same
-for all and were tuned for none. Then each model is fine-tuned by `benchmarks/evidence.py` (which says how: --data as
-there), as is a model of random weights; size `small` is not. Of every model the mean vectors of its last layer are
+four times the FLOPs, which are not counted; it has a row of its own. Optimizer, rate, batch, length and seed are the
+same for all and were tuned for none. Then each model is fine-tuned by `benchmarks/evidence.py` (which says how: --data
+as there), as is a model of random weights; size `small` is not. Of every model the mean vectors of its last layer are
 compared with SICK's test file as they are: Spearman's correlation of cosines with scores. What is done is not done
 again, so that the same command goes on where it was stopped. Written to --output: results.json, table.md; with --page
 the table goes into DIR/results.md, between its marks.

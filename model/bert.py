@@ -151,8 +151,11 @@ class BertModel(InFolders):
             return [None] * (1 + layers)
         places = (0, 1, 2) if attends_across else (0, 2)
         keys = [DropoutKey(seed, layer + 1).at(place) for layer in range(layers) for place in places]
-        bits = row_bits([DropoutKey(seed, 0).at(0), *keys], tokens.numel(), tokens.device)
-        return bits.split([1] + [len(places)] * layers)
+        # The embeddings' stand there three times: were the first layer's the second row, its place in memory would be
+        # the number of tokens, which dynamo takes for a rule, and compiles the other layers anew.
+        first, *others = row_bits([DropoutKey(seed, 0).at(0)] * 3 + keys, tokens.numel(), tokens.device).split(
+            [3] + [len(places)] * layers)
+        return [first[:1], *others]
 
     def _context(self, kernel: str, layout: Layout, position_ids: Tensor, output_attentions: bool) -> Context:
         config = self.config

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cloze.model.attention import KERNELS, Layout, leave_graphs
+from cloze.model.branching import branch
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.copies import Copied
 from cloze.model.dropout import DropoutKey, keep_masks, keep_scale
@@ -58,41 +60,49 @@ class Attention(nn.Module):
 
     def forward(
         self, hidden: Tensor, context: Context, seed: int | None, head_mask: Tensor | None, read: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """(..., hidden) -> (..., hidden), or (R, hidden) of the tokens `read` (R,); from the eager kernel also
-        the probabilities (B, heads, S, S).
+        the probabilities (B, heads, S, S); and the inputs, for a residual (`branch`).
         """
-        layout, packed = context.layout, self.qkv(hidden)
-        rotary = context.local_rotary if self.local else context.rotary
+        layout, rotary = context.layout, context.local_rotary if self.local else context.rotary
+        extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
+        if context.kernel == "varlen" and rotary is None:
+            hidden, *parts = branch(hidden, self.qkv, 3)
+            mixed, _ = self._attend([part.unflatten(-1, (self.num_heads, self.head_size)) for part in parts],
+                                    context.kernel, layout, seed, extra)
+            return self.output(_rows(mixed, read)), None, hidden
+        packed = self.qkv(hidden)
         if rotary is not None:
             packed = rotate_packed(packed, self.num_heads, rotary)
-        extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
         if layout.groups:
-            parts = packed.split([group.num_tokens for group in layout.groups])
-            seeds = [None if seed is None else seed + number for number in range(len(parts))]
+            groups = packed.split([group.num_tokens for group in layout.groups])
+            seeds = [None if seed is None else seed + number for number in range(len(groups))]
             mixed = torch.cat(
                 [
-                    self._attend(part, context.kernel, group, group_seed, extra)[0]
-                    for part, group, group_seed in zip(parts, layout.groups, seeds, strict=True)
+                    self._attend(self._heads(part, group), context.kernel, group, group_seed, extra)[0]
+                    for part, group, group_seed in zip(groups, layout.groups, seeds, strict=True)
                 ]
             )
-            return self.output(_rows(mixed, read)), None
-        mixed, probabilities = self._attend(packed, context.kernel, layout, seed, extra)
-        return self.output(_rows(mixed, read)), probabilities if context.output_attentions else None
+            return self.output(_rows(mixed, read)), None, hidden
+        heads = self._heads(packed, None if context.kernel == "varlen" else layout)
+        mixed, probabilities = self._attend(heads, context.kernel, layout, seed, extra)
+        return self.output(_rows(mixed, read)), probabilities if context.output_attentions else None, hidden
+
+    def _heads(self, packed: Tensor, layout: Layout | None) -> Sequence[Tensor]:
+        """(..., 3 * hidden) -> queries, keys and values (..., heads, head size), padded as the layout says."""
+        packed = packed if layout is None else layout.pad(packed)
+        return packed.unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
 
     def _attend(
-        self, packed: Tensor, kernel: str, layout: Layout, seed: int | None, extra: dict
+        self, heads: Sequence[Tensor], kernel: str, layout: Layout, seed: int | None, extra: dict
     ) -> tuple[Tensor, Tensor | None]:
-        """(..., 3 * hidden) queries, keys and values -> (..., hidden), and probabilities from the eager
+        """Queries, keys and values (..., heads, head size) -> (..., hidden), and probabilities from the eager
         kernel.
         """
         if kernel == "varlen":
             extra = {"local": self.local}
-        else:
-            packed = layout.pad(packed)
-        query, key, value = packed.unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
         bias = layout.local_bias if self.local else layout.bias
-        mixed, probabilities = KERNELS[kernel](query, key, value, layout, bias, self.probability, seed, **extra)
+        mixed, probabilities = KERNELS[kernel](*heads, layout, bias, self.probability, seed, **extra)
         mixed = mixed.flatten(-2)
         return mixed if kernel == "varlen" else layout.unpad(mixed), probabilities
 
@@ -137,12 +147,13 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.linear_bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = self.up(hidden)
+    def forward(self, hidden: Tensor, branches: bool) -> tuple[Tensor, Tensor]:
+        """(..., hidden) -> (..., hidden), and the inputs, for a residual. `branches`: by `branch`, of (T, hidden)."""
+        hidden, inner = branch(hidden, self.up) if branches else (hidden, self.up(hidden))
         if self.gated:
-            hidden, gate = hidden.chunk(2, dim=-1)
-            return self.down(self.activation(hidden) * gate)
-        return self.down(self.activation(hidden))
+            inner, gate = inner.chunk(2, dim=-1)
+            return self.down(self.activation(inner) * gate), hidden
+        return self.down(self.activation(inner)), hidden
 
 
 class EncoderLayer(Copied):
@@ -177,15 +188,17 @@ class EncoderLayer(Copied):
         """
         first, *between, last = (None, None, None) if bits is None else self._keep(bits, hidden)
         inputs = self.attention_norm(hidden) if self.pre else hidden
-        change, probabilities = self.attention(inputs, context, seeds[0], head_mask, read)
-        hidden = self._add(_rows(hidden, read), change, first, self.attention_norm, self.attention_scale)
+        change, probabilities, inputs = self.attention(inputs, context, seeds[0], head_mask, read)
+        hidden = _rows(hidden if self.pre else inputs, read)
+        hidden = self._add(hidden, change, first, self.attention_norm, self.attention_scale)
         cross_probabilities = None
         if context.cross_states is not None:
             inputs = self.cross_attention_norm(hidden) if self.pre else hidden
             change, cross_probabilities = self.cross_attention(inputs, context, seeds[1], head_mask)
             hidden = self._add(hidden, change, between[0], self.cross_attention_norm, self.attention_scale)
         inputs = self.feed_forward_norm(hidden) if self.pre else hidden
-        hidden = self._add(hidden, self.feed_forward(inputs), last, self.feed_forward_norm, self.scale)
+        change, inputs = self.feed_forward(inputs, context.kernel == "varlen" and not self.pre)
+        hidden = self._add(hidden if self.pre else inputs, change, last, self.feed_forward_norm, self.scale)
         return hidden, probabilities, cross_probabilities
 
     def _keep(self, bits: Tensor, hidden: Tensor) -> Sequence[Tensor | None]:
@@ -198,9 +211,26 @@ class EncoderLayer(Copied):
                              else part.unbind())]
 
     def _add(self, hidden: Tensor, change: Tensor, keep: Tensor | None, norm: nn.Module, scale: float) -> Tensor:
-        # One pass for dropout and residual: hidden + scale * change * keep.
-        hidden = hidden + change if keep is None else torch.addcmul(hidden, change, keep.view_as(change), value=scale)
+        if torch.compiler.is_compiling() and not self.pre and torch.is_grad_enabled():
+            # What the norm takes is written and kept. Else compilers keep `change`, and add and mask again in backward:
+            # a pass of three tensors more.
+            hidden = checkpoint(_residual, hidden, change, keep, scale, use_reentrant=False, context_fn=_SAVED,
+                                preserve_rng_state=False)
+        else:
+            hidden = _residual(hidden, change, keep, scale)
         return hidden if self.pre else norm(hidden)
+
+
+def _residual(hidden: Tensor, change: Tensor, keep: Tensor | None, scale: float) -> Tensor:
+    # One pass for dropout and residual: hidden + scale * change * keep.
+    return hidden + change if keep is None else torch.addcmul(hidden, change, keep.view_as(change), value=scale)
+
+
+def _save(context: object, operator: object, *_: object, **__: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE
+
+
+_SAVED = partial(create_selective_checkpoint_contexts, _save)
 
 
 class EncoderOutput(NamedTuple):

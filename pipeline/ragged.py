@@ -8,6 +8,8 @@ import pyarrow.compute as pc
 # Ranges of more elements than this on average are copied one by one: by index they would take four bytes of memory for
 # each of theirs, whose pages the system clears anew each time.
 _LONG = 64
+# Elements in runs of rows of one length, on average, from which on a step of Python for each run is worth it.
+_LONG_RUN = 2048
 # The C library's memory, which training and preparing let it keep (allocator.py): Arrow's own allocator gives pages
 # back a moment after they were freed, and a fifth of the time of loading went into clearing them again.
 POOL = pa.system_memory_pool()
@@ -59,8 +61,18 @@ def union(*ascending: np.ndarray) -> np.ndarray:
 
 def within(offsets: np.ndarray) -> np.ndarray:
     """For every element of a ragged array its place inside its row: 0, 1, 2, 0, 1, …"""
-    places = np.arange(offsets[-1])
-    places -= np.repeat(offsets[:-1], np.diff(offsets))
+    lengths = np.diff(offsets)
+    first = np.flatnonzero(np.diff(lengths, prepend=-1))  # rows that are longer or shorter than the one before
+    if len(first) * _LONG_RUN > offsets[-1]:
+        places = np.arange(offsets[-1])
+        places -= np.repeat(offsets[:-1], lengths)
+        return places
+    # Rows of one length are a table, of which every row is the same: it is written once, and nothing read.
+    places = np.empty(offsets[-1], np.int64)
+    bounds = [*offsets[first].tolist(), len(places)]
+    for low, high, length in zip(bounds[:-1], bounds[1:], lengths[first].tolist(), strict=True):
+        if length:
+            places[low:high].reshape(-1, length)[:] = np.arange(length)
     return places
 
 

@@ -188,7 +188,7 @@ class FinetuneConfig(RunConfig, HubConfig):
         ):
             found = getattr(getattr(self, section), name)
             if found != usual:
-                expected = "null" if usual is None else usual
+                expected = "null" if usual is None else str(usual)
                 raise UserError(f"{section}.{name}: found {found}, expected {expected}: it is for pretraining")
         check_processes(self)
         if self.processes != 1 and (self.seeds > 1 or self.grid):

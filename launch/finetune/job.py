@@ -38,7 +38,7 @@ class Job:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the run may not go on with another of."""
+        """Hashes that a resume compares: a run is refused with other ones."""
         return {"train_hash": _hash(Path(self.config.train_file)),
                 "tokenizer_fingerprint": self.source.tokenizer.fingerprint}
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from cloze.launch.config import EvaluationConfig, FinetuneConfig
+from cloze.launch.finetune.job import Job
 from cloze.launch.parsing import parse
 from cloze.launch.run import runs
 from cloze.launch.run.sweeps import (
@@ -39,7 +40,7 @@ PICTURE = "spread.png"
 _NO_SETTINGS = ("task", "output", "seed", "seeds", "grid", "evaluation.metric")
 
 
-def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Any]) -> int:
+def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> int:
     """Run every combination with every seed, each in a process of its own; returns the exit status.
 
     On every GPU that is visible runs one at a time; on a CPU one after another. A run that is complete is not
@@ -62,7 +63,7 @@ def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Any]) -> 
     return EXIT_COMPLETE
 
 
-def _plan(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Any]) -> list[Run]:
+def _plan(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> list[Run]:
     """All runs, each with its configuration written beside its folder, once everything that they read is read."""
     folder, base = Path(config.output), asdict(replace(config, seeds=1, grid=[]))
     planned: list[Run] = []
@@ -88,10 +89,11 @@ def _plan(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Any]) -> 
             if output in {run.folder for run in planned}:
                 raise UserError(f"grid: found two settings whose runs would both be {output}, expected names that "
                                 "differ; let one of them be a sweep of its own")
-            own = {"seed": seed, "output": str(output), "model_step": step}
-            runs.check_folder(replace(job.config, **own), job.facts)
+            where = str(output)
+            runs.check_folder(replace(job.config, seed=seed, output=where, model_step=step), job.facts)
             path = file_of(output)
-            written[path] = yaml.safe_dump(asdict(replace(chosen, **own)), sort_keys=False)
+            written[path] = yaml.safe_dump(
+                asdict(replace(chosen, seed=seed, output=where, model_step=step)), sort_keys=False)
             command = [sys.executable, "-m", "cloze", "finetune", config.task, "--config", str(path)]
             planned.append(Run(name, output, settings, command))
     for path, text in written.items():

@@ -93,7 +93,7 @@ class TrainingData:
 
     @property
     def facts(self) -> dict[str, str | int]:
-        """What the run may not go on with another of."""
+        """Hashes that a resume compares: a run is refused with other ones."""
         if not self.names:
             return runs.data_facts(self.manifest)
         shares = "; ".join(f"from sample {phase.begin}: " + ", ".join(f"{share:.9g}" for share in phase.shares)

@@ -143,7 +143,7 @@ def _time_rows(config: PlanConfig, step: Step, figures: dict) -> list[tuple[str,
         ("device time", f"{micro.device_seconds * 1e3:.1f} ms a micro-step: {parts}"),
         ("launches", f"{micro.launches:,} a micro-step, {micro.host_seconds * 1e3:.1f} ms of the host: {waits}"),
         ("optimizer", f"{step.optimizer.seconds * 1e3:.1f} ms a step, and {step.gradient_seconds * 1e3:.1f} ms for "
-                      "passes over gradients"),
+                      "passes over gradients and copies of weights"),
         ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, {figures['communication_share']:.0%} of "
                           "it, none of it hidden"),
         ("step", f"{step.seconds:.3g} s for {step.tokens:,.0f} tokens"),

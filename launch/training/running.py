@@ -112,7 +112,7 @@ def open_checkpoints(config: RunConfig, facts: runs.Facts, process: Process
     """The run's checkpoints, the step to go on from (None: start), and whether another number of processes saved it.
 
     Args:
-        facts: what the run may not go on with another of (runs.check_folder).
+        facts: hashes that a resume compares (runs.check_folder).
 
     Raises:
         UserError: checkpoint.resume demands or forbids a checkpoint, there are only damaged ones, or the newest good
@@ -163,7 +163,7 @@ def make_trainer(config: RunConfig, process: Process, engine: Engine, checkpoint
     """A trainer at step 0.
 
     Args:
-        facts: what the run may not go on with another of; kept in every checkpoint, with all that shapes the result.
+        facts: hashes that a resume compares; kept in every checkpoint, with all fields that shape the result.
         more: further plain values kept in every checkpoint.
         parts: objective, evaluate, flops, sources and average of Trainer.
     """

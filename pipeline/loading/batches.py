@@ -27,7 +27,7 @@ from cloze.pipeline.shards.shards import ShardReader, Window
 _PREFETCHED = 4  # groups of batches
 # Tokens that are taken at once, so that what a call costs in Python is small beside them: of each stream and in all
 # when they are read, and made into tensors.
-_TOKENS_OF_STREAM = 1 << 12
+_TOKENS_OF_STREAM = 1 << 13
 _TOKENS_READ = 1 << 17
 _TOKENS_COLLATED = 1 << 18
 
@@ -236,7 +236,8 @@ class BatchStream:
         first = row + each * np.arange(count)[:, None]
         chosen = stream * length + place + first  # (count, own): one batch a line
         rows = chosen if read.rows is None else read.rows[chosen]
-        by_length = np.argsort(read.samples.lengths[rows], axis=1, kind="stable")
+        lengths = read.samples.lengths.astype(np.uint16)  # as in `window_order`
+        by_length = np.argsort(lengths[rows], axis=1, kind="stable")
         rows = np.take_along_axis(rows, by_length, axis=1)
         micro_steps = len(own) // self._micro
         part, part_masks = Window(read.samples, read.masks).take(rows.ravel())

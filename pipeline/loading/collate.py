@@ -46,7 +46,8 @@ def concatenated(
 
 def _split(columns: dict[str, tuple[np.ndarray, list[int]]]) -> list[dict]:
     """Of flat arrays, each with its part in every micro-batch, a dict of tensors for each micro-batch."""
-    parts = [torch.from_numpy(values).split(counts) for values, counts in columns.values()]
+    # As `split`, without a note in each part of what it is a part of, which autograd would want of changes in place.
+    parts = [torch.unsafe_split_with_sizes(torch.from_numpy(values), counts) for values, counts in columns.values()]
     return [dict(zip(columns, tensors, strict=True)) for tensors in zip(*parts, strict=True)]
 
 

@@ -62,7 +62,8 @@ def window_order(lengths: np.ndarray, *key: int) -> np.ndarray:
     """
     generator = _generator(key[0], _ROWS, *key[1:])
     rows = generator.permutation(len(lengths))
-    rows = rows[np.argsort(lengths[rows], kind="stable")]
+    # 16 bits, which all lengths fit (segment_b_start has no more), are sorted by counting.
+    rows = rows[np.argsort(lengths.astype(np.uint16)[rows], kind="stable")]
     strata = min(_STRATA, len(rows))
     stratum = np.arange(len(rows)) * strata // len(rows)
     rows = rows[np.argsort(stratum + generator.random(len(rows)), kind="stable")]  # within each at random

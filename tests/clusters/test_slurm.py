@@ -137,7 +137,7 @@ def test_a_sweep_as_an_array_goes_on_by_itself_and_ends_in_a_table(slurm_cluster
     pytest.importorskip("matplotlib")
     folder, log = tmp_path / "sweep", tmp_path / "sweep.log"
     names = [f"learning_rate={rate}" for rate in ("1e-3", "3e-3")]
-    words = (SWEEP, str(folder), *TINY, "--train.max_steps", "300", "--data", str(shards), "--schedule.warmup_steps",
+    words = (SWEEP, str(folder), *TINY, "--train.max_steps", "150", "--data", str(shards), "--schedule.warmup_steps",
              "5", "--grid", "learning_rate=1e-3,3e-3")
     array = slurm_cluster.submit(log, *SMALL, "--array=0-1", *words)
     table = slurm_cluster.submit(tmp_path / "table.log", *SMALL, f"--dependency=afterany:{array}", *words)

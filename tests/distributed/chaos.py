@@ -1,4 +1,4 @@
-"""What can befall a run: signals at random moments, damaged checkpoint files, a full disk; and that it ends with the
+"""Faults injected into a run: signals at random moments, damaged checkpoint files, a full disk; and that it ends with the
 same bits."""
 
 from __future__ import annotations

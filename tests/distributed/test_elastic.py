@@ -10,10 +10,10 @@ import shutil
 import pytest
 
 from cloze.launch import cli
+from tests.engine_reports import resumes_main, told
 from tests.forked import ForkedRun
 from tests.launching import curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
-from tests.telling import resumes_main, told
 
 RUN = ("--train.max_steps", "15", "--checkpoint.every_steps", "5", "--checkpoint.keep_last", "9",
        "--optimizer.weight_decay", "1", "--model.hidden_dropout_prob", "0",

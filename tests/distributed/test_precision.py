@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
+from tests.engine_reports import formats_main, told
 from tests.forked import ForkedRun
 from tests.fp16_on_cpu import fp16_main
 from tests.launching import finish, pretrain_arguments
 from tests.synthetic import make_shards
-from tests.telling import formats_main, told
 
 FP32 = ["torch.float32"]
 NAMES = {"fp32": FP32, "bf16": ["torch.bfloat16"], "fp16": ["torch.float16"]}

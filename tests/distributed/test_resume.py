@@ -287,7 +287,7 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_with(data, tmp_path):
     assert "resumed from step 4 of 5" in train(data, other, *short, "--seed", "43", *longer)
 
 
-def test_damaged_checkpoints_are_passed_over_aloud(data, undisturbed, tmp_path):
+def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, tmp_path):
     """The newest is truncated, the one before has one flipped bit: the third is taken, and the end is the same."""
     run = tmp_path / "run"
     kill_when(ForkedRun(pretrain_arguments(data, run, *RUN), 2, slow_from(36)), lambda: step_of(run) >= 36)

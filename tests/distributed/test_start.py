@@ -32,7 +32,7 @@ def test_a_start_imports_neither_the_compiler_nor_what_others_look_for(tmp_path,
 
 
 def test_a_start_says_at_once_what_it_is_doing(tmp_path):
-    """Of minutes on a busy machine no part passes in silence; a pipe is told as a terminal is."""
+    """On a busy machine the start takes minutes, and each part is announced, to a pipe as to a terminal."""
     data = make_shards(tmp_path / "data")
     command = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "2", "--schedule.warmup_steps", "0",
                                  "--train.log_every_steps", "1")

@@ -45,6 +45,23 @@ class Recipe:
     """Tokens to predict of each."""
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A model whose layers are compiled by Inductor."""
+
+    model: str
+    """A preset's name."""
+    layers: int
+    capability: int = 90
+    """Of the GPU that it is compiled for: 90 is an H100's."""
+    binaries: bool = False
+    """Whether Triton makes binaries of the kernels."""
+
+
+# Tokens of the sequences of a compiled model's micro-batches, in turn.
+COMPILED_LENGTHS = ((512,) * 32, (512,) * 29 + (33, 12, 77))
+
+
 def batch_size(world_size: int) -> int:
     """Global batch of so many ranks with the micro-batches above."""
     return world_size * len(LENGTHS[0]) * MICRO_STEPS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from tests.gpu.cases import Case, Recipe
+from tests.gpu.cases import Case, Compiled, Recipe
 from tests.gpu.fake_cuda import ROOT, build
 from tests.gpu.large_world import Part, Place
 from tests.gpu.worker import Report
@@ -33,7 +34,7 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def worker(library, tmp_path_factory) -> Iterator[Callable[[Case | Place | Recipe], dict]]:
+def worker(library, tmp_path_factory) -> Iterator[Callable[[Case | Place | Recipe | Compiled], dict]]:
     """The process that answers; each question is answered once."""
     errors = tmp_path_factory.mktemp("worker") / "stderr"
     with errors.open("w") as stream:
@@ -41,7 +42,7 @@ def worker(library, tmp_path_factory) -> Iterator[Callable[[Case | Place | Recip
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream)
 
         @functools.cache
-        def ask(question: Case | Place | Recipe) -> dict:
+        def ask(question: Case | Place | Recipe | Compiled) -> dict:
             process.stdin.write(json.dumps(asdict(question)) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
@@ -73,3 +74,11 @@ def part(worker) -> Callable[[Place], Part]:
 def peak_bytes(worker) -> Callable[[Recipe], int]:
     """Asks what a step of a recipe holds at most."""
     return lambda recipe: worker(recipe)["peak_bytes"]
+
+
+@pytest.fixture(scope="session")
+def compiled(worker) -> Callable[[Compiled], dict]:
+    """Asks what Inductor makes of a model's layers."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: nothing makes a GPU's kernels")
+    return worker

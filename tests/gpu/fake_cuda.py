@@ -236,7 +236,7 @@ _COPIES = "_to_copy", "copy_"
 
 
 def watch(answer: float = 0.0):
-    """A dispatch mode that fills LOG. Whoever asks the device for a number is told `answer`."""
+    """A dispatch mode that fills LOG. A read of a number from the device gives `answer`."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves

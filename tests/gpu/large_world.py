@@ -125,7 +125,7 @@ def _of_stage_3(engine, rank: int) -> list[Fragment]:
 
 
 def _of_rank(engine, rank: int, ask: Callable):
-    """What DeepSpeed would do, told that it is that rank."""
+    """What DeepSpeed would do as that rank."""
     import deepspeed.comm
 
     with mock.patch.object(deepspeed.comm, "get_rank", lambda group=None: rank):

@@ -63,7 +63,7 @@ def test_tf32_is_for_fp32():
         TrainConfig(tf32=True)
 
 
-def test_nccl_is_told_the_device_of_each_rank(monkeypatch):
+def test_nccl_gets_the_device_of_each_rank(monkeypatch):
     given = {}
     monkeypatch.setattr(distributed, "device_type", lambda: "cuda")
     monkeypatch.setattr(distributed, "work_on", lambda device: None)
@@ -124,7 +124,7 @@ def test_flash_attention_3_computes_where_it_is_installed_and_can(monkeypatch, c
     assert asked == (["FA3"] if taken else []) and "FA3" in torch.nn.attention.list_flash_attention_impls()
 
 
-def test_a_broken_flash_attention_3_is_told_of(monkeypatch, tmp_path):
+def test_a_broken_flash_attention_3_is_reported(monkeypatch, tmp_path):
     """By torch's own activation: a module of that name without its kernels."""
     (tmp_path / "flash_attn_interface.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)

@@ -65,7 +65,7 @@ BUILT = [(1, WORLD_SIZE - 1), *(pytest.param(stage, rank, marks=pytest.mark.slow
 
 
 @pytest.mark.parametrize(("stage", "rank"), BUILT)
-def test_a_rank_that_is_built_is_what_was_foretold_of_it(part, stage, rank):
+def test_a_rank_that_is_built_is_as_predicted(part, stage, rank):
     told, found = part(Place(stage)), part(Place(stage, rank, everyone=False))
     assert found.own == told.fragments[rank] and sorted(found.files) == told.names[rank]
     assert found.padded == told.padded and 0 < elements(found.own) <= found.padded

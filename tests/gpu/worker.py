@@ -15,7 +15,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.gpu import large_world
-from tests.gpu.cases import LENGTHS, MICRO_STEPS, WORLD_SIZE, Case, Recipe, configuration, join
+from tests.gpu.cases import (
+    COMPILED_LENGTHS,
+    LENGTHS,
+    MICRO_STEPS,
+    WORLD_SIZE,
+    Case,
+    Compiled,
+    Recipe,
+    configuration,
+    join,
+)
 
 WARM_STEPS = 2  # optimizers make their states in the first; DeepSpeed learns its order of parameters
 
@@ -227,12 +237,42 @@ def peak_bytes(recipe: Recipe) -> int:
     return LOG.peak_bytes
 
 
+def compiled(case: Compiled) -> dict:
+    """Kernels that Inductor makes of the layers, graphs, and what a second micro-step starts of them: (name, bytes)."""
+    import torch
+    import torch._dynamo.utils as dynamo
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from cloze.model.bert import BertForPreTraining
+    from cloze.model.config import BertConfig
+    from cloze.model.copies import WeightCopies
+    from tests.gpu import fake_triton
+
+    made = fake_triton.install(case.capability, case.binaries)
+    config = replace(BertConfig.preset(case.model, vocab_size=1000), num_hidden_layers=case.layers)
+    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.device("cuda"):
+            model = BertForPreTraining(config)
+        model.bert.encoder.compile_layers()
+        for lengths in COMPILED_LENGTHS:
+            made.started.clear()
+            batch = {name: value.to("cuda") if isinstance(value, torch.Tensor) else value
+                     for name, value in _micro_batch(lengths, 76).items()}
+            with WeightCopies(model, torch.bfloat16), torch.autocast("cuda", torch.bfloat16):
+                output = model(**batch, dropout_seed=1)
+                (output.mlm_losses.sum() + output.next_sentence_losses.sum()).backward()
+    return {"started": made.started, "binaries": made.binaries, "graphs": dynamo.counters["stats"]["unique_graphs"]}
+
+
 def answer(line: str) -> dict:
     """The report on one case, or what one rank of a large world has; or its traceback."""
     question = json.loads(line)
     try:
         if "rank" in question:
             return large_world.part(large_world.Place(**question))
+        if "capability" in question:
+            return compiled(Compiled(**question))
         if "sequences" in question:
             return {"peak_bytes": peak_bytes(Recipe(**question))}
         return asdict(report(Case(**question)))

@@ -225,7 +225,7 @@ def test_a_run_of_before_a_field_was_known_goes_on(data, finished, tmp_path):
     assert "model.first_attention_norm is True, expected False" in line
 
 
-def test_a_run_whose_samples_came_in_another_order_is_refused_or_told_to_go_on(data, finished, tmp_path, capsys):
+def test_a_run_whose_samples_came_in_another_order_is_refused_or_accepted(data, finished, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     told = yaml.safe_load((run / "config.yaml").read_text())
     assert told["data_streams"] == 16
@@ -253,7 +253,7 @@ def test_the_streams_of_a_run_are_kept_by_any_number_of_processes(tmp_path, monk
     assert choose_data_streams(replace(config, data_streams=8), 6) == 8
 
 
-def test_a_missing_shard_is_found_by_one_process_and_told_to_the_others(data, tmp_path):
+def test_a_missing_shard_is_found_by_one_process_and_reported_by_all(data, tmp_path):
     broken = shutil.copytree(data, tmp_path / "broken")
     (broken / "train" / "shard-00001.arrow").unlink()
     output = train(broken, tmp_path / "run", processes=2, status=2)

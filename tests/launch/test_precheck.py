@@ -85,7 +85,7 @@ def test_what_is_not_there_is_refused_without_torch(tmp_path):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_is_told_that_torch_is_loaded(monkeypatch, terminal):
+def test_a_terminal_shows_that_torch_is_loaded(monkeypatch, terminal):
     class Stream(io.StringIO):
         def isatty(self) -> bool:
             return terminal

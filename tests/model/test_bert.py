@@ -298,7 +298,8 @@ def test_the_last_layer_computes_what_is_read_and_nothing_else_changes(kernel, f
     found = []
     for whole in (False, True):  # all hidden states are wanted: the last layer computes every token
         model, rows = pretraining_model(config, attention_kernel=kernel), []
-        model.bert.encoder.layers[-1].feed_forward.register_forward_hook(lambda *a, rows=rows: rows.append(len(a[2])))
+        last = model.bert.encoder.layers[-1].feed_forward
+        last.register_forward_hook(lambda module, inputs, output, rows=rows: rows.append(len(output[0])))
         output = model(**flat, output_hidden_states=whole)
         output.loss.backward()
         read = len(flat["masked_positions"]) + len(flat["sequence_offsets"]) - 1

@@ -122,7 +122,7 @@ FIELDS = sorted(
 
 @pytest.mark.parametrize("field, value", FIELDS)
 def test_every_field_of_a_variant_changes_something(field, value):
-    """An option that nobody reads would leave the parameters and the loss as they were."""
+    """An option that no code reads would leave the parameters and the loss as they were."""
     plain, varied = pretraining_model(), pretraining_model(dataclasses.replace(TINY, **{field: value}))
     shapes = [{name: each.shape for name, each in model.named_parameters()} for model in (plain, varied)]
     flat = concatenate(batch())

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloze.pipeline import ragged
 
@@ -19,3 +21,13 @@ def test_rows_are_taken_with_their_values(dtype):
         assert found.dtype == dtype and bounds.dtype == np.int64
         assert np.array_equal(bounds, ragged.to_offsets(lengths[rows]))
         assert np.array_equal(found, np.concatenate([np.empty(0, dtype), *expected]))
+
+
+@given(runs=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), max_size=6))
+@pytest.mark.parametrize("long_run", [0, 1, 1 << 30])
+def test_places_within_rows_whether_they_are_written_by_runs_or_not(runs, long_run):
+    lengths = np.array([length for count, length in runs for _ in range(count)], np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "_LONG_RUN", long_run)
+        found = ragged.within(ragged.to_offsets(lengths))
+    assert found.dtype == np.int64 and found.tolist() == [place for length in lengths for place in range(length)]

@@ -210,7 +210,7 @@ def test_events_that_a_killed_start_has_not_sent(bucket, tmp_path):
 
 
 def test_what_a_killed_start_has_not_sent_is_sent_by_the_next_on_its_machine(bucket, tmp_path):
-    """It goes on from scratch, from a later step than any that the store was told of."""
+    """It goes on from scratch, from a later step than any in the store."""
     place, path = to_place(bucket) / "run", tmp_path / "metrics.jsonl"
     (place / "log/0001-a/metrics.jsonl.000000").write(lines(1, 2, 3).encode())
     before = parsed(1, 2, 3, 4, 5) + [{"step": 5, "validation/loss": 1.0}]

@@ -135,7 +135,7 @@ def test_a_stream_of_batches_fetches_ahead(stored, tmp_path, monkeypatch):
     assert not reader._ahead
 
 
-def test_damage_in_the_cache_is_mended(local, stored, tmp_path):
+def test_damage_in_the_cache_is_repaired(local, stored, tmp_path):
     """Any byte of any copy, also of footers; and pages that a power failure took though they are marked."""
     folder = tmp_path / "cache"
     expected = stream(local, batches=24)

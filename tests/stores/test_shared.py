@@ -69,7 +69,7 @@ def test_what_one_cannot_read_ends_all(bucket, tmp_path):
     assert "error: s3://not-there: found no such bucket" in printed
 
 
-def test_machines_fetch_what_was_told_once_each(small_corpus, bucket, proxy, tmp_path, known):
+def test_each_machine_fetches_a_shared_object_once(small_corpus, bucket, proxy, tmp_path, known):
     """Processes of a machine wait for the one that fetches; a damaged copy is fetched again."""
     path = to_place(uploaded(small_corpus, bucket)) / "manifest.json"
     content = (small_corpus / "manifest.json").read_bytes()
@@ -96,7 +96,7 @@ def test_machines_fetch_what_was_told_once_each(small_corpus, bucket, proxy, tmp
         Manifest.load(path.parent)
 
 
-def test_what_a_run_was_told_ends_with_it(small_corpus, bucket, proxy, tmp_path):
+def test_shared_objects_end_with_their_run(small_corpus, bucket, proxy, tmp_path):
     """A command of the same process afterwards asks the store; one process alone asks for each object once, too."""
     stored = uploaded(small_corpus, bucket)
     config = parse("pretrain", run_arguments(stored, tmp_path)[1:])

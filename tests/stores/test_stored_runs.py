@@ -21,7 +21,7 @@ from cloze.launch.run.commits import read_commits
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.run.stored import COMMITS
 from cloze.pipeline.stores.places import to_place
-from tests.launch.test_trackers import history
+from tests.launch.run.test_trackers import history
 from tests.launching import assert_same_weights, children, finish, kill_all, train, weights
 from tests.stores.conftest import ENVIRONMENT
 from tests.stores.server import BUSY, first, slow

@@ -1,4 +1,4 @@
-"""Slurm's job file for machines without a shared disk: what the run has told the store decides what the job does."""
+"""Slurm's job file for machines without a shared disk: the run's status in the store decides what the job does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def submit(bucket, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_job_goes_on_by_what_the_run_has_told(submit, bucket, tmp_path):
+def test_the_job_is_requeued_by_the_status_in_the_store(submit, bucket, tmp_path):
     data = make_shards(tmp_path / "data")
     run = ("--train.max_steps", "6", "--train.stop_before_seconds", "100")
     assert submit(data, *run, end=time.time()) == (0, True)  # stops at once, and asks to go on

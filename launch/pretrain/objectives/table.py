@@ -38,7 +38,7 @@ def make_objective(config: PretrainConfig) -> Objective:
 
 
 def objective_facts(objective: Objective) -> dict[str, str]:
-    """What a run may not go on with another of: what the objective says, and the SHA-256 of a user's own file."""
+    """Facts that a resume compares: those of the objective, and the SHA-256 of a user's own file."""
     facts, kind = objective.facts(), type(objective)
     if kind not in OBJECTIVES.values():
         facts["objective_source"] = hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()

@@ -98,7 +98,7 @@ class Step:
     """Forward and backward of one micro-batch."""
     optimizer: Cost
     gradient_seconds: float
-    """Passes over the gradients: their norm, clipping, copies for their sum."""
+    """Passes over the gradients, their norm, clipping, copies for their sum, and the 16-bit copies of the weights."""
     communication_seconds: float
     seconds: float
     tokens: float
@@ -223,7 +223,8 @@ class Estimator:
         batch = BatchArithmetic.of(train, self.cluster.processes)
         sequences = self.lengths.typical(batch.micro_batch_size)
         run = self.run(stage)
-        micro = cost(machine, _micro_trace(run, sequences), compiled=train.compiles(kernel_of(run), stage))
+        trace = _micro_trace(run, sequences)
+        micro = cost(machine, trace, compiled=train.compiles(kernel_of(run), stage))
         optimizer = cost(machine, self._optimizer[0])
         if stage:  # its own share of the weights, in few flat tensors
             seconds = optimizer.device_seconds / self.cluster.processes
@@ -231,7 +232,7 @@ class Estimator:
         sent, count = traffic(stage, self.parameters, self.cluster.processes, batch.gradient_accumulation_steps,
                               precision=train.precision)
         communication = self.cluster.collective_seconds(sent, count)
-        passes = self._gradient_bytes(stage) / machine.bandwidth
+        passes = self._gradient_bytes(stage) / machine.bandwidth + cost(machine, Trace(trace.once)).device_seconds
         seconds = batch.gradient_accumulation_steps * micro.seconds + optimizer.seconds + passes + communication
         needed = self.memory(stage, batch.micro_batch_size)
         tokens = train.global_batch_size * self.lengths.mean

@@ -61,9 +61,10 @@ def kernel_seconds(machine: Machine, kernel: Kernel) -> float:
 
 
 def fuse(trace: Trace) -> list[Kernel]:
-    """The kernels that are left as torch.compile makes them: all single operations that wait for the same product, or
-    other kernel apart, become one, which reads what comes from outside and writes what is used outside. What they make
-    of next to nothing, such as masks of a few numbers, is made again where it is used and kept nowhere.
+    """The kernels that are left where the layers are compiled: all single operations of a layer that wait for the same
+    product, or other kernel apart, become one, which reads what comes from outside and writes what is used outside.
+    What they make of next to nothing, as masks of a few numbers, is made again where it is used and kept nowhere.
+    tests/gpu/test_compiled.py holds the bytes to those of Inductor's own kernels.
     """
     kernels = _without_remade(trace.kernels)
     stages: dict[int, int] = {}  # by storage: the kernel apart, by its index + 1, that it waits for; 0: none
@@ -72,7 +73,7 @@ def fuse(trace: Trace) -> list[Kernel]:
     for index, kernel in enumerate(kernels):
         stage = max((stages.get(number, 0) for number, _ in kernel.reads), default=0)
         group = stage
-        if kernel.kind != "pointwise":
+        if kernel.kind != "pointwise" or not kernel.in_layer:
             stage, group = index + 1, -index - 1
         groups.setdefault(group, []).append(kernel)
         for number, _ in kernel.reads:
@@ -93,7 +94,7 @@ def _without_remade(kernels: list[Kernel]) -> list[Kernel]:
     """
     needed: set[int] = set()  # storages that lie in memory: something else than a single operation reads them
     for kernel in kernels:
-        if kernel.kind != "pointwise":
+        if kernel.kind != "pointwise" or not kernel.in_layer:
             needed.update(number for number, _ in (*kernel.reads, *kernel.writes))
     sources: dict[int, dict[int, int]] = {}  # of what is made again: the storages that it is made of
     left = []
@@ -103,7 +104,7 @@ def _without_remade(kernels: list[Kernel]) -> list[Kernel]:
             reads |= sources.get(number, {number: size})
         written = [number for number, _ in kernel.writes]
         alone = all(number in sources or number not in reads for number in written)  # else it changes what was there
-        if (kernel.kind == "pointwise" and alone and not needed.intersection(written)
+        if (kernel.kind == "pointwise" and kernel.in_layer and alone and not needed.intersection(written)
                 and _REMADE * sum(reads.values()) <= sum(size for _, size in kernel.writes)):
             sources |= dict.fromkeys(written, reads)
         else:
@@ -122,7 +123,7 @@ def _fused(kernels: list[Kernel], group: int, readers: dict[int, set[int]]) -> K
             made[number] = max(size, made.get(number, 0))
     # A tensor that no kernel reads is a result: a gradient, a loss.
     kept = {number: size for number, size in made.items() if number in reads or readers.get(number, set()) != {group}}
-    return Kernel("fused", "pointwise", reads=tuple(reads.items()), writes=tuple(kept.items()))
+    return Kernel("fused", "pointwise", reads=tuple(reads.items()), writes=tuple(kept.items()), in_layer=True)
 
 
 @dataclass(frozen=True)
@@ -149,5 +150,6 @@ def cost(machine: Machine, trace: Trace, *, compiled: bool = False) -> Cost:
     count, device = sum(map(launches, kernels)), sum(by_kind.values())
     if machine.is_cpu:
         return Cost(device, count * CPU_HOST_SECONDS, count, dict(by_kind), device + count * CPU_HOST_SECONDS)
-    host = count * (COMPILED_HOST_SECONDS if compiled else HOST_SECONDS)
+    host = sum(launches(kernel) * (COMPILED_HOST_SECONDS if compiled and kernel.in_layer else HOST_SECONDS)
+               for kernel in kernels)
     return Cost(device, host, count, dict(by_kind), max(device, host))

@@ -25,6 +25,7 @@ from cloze.model import attention, bert, dropout, heads, sampling
 from cloze.model.bert import BertForPreTraining, BertPreTrained
 from cloze.model.config import BertConfig
 from cloze.model.copies import WeightCopies
+from cloze.model.encoder import EncoderLayer
 
 # Make no kernel: memory without contents, and questions about tensors.
 _SILENT = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh",
@@ -52,6 +53,8 @@ class Kernel:
     """Of an operation on lists of tensors: how many."""
     elements: int = 0
     """Of the largest tensor that it takes or makes; of lists, of one list."""
+    in_layer: bool = False
+    """Whether an encoder layer does it, forward or backward: what `train.compile` compiles."""
 
     @property
     def bytes(self) -> int:
@@ -64,6 +67,8 @@ class Trace:
     """What a run of some code has done."""
 
     kernels: list[Kernel] = field(default_factory=list)
+    once: list[Kernel] = field(default_factory=list)
+    """Those that a step does once, however many micro-steps it has: copies of weights."""
     peak_bytes: int = 0
     """The most that tensors made in it have held at once."""
 
@@ -74,6 +79,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, attention_flops: Callable[[str, Sequence[Tensor]], float]) -> None:
         super().__init__()
         self.trace = Trace()
+        self.in_layer = False
         self._attention_flops = attention_flops
         self._numbers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._held = 0
@@ -97,23 +103,48 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
-        taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        read = {key: value for key, value in (kwargs or {}).items() if key != "out"}
+        taken = [leaf for leaf in tree_leaves((args, read)) if isinstance(leaf, Tensor)]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        reads = tuple((self._number(tensor, False), _bytes(tensor)) for tensor in taken)
+        reads = self._reads(name, taken, made)
         aliases = [each.alias_info for each in function._schema.returns if each.alias_info is not None]
         if any(not alias.is_write for alias in aliases):
             return result  # a view
         writes = tuple((self._number(tensor, True), _bytes(tensor)) for tensor in made)
         if not writes:  # in place, on lists
             writes = tuple((self._number(tensor, False), _bytes(tensor)) for tensor in _written(function, args))
+        if name in _INTO_PLACES:  # only those are read and written
+            size = min(_bytes(tensor) for tensor in taken)
+            reads, writes = (*((number, min(size, each)) for number, each in reads),), ((writes[0][0], size),)
         if name in _SILENT or not (reads or writes):
             return result
         kind, shape, flops = self._work(name, taken)
         tensors = max((len(argument) for argument in args if isinstance(argument, (list, tuple))), default=1)
         elements = (sum(tensor.numel() for tensor in taken[:tensors]) if tensors > 1 else
                     max(tensor.numel() for tensor in [*taken, *made]))
-        self.trace.kernels.append(Kernel(name, kind, shape, flops, reads, writes, max(1, tensors), elements))
+        self.trace.kernels.append(Kernel(name, kind, shape, flops, reads, writes, max(1, tensors), elements,
+                                         self.in_layer))
         return result
+
+    def _reads(self, name: str, taken: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+        """Number of each storage that is read, and the bytes: of a table the rows that are taken."""
+        reads = [(self._number(tensor, False), _bytes(tensor)) for tensor in taken]
+        if name in _FROM_PLACES:
+            reads[0] = reads[0][0], min(reads[0][1], _bytes(made[0]))
+        return tuple(reads[1:] if name in _OVERWRITING else reads)
+
+    def follow(self, layer: nn.Module) -> None:
+        """Note of the kernels of this layer that they are its own."""
+        def enter(*_: Any) -> None:
+            self.in_layer = True
+
+        def leave(*_: Any) -> None:
+            self.in_layer = False
+
+        layer.register_forward_pre_hook(enter)
+        layer.register_forward_hook(leave)
+        layer.register_full_backward_pre_hook(enter)
+        layer.register_full_backward_hook(leave)
 
     def _work(self, name: str, taken: Sequence[Tensor]) -> tuple[str, tuple[int, ...], float]:
         if name in _PRODUCTS:
@@ -127,9 +158,14 @@ class _Recorder(TorchDispatchMode):
         return "pointwise" if fuses else "other", (), 0.0
 
 
-# Kernels of their own also in compiled code: they move rows, draw, or are sums that a table is.
+# What takes some places of its first tensor, or changes them in place, and what asks it for no more than its shape.
+_FROM_PLACES = {"embedding", "gather", "index", "index_select"}
+_INTO_PLACES = {"scatter_add_"}
+_OVERWRITING = {"copy_", "full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
+# Kernels of their own also in compiled code: they move rows, draw, are sums that a table is, or (sum) sums over all
+# tokens, as a bias's gradient is: Inductor reads again for them what another kernel has written.
 _APART = {"embedding", "embedding_dense_backward", "index_select", "index_put", "index_add", "index", "gather",
-          "scatter_add_", "random_", "searchsorted", "_efficientzerotensor", "copy_"}
+          "scatter_add_", "random_", "searchsorted", "_efficientzerotensor", "copy_", "sum"}
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -315,16 +351,18 @@ def kernel_of(run: ModelRun) -> str:
 
 
 @contextlib.contextmanager
-def record(config: BertConfig, lengths: Sequence[int]) -> Iterator[Trace]:
+def record(config: BertConfig, lengths: Sequence[int], layers: Sequence[nn.Module] = ()) -> Iterator[Trace]:
     """Write down what runs within, under FakeTensorMode: of a model of such a shape on such sequences."""
     recorder = _Recorder(_attention_flops(config, lengths))
+    for layer in layers:
+        recorder.follow(layer)
     with recorder:
         yield recorder.trace
 
 
 def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
     """Forward and backward of a micro-batch, gradients added to those that are there. The peak is what tensors hold
-    beyond weights and gradients. Copies of weights, which a step makes once, are counted in each.
+    beyond weights and gradients.
     """
     offsets = batch.offsets()
     place = _as_on_gpu(run.has_flash) if run.on_gpu else contextlib.nullcontext()
@@ -335,7 +373,9 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
         inputs = batch.inputs() | ({} if batch.padded else {"sequence_offsets": offsets})
-        with record(run.config, batch.lengths) as trace, run.copies(model):
+        layers = [module for module in model.modules() if isinstance(module, EncoderLayer)]  # of each of its encoders
+        with record(run.config, batch.lengths, layers) as trace, run.copies(model):
+            trace.once, trace.kernels[:] = list(trace.kernels), []
             with torch.autocast("cpu", run.autocast or torch.bfloat16, enabled=run.autocast is not None):
                 output = model(**inputs)
             loss = run.loss(output, inputs)

@@ -46,7 +46,7 @@ def test_the_newest_stay_and_that_of_the_best_evaluation(folder):
 
 
 def test_a_damaged_one_of_before_the_resume_takes_no_good_ones_place(folder):
-    """Nobody has looked at step 3 when the run goes on from step 4; it must not be counted as the second good one."""
+    """Step 3 has not been verified when the run resumes from step 4; it must not be counted as the second good one."""
     (folder / "step-00000003" / "weights.pt").write_bytes(b"other" * 20)
     warnings = []
     checkpoints = manager(folder, warnings)
@@ -191,7 +191,7 @@ def test_what_cannot_be_removed_does_not_keep_a_checkpoint_from_being_written(fo
 
 
 def test_conversions_of_another_run_lie_with_the_new_one(folder, tmp_path):
-    """The other run may be training, and removes what it takes for leftovers; or lie where nobody may write."""
+    """The other run may be training, and removes what it takes for leftovers; or lie in a read-only folder."""
     new = CheckpointManager(tmp_path / "new", Environment(), torch.device("cpu"))
     checkpoints = CheckpointManager(folder, Environment(), torch.device("cpu"), run=new)
     assert checkpoints._universal(3) == tmp_path / "new" / "step-00000003.universal.tmp"

@@ -61,7 +61,7 @@ def test_a_disk_that_gives_back_other_bytes(tmp_path, monkeypatch):
         write_verified({"w": torch.ones(3)}, tmp_path / "a.pt")
 
 
-def test_a_write_that_fails_is_told_by_name(tmp_path):
+def test_a_write_that_fails_is_reported_by_name(tmp_path):
     writer = BackgroundWriter()
     writer.submit({"w": torch.ones(3)}, tmp_path / "missing" / "a.pt")
     with pytest.raises(UserError, match="a.pt: not found"):

@@ -47,7 +47,7 @@ def test_the_micro_batch_is_the_largest_that_divides(sizes, processes, micro):
 
 
 @pytest.mark.parametrize("recipe", ["small", "tiny", "bert-base-phase1", "electra-small"])
-def test_a_trial_of_a_recipe_that_is_shorter_than_its_warmup_is_told_the_option(recipe):
+def test_a_trial_shorter_than_its_warmup_is_refused_with_the_option(recipe):
     words = ["--config", recipe, "--data", "d", "--output", "o", "--train.max_steps", "5"]
     with pytest.raises(UserError, match=r"expected at most train.max_steps = 5; .* add (--\S+ \S+), which") as refused:
         parse("pretrain", words)

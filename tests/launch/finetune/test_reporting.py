@@ -57,7 +57,7 @@ def fails_in_the_report(command: list[str]) -> int:
 
 
 def test_a_run_is_complete_once_its_results_are_written(model, files, tmp_path):
-    """A stop or an error between the last step and results.json is told by the status; the next start makes up."""
+    """A stop or an error between the last step and results.json is in the status; the next start finishes the report."""
     words = arguments("sst2", model, *files, tmp_path / "run", "--epochs", 1, "--freeze", "encoder")
     said = finish(ForkedRun(words, main=fails_in_the_report), 1)
     assert json.loads((tmp_path / "run" / runs.STATUS).read_text()) == {"state": "failed", "step": 15}

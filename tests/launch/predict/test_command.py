@@ -272,7 +272,7 @@ def test_who_reads_no_further_ends_it_quietly(folders, command, tmp_path):
 
 
 @pytest.mark.parametrize("words", ["--help", "predict embed m a --print_config", "tokenize {model} cat --format table"])
-def test_what_nobody_reads_ends_quietly(folders, words):
+def test_a_closed_output_ends_quietly(folders, words):
     words = words.format(model=folders / "pretrained")
     reading, writing = os.pipe()
     os.close(reading)
@@ -282,7 +282,7 @@ def test_what_nobody_reads_ends_quietly(folders, words):
     assert (result.returncode, result.stderr) == (141, "")
 
 
-def test_a_broken_pipe_elsewhere_is_told(monkeypatch):
+def test_a_broken_pipe_elsewhere_is_an_error(monkeypatch):
     def broken(name, arguments):
         raise BrokenPipeError("of a worker")
 

@@ -1,4 +1,4 @@
-"""What a run leaves to its device: decided once, kept by the run, told where it is otherwise."""
+"""What a run leaves to its device: decided once, kept by the run, reported where it differs."""
 
 import json
 from dataclasses import replace
@@ -51,7 +51,7 @@ def test_layers_are_compiled_where_that_is_proven(tmp_path, machine, kernel, sta
 
 
 @pytest.mark.parametrize(("missing", "named"), [("triton", "Triton"), ("compiler", "C compiler")])
-def test_a_gpu_without_what_compiling_takes_is_told_so(tmp_path, machine, missing, named):
+def test_a_gpu_without_a_compiler_is_reported(tmp_path, machine, missing, named):
     machine[missing], told = None, Told()
     assert device_defaults.resolve_compile(config_in(tmp_path), GPU, told).train.compile is False
     assert len(told) == 1 and named in told[0]

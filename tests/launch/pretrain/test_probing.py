@@ -50,7 +50,7 @@ def test_what_is_expected_not_to_fit_is_not_tried():
 
 
 def test_a_distant_candidate_is_approached_in_doublings():
-    """A process's share of 127 divides by nothing: from one sequence nothing can be told about 127."""
+    """A process's share of 127 divides by nothing: one sequence predicts nothing about 127."""
     memory = Memory(10**9)
     assert largest_that_fits([1, 127], memory.run, memory, bool) == 127
     assert memory.tried == [1, 2, 4, 8, 16, 32, 64, 127]

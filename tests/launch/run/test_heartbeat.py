@@ -143,7 +143,7 @@ def test_a_process_that_is_slow_for_long_is_named_once(tmp_path):
     assert all(line["speed/pass_seconds/max"] > 0.3 > line["speed/pass_seconds/min"] for line in lines)
 
 
-def test_of_a_large_world_those_that_are_waited_for_are_told_and_not_by_all(tmp_path):
+def test_in_a_large_world_only_blocking_ranks_are_reported(tmp_path):
     """1,000 ranks in a collective, two behind them: no rank reads the files of all but the first and the last."""
     config, said = MonitorConfig(heartbeat_seconds=10, hang_seconds=60), []
     (tmp_path / HEARTBEATS).mkdir()
@@ -163,7 +163,7 @@ def test_of_a_large_world_those_that_are_waited_for_are_told_and_not_by_all(tmp_
     assert "  rank 512: step 41, data for 90 s (node64, process 512)" in first and first.count("  rank ") == 2
 
 
-def test_a_disk_that_takes_no_heartbeat_is_said_once(tmp_path):
+def test_a_disk_that_takes_no_heartbeat_is_reported_once(tmp_path):
     said = []
     config = MonitorConfig(heartbeat_seconds=0.02, hang_seconds=60)
     with Heartbeat(tmp_path, Environment(), config, said.append):

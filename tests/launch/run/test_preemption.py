@@ -38,7 +38,7 @@ def test_a_second_signal_ends_a_process_that_hangs():
 
 
 def test_a_run_that_has_not_begun_ends_at_once_and_says_so():
-    """Where no Python runs, as in an import that loads a library, and though nobody reads what it says."""
+    """Where no Python runs, as in an import that loads a library, and though its output is not read."""
     script = HANGS.replace("from cloze.launch.run.preemption import StopRequest",
                            "from cloze.launch.run.preemption import Starting, StopRequest").replace(
         "with StopRequest(say=lambda line: print(line, flush=True)) as stop:",
@@ -53,7 +53,7 @@ def test_a_run_that_has_not_begun_ends_at_once_and_says_so():
 
 
 def test_signals_are_the_runs_own_from_its_first_step_on():
-    """And nobody's after its last one, also where the start is left later."""
+    """And not after its last one, also where the start is left later."""
     script = ("import signal\nfrom cloze.launch.run.preemption import Starting, StopRequest\n"
               "with Starting(print):\n    with StopRequest() as stop:\n        signal.raise_signal(signal.SIGUSR1)\n"
               "        assert stop.wanted\n    print('saved')\n"
@@ -67,7 +67,7 @@ def test_signals_are_the_runs_own_from_its_first_step_on():
 
 
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
-    """Where each process is told by itself, as by srun, the quickest has stopped already when its own signal comes."""
+    """Where each process gets its own signal, as from srun, the quickest has stopped already when its own signal comes."""
     script = ("import signal, time\nfrom cloze.launch.run import preemption\npreemption.ONE_REQUEST_SECONDS = 0.0\n"
               "with preemption.StopRequest() as stop:\n    signal.raise_signal(signal.SIGUSR1)\nassert stop.wanted\n"
               "time.sleep(0.1)\nsignal.raise_signal(signal.SIGUSR1)\ntime.sleep(0.5)\nraise SystemExit(75)\n")

@@ -66,7 +66,7 @@ def test_a_resumed_run_goes_on_in_its_curves_and_sends_no_step_twice(tmp_path):
 
 
 def test_a_checkpoint_knows_the_run_where_nothing_else_does(tmp_path):
-    """What the tracker itself has is not sent again, though a killed start could tell nobody."""
+    """What the tracker itself has is not sent again, though a killed start could not record it."""
     kept = {"id": "earlier", "sent": {"train/loss": 3, "validation/loss": 2}}
     tracker, said = Listed(has={"train/loss": 5, "validation/loss": 1}), []
     (tmp_path / "empty").mkdir()
@@ -189,7 +189,7 @@ def test_a_killed_run_goes_on_in_the_same_curves_of_wandb_and_mlflow(tmp_path, m
 
 
 def test_the_end_does_not_wait_for_one_that_has_failed(tmp_path, monkeypatch):
-    """Nobody takes what its full queue holds, and it may have ended by an exit of its own."""
+    """Its full queue has no consumer, and it may have ended by an exit of its own."""
     class Leaving(Listed):
         def begin(self, run_id, name, folder, facts):
             raise SystemExit("bye")

@@ -1,4 +1,4 @@
-"""Clients of `cloze serve` that mean ill, by the hundreds, and what an honest one is answered meanwhile."""
+"""Hundreds of malicious clients of `cloze serve`, and the answers that a regular client gets beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE = json.dumps({"inputs": [" ".join(["cat"] * 46)] * 20}).encode()
 
 
 def post(path: str, body: bytes, size: int | None = None, host: str = "x") -> bytes:
-    """The bytes of a request; size: its length as it is told, if that is not true."""
+    """The bytes of a request; size: its declared length, if that is wrong."""
     return (f"POST /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body) if size is None else size}\r\n\r\n").encode() + body
 

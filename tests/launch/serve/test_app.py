@@ -159,7 +159,7 @@ def test_a_classifier_of_pairs_refuses_a_single_text(tmp_path):
     assert answer.status_code == 422 and f"inputs.0: {said}" in answer.json()["detail"], answer.text
 
 
-def test_a_body_without_its_content_type_is_told_the_header(address):
+def test_a_body_without_content_type_is_refused_with_the_header(address):
     body, header = b'{"inputs": ["cat"]}', "send JSON with the header content-type: application/json"
     for kind in ("application/x-www-form-urlencoded", "text/plain"):
         answer = httpx.post(f"{address}/embed", content=body, headers={"content-type": kind})
@@ -323,7 +323,7 @@ def test_results_wait_in_the_queue_while_others_become_json(offline, monkeypatch
 
 
 def test_small_requests_do_not_overtake_one_for_ever(offline):
-    """It has room for its results when nobody else's become JSON: those that come after its turn wait for that."""
+    """It has room for its results when no others become JSON: those that come after its turn wait for that."""
 
     async def ask() -> list[int]:
         batcher, taken = Batcher(offline, ServeConfig("model", max_numbers=2 * 32)), []

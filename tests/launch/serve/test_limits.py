@@ -1,4 +1,4 @@
-"""`cloze serve` and clients that mean ill, or have died: nobody is locked out, nothing grows, a stop ends."""
+"""`cloze serve` and malicious or dead clients: others are served, memory is bounded, a stop ends."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def wait_until(reached, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def test_those_that_hold_the_door_keep_nobody_out(attacked):
+def test_silent_connections_do_not_block_others(attacked):
     """Three times as many as may connect: silent ones, half heads and half bodies. The longest waiting make room."""
     address, _ = attacked
     with ExitStack() as stack:
@@ -95,7 +95,7 @@ def test_bodies_that_wait_are_counted_together(attacked):
     wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 0)
 
 
-def test_an_answer_that_nobody_reads_goes_with_its_connection(attacked):
+def test_an_answer_that_is_not_read_is_dropped_with_its_connection(attacked):
     address, _ = attacked
     host, port = address.removeprefix("http://").split(":")
     text = " ".join(["cat"] * 46)
@@ -129,7 +129,7 @@ def test_work_of_clients_that_have_left_is_not_done(attacked):
     assert computed < 1200 and read_meters(address).get(left, 0) >= 5, computed
 
 
-def test_what_is_wrong_is_answered_by_its_status_and_harms_nobody(attacked):
+def test_wrong_requests_are_answered_by_their_status_and_do_no_harm(attacked):
     address, _ = attacked
     assert [(what, wrong) for what, wrong in ask_badly(address, len(HOSTILE), seed=0) if wrong] == []
 

@@ -84,7 +84,7 @@ def test_what_is_not_examined_says_so(tmp_path):
     assert "skipped:" not in output, "and nothing is to be done about it"
 
 
-def test_a_gpu_without_bf16_is_told_what_trains_on_it(monkeypatch):
+def test_a_gpu_without_bf16_is_reported_with_what_trains_on_it(monkeypatch):
     old = {"mem_get_info": (100, 100), "is_bf16_supported": False, "get_device_name": "an old GPU"}
     for name, value in old.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
@@ -191,7 +191,7 @@ def test_bad_folders_are_problems_with_status_2(tmp_path):
 
 @pytest.mark.slow
 def test_what_hangs_is_named_in_time(tmp_path):
-    """A disk that never answers: opening a pipe that nobody reads blocks for ever."""
+    """A disk that never answers: opening a pipe without a reader blocks for ever."""
     os.mkfifo(tmp_path / ".doctor-rank-00000")
     output = examine("--output", str(tmp_path), "--timeout_seconds", "10", status=2, cache=tmp_path / "cache")
     assert verdicts(output)["output"] == "problem" and "no answer in 10 s" in table(output)["output"][0]
@@ -206,7 +206,7 @@ def test_a_rank_that_never_comes_is_named_in_time(tmp_path):
 
 
 def test_a_folder_that_one_rank_cannot_write_is_named_by_rank_0_in_time(tmp_path):
-    """As where one machine has not mounted it; the other ranks go on, nobody waits."""
+    """As where one machine has not mounted it; the other ranks continue without waiting."""
     (tmp_path / "file").write_text("")
     output = examine("--timeout_seconds", "30", processes=2, status=2, cache=tmp_path / "cache",
                      main=partial(one_cannot_write, str(tmp_path)))

@@ -132,8 +132,8 @@ def planned(objective: str, stage: int = 0, **options) -> Estimator:
 
 
 def test_objectives_are_planned_with_their_own_models(teacher):
-    """Products are those that the objective counts, but for what nobody reads of a last layer, and, of ELECTRA, the
-    scores that tokens are drawn from; a generator's weights are trained, a teacher's lie there."""
+    """Products are those that the objective counts, but for outputs of the last layer that no head reads, and, of
+    ELECTRA, the scores that tokens are drawn from; a generator's weights are trained, a teacher's lie there."""
     def encoder(layers: int, width: int) -> float:
         return 6.0 * layers * 12 * width**2 + 12.0 * layers * width * 128
 

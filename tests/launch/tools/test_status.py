@@ -74,7 +74,7 @@ def test_what_a_running_run_does_is_shown(run, capsys):
         first.write_text(kept), second.unlink(missing_ok=True), (run / "status.json").write_text(before)
 
 
-def test_damaged_figures_stop_nobody_and_are_left_out_aloud(run, tmp_path, capsys):
+def test_damaged_figures_are_left_out_with_a_warning(run, tmp_path, capsys):
     """Garbage in metrics.jsonl, status.json and the like: the run goes on, and what looks at it shows what is whole."""
     copy = tmp_path / "runs" / "a"
     shutil.copytree(run, copy)
@@ -144,7 +144,7 @@ def test_a_run_is_followed_to_its_end(run, tmp_path):
     assert lines == ["0/6", "1/6", "2/6", "3/6", "4/6", "5/6", "6/6", "6/6"], "each step, and two evaluations"
 
 
-def test_the_lines_of_a_growing_file_are_told_once_and_a_cut_one_never(tmp_path):
+def test_the_lines_of_a_growing_file_are_shown_once_and_a_cut_one_never(tmp_path):
     """A kill cuts the last line; a resume replaces the file by a shorter one, which may have grown by the next look."""
     path = tmp_path / "metrics.jsonl"
     tail = _Tail(path, made_anew=False)

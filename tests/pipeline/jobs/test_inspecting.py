@@ -71,14 +71,14 @@ def test_the_table_says_what_counts(data, tmp_path):
     assert "data/samples/text_summary" in events.Tags()["tensors"]
 
 
-def test_masks_drawn_at_load_time_are_told_as_configured(tmp_path):
+def test_masks_drawn_at_load_time_are_shown_as_configured(tmp_path):
     path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(30))
     prepare(corpus.config(tmp_path, [path], masking=MaskingConfig(mode="dynamic", rate=0.3, mask_share=0.7)))
     (row,) = [value for name, value in inspect(InspectConfig(str(tmp_path / "data"))).facts if name == "masked"]
     assert row == "at load time, 30% of the tokens (token), of these 70% mask, 10% random, 20% kept"
 
 
-def test_documents_with_encoding_errors_are_told_of(tmp_path):
+def test_documents_with_encoding_errors_are_reported(tmp_path):
     made = [b"ka lo \xff mi ren %d." % n if n < 3 else b"tas u mi ren %d." % n for n in range(20)]
     (tmp_path / "a.txt").write_bytes(b"\n\n".join(made))
     config = corpus.config(tmp_path, [tmp_path / "a.txt"], source=SourceConfig(encoding_errors="replace"))

@@ -102,7 +102,7 @@ def test_a_seek_finds_what_counting_finds(made, streams, seek):
             assert np.array_equal(order.positions(source, stream, np.arange(len(at))), at * streams + stream)
 
 
-def test_phases_begin_where_they_are_told():
+def test_phases_begin_where_they_are_configured():
     order = MixtureOrder([Phase(0, (1.0, 0.0)), Phase(90, (0.0, 1.0)), Phase(160, (1.0, 1.0))], 8)
     found = replayed(order, 40)
     assert (found[:, :12] == 0).all() and (found[:, 12:20] == 1).all()  # 90 is met at number 12 of all streams

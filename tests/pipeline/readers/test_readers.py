@@ -465,7 +465,7 @@ def test_many_small_files_are_few_tasks(tmp_path):
     (["a.txt", "b.log", "c.jsonl"], {}, "a.txt and 1 more files: read as plain text"),
     (["c.jsonl"], {}, None), (["a.txt"], {"format": "text"}, None), (["a.txt"], {"format": "file"}, None),
 ])
-def test_text_that_is_told_by_its_name_alone_is_remarked_on(tmp_path, names, source, said):
+def test_text_known_by_its_name_alone_gets_a_note(tmp_path, names, source, said):
     """By `cloze prepare`, with what else a document could be; not where the format was given."""
     for name in names:
         (tmp_path / name).write_text('{"text": "one"}\n\ntwo\n')

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from cloze.launch.tools.planning.trace import Batch, ModelRun, trace_micro_step
+from cloze.launch.tools.planning.trace import Batch, ModelRun, record, trace_micro_step
 from cloze.model.config import BertConfig
 from cloze.model.flops import training_flops
 
@@ -12,9 +12,8 @@ SMALL = BertConfig(vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_at
                    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-
 def test_the_trace_counts_what_the_mathematics_needs():
-    """Products and attention of full tiles are the model's FLOPs, less what nobody reads of the last layer."""
+    """Products and attention of full tiles are the model's FLOPs, less outputs of the last layer that no head reads."""
     config = replace(SMALL, num_hidden_layers=12)
     batch = Batch((128,) * 8, 8 * 19)
     trace = trace_micro_step(ModelRun(config), batch)
@@ -26,6 +25,25 @@ def test_the_trace_counts_what_the_mathematics_needs():
     assert {"_flash_attention_forward", "_flash_attention_backward"} <= names, "as on a GPU"
 
 
+def test_kernels_of_layers_are_known():
+    kernels = trace_micro_step(ModelRun(replace(SMALL, num_hidden_layers=2)), Batch((16,) * 4, 8)).kernels
+    names = {inside: {each.name for each in kernels if each.in_layer == inside} for inside in (True, False)}
+    assert {"gelu_backward", "_flash_attention_forward", "native_layer_norm_backward", "addmm"} <= names[True]
+    assert {"embedding", "embedding_dense_backward", "_foreach_copy_", "_softmax"} <= names[False] - names[True]
+    assert sum(each.in_layer and each.name == "sum" for each in kernels) == 6 * 2, "biases: three of the qkv's parts"
+
+
+def test_of_a_table_the_rows_that_are_taken_are_read():
+    table, rows = torch.zeros(1000, 8), torch.arange(10)
+    with record(SMALL, (1,)) as trace:
+        chosen = table.index_select(0, rows)
+        table.scatter_add_(0, rows[:, None], chosen[:, :1])
+        chosen.copy_(torch.empty(10, 8))
+        chosen.new_full((), 1.0)
+    taken, added, copied, filled = (each.bytes for each in trace.kernels)
+    assert taken == 320 + 80 + 320 and added <= 4 * 80 and copied == 2 * 320 and filled == 4
+
+
 def test_casts_and_checkpointing_are_seen():
     """A CPU casts each weight where it is used, a GPU all at once; at stage 1 there is nothing to cast."""
     batch = Batch((128,) * 8, 8 * 19)
@@ -34,6 +52,6 @@ def test_casts_and_checkpointing_are_seen():
         ModelRun(SMALL, gradient_checkpointing="all")))
     casts = [sum(each.name == "_to_copy" for each in trace.kernels) for trace in (cpu, gpu, halved)]
     assert casts[0] > casts[1] + 20 * SMALL.num_hidden_layers and casts[1] < casts[2] + SMALL.num_hidden_layers
-    assert max(each.tensors for each in gpu.kernels if each.name == "_foreach_copy_") > 4 * SMALL.num_hidden_layers
+    assert max(each.tensors for each in gpu.once) > 4 * SMALL.num_hidden_layers and not halved.once
     assert again.peak_bytes < gpu.peak_bytes
     assert sum(each.flops for each in again.kernels) > 1.2 * sum(each.flops for each in gpu.kernels)

@@ -61,7 +61,7 @@ def _tell(what: dict) -> None:
 
 
 def told(output: str) -> list[dict]:
-    """What each process has told."""
+    """What each process has reported."""
     return [json.loads(line[len(_LINE):]) for line in output.splitlines() if line.startswith(_LINE)]
 
 

@@ -1,0 +1,47 @@
+"""A linear map of what goes on beside it: torch's own would add and gather its gradients in passes of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def branch(inputs: Tensor, linear: nn.Linear, parts: int = 1) -> tuple[Tensor, ...]:
+    """(T, width) -> the same, for a residual, and `linear` of it cut into so many equal parts (T, columns / parts).
+
+    Numbers are those of `linear(inputs)`. Backward, the gradient of the residual goes into the product that gives the
+    gradient of `inputs`, and those of the parts are not brought together: products take them one by one. For GPUs,
+    where a pass over the tokens takes as long as a third of such a product.
+    """
+    weight, bias = linear.weight.to(inputs.dtype), linear.bias
+    return _Branch.apply(inputs, weight, None if bias is None else bias.to(inputs.dtype), parts)
+
+
+class _Branch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)  # there is none of a residual that nobody takes
+        with torch.autocast(inputs.device.type, enabled=False):
+            outputs = nn.functional.linear(inputs, weight, bias)
+        ctx.save_for_backward(inputs, weight)
+        return inputs.view_as(inputs), *outputs.chunk(parts, -1)
+
+    @staticmethod
+    def backward(ctx: Any, residual: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        total = to_weight = to_bias = None
+        if ctx.needs_input_grad[0]:
+            total = residual
+            for gradient, rows in zip(gradients, weight.chunk(len(gradients)), strict=True):
+                total = gradient @ rows if total is None else torch.addmm(total, gradient, rows)
+        if ctx.needs_input_grad[1]:
+            to_weight = _joined([gradient.t() @ inputs for gradient in gradients])
+        if ctx.needs_input_grad[2]:
+            to_bias = _joined([gradient.sum(0) for gradient in gradients])
+        return total, to_weight, to_bias, None
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
