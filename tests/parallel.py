@@ -6,10 +6,10 @@ import pytest
 
 # Of these folders one process runs all tests: Slurm's hosts and the others have the same names, and the shim of the GPU
 # is compiled once for a session.
-_TOGETHER = ("tests/clusters/", "tests/gpu/")
+TOGETHER = ("tests/clusters/", "tests/gpu/")
 # What takes longest comes first, so that no process has a long file left when the others are done; then the rest.
-_FIRST = ("tests/clusters/", "tests/distributed/", "tests/stores/", "tests/end_to_end/", "tests/launch/", "tests/gpu/",
-          "tests/model/")
+FIRST = ("tests/clusters/", "tests/gpu/", "tests/distributed/", "tests/stores/", "tests/end_to_end/", "tests/launch/",
+         "tests/model/")
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
@@ -19,14 +19,14 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((folder for folder in _TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
+            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
     config.option.loadscopereorder = False  # by numbers of tests, which say nothing of their time
     return Files(config, log)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Sort by _FIRST, where there are several processes."""
+    """Sort by FIRST, where there are several processes."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: next(
-            (place for place, folder in enumerate(_FIRST) if item.nodeid.startswith(folder)), len(_FIRST)))
+            (place for place, folder in enumerate(FIRST) if item.nodeid.startswith(folder)), len(FIRST)))

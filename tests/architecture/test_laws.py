@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import parallel
 from tests.architecture.laws import LATE_IMPORTS, LAWS, ROOT, imports, read_sources
 
 SOURCES = read_sources()
@@ -162,3 +163,8 @@ def test_every_command_has_its_function_and_explains_every_field():
             shown = {f"--{action.dest}", action.dest.upper(), *(brief for brief, _ in COMMANDS[name].short)}
             hidden = action.dest == "print_shtab" or action.dest.endswith(".help")  # of the library, never reached
             assert hidden or shown & set(everything.split()), action.dest
+
+
+def test_tests_are_shared_by_folders_that_are_there():
+    for folder in {*parallel.TOGETHER, *parallel.FIRST}:
+        assert list((ROOT / folder).rglob("test_*.py")), folder
