@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def start(folder, name: str, workers: int) -> subprocess.Popen:
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = Path(__file__).resolve().parents[3]
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(folder), name, str(workers)], cwd=root, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -393,7 +393,7 @@ except UserError as error:
 @pytest.mark.parametrize("limit", [20_000, 60_000])
 def test_a_failing_write_ends_in_one_line_and_a_rerun_finishes(folder, undisturbed, limit):
     """A limit on the size of files stands for the full disk: writes fail in the middle, in stage 1 or 2."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(folder), str(limit)], cwd=root, capture_output=True, text=True
     )

@@ -1,8 +1,8 @@
 """Memory is bounded, whatever the input is."""
 
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -32,7 +32,7 @@ def test_an_enormous_document_stays_within_memory(tmp_path, kind):
         "prepare(corpus.config(folder, [folder / sys.argv[2]], shards=corpus.ShardsConfig()));"
         "print(peak_bytes() >> 20)"
     )
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-c", script, str(tmp_path), f"a.{kind}"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
