@@ -57,6 +57,7 @@ def _answer_spans(windows: Iterable[Window], candidates: int, max_tokens: int, i
     for starts, ends, allowed, offsets in windows:
         firsts, lasts = np.asarray(offsets).T
         allowed = allowed & (lasts > firsts)
+        firsts, lasts = np.where(allowed, firsts, 0), np.where(allowed, lasts, 0)  # others are places in the question
         sides = allowed & ~inside[firsts], allowed & ~inside[lasts]
         for (first, last), score in best_spans(starts, ends, *sides, candidates, max_tokens):
             span = int(firsts[first]), int(lasts[last])

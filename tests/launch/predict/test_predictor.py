@@ -221,6 +221,12 @@ def test_answers_over_all_windows_in_the_characters_of_the_text(tmp_path):
             assert sum(answer.probability for answer in with_null) == pytest.approx(1, abs=1e-6)
 
 
+def test_a_question_may_be_longer_than_its_context(tmp_path):
+    save_model(tmp_path, "BertForQuestionAnswering", seed=5)
+    (answer,) = Predictor.from_folder(tmp_path).answer("where is the cat sitting on the mat now", "the cat", top_k=1)
+    assert answer.text in ("the", "cat", "the cat")
+
+
 def test_byte_level_answers_in_the_characters_of_the_text(tmp_path):
     """Against a plain loop over the offsets that the library's own post-processor trims."""
     save_model(tmp_path, "BertForQuestionAnswering", seed=5, ours=byte_tokenizer([CONTEXT.replace("  ", " ")]))

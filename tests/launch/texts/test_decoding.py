@@ -60,3 +60,8 @@ def test_an_answer_neither_begins_nor_ends_inside_a_word(text, tokens, whole):
     # Of a word of which a window has a part only, the part is better than nothing.
     part = np.ones(1), np.ones(1), np.ones(1, bool), [(3, 5)]
     assert answer_spans("Londonderry", [part], 20, 5) == [((3, 5), 2.0)]
+
+
+def test_tokens_of_a_question_that_is_longer_than_its_context_are_no_places_in_it():
+    question = np.array([9.0, 1.0]), np.array([9.0, 1.0]), np.array([False, True]), [(40, 45), (0, 3)]
+    assert answer_spans("sky", [question], 20, 5) == [((0, 3), 2.0)]
