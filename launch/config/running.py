@@ -9,6 +9,9 @@ from cloze.launch.config.checks import at_least
 from cloze.launch.config.metrics import measure_of
 from cloze.pipeline.errors import UserError
 
+# Seconds. A lease lasts a fifth longer, and others wait half an hour for rank 0 (launch/system/distributed.py).
+_LONGEST_PATIENCE = 1200
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -32,11 +35,14 @@ class CheckpointConfig:
     """Folder on a local disk where a run whose output is in an object store writes its checkpoints before they are
     uploaded, with room for five of a machine's share; null: ~/.cache/cloze/runs."""
     store_patience_seconds: float = 180.0
-    """How long an object store may be away, at least 1, before a run whose output is there saves on scratch and ends.
+    """How long an object store may be away, 1 to 1200, before a run whose output is there saves on scratch and ends.
     So long, and a fifth longer, a start on other machines waits for one that was killed: at least 30 s."""
 
     def __post_init__(self) -> None:
         at_least("checkpoint", self, every_steps=0, keep_last=1, local=1, store_patience_seconds=1)
+        if self.store_patience_seconds > _LONGEST_PATIENCE:
+            raise UserError(f"checkpoint.store_patience_seconds: found {self.store_patience_seconds:g}, expected at "
+                            f"most {_LONGEST_PATIENCE}: other processes wait for rank 0 for half an hour")
         if self.local is not None and self.every_steps % self.local:
             raise UserError(f"checkpoint.local: found {self.local}, expected a divisor of checkpoint.every_steps = "
                             f"{self.every_steps}")

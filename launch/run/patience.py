@@ -30,23 +30,24 @@ class Patience:
         self._seconds, self._warn, self._ended = seconds, warn, ended
 
     def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
-        """What `ask` gives. Raises StoreAway when the time is over, TakenOver at once."""
-        began = time.monotonic()
-        warned = False
+        """What `ask` gives. Raises StoreAway when the time since the first failure is over, TakenOver at once."""
+        failed: float | None = None  # when it first did: an upload that is slow is no store that is away
         while True:
             try:
                 answer = ask()
             except TakenOver:
                 raise
             except UserError as error:
-                left = self._seconds - (time.monotonic() - began)
+                now = time.monotonic()
+                left = self._seconds - (now - (failed or now))
                 if left <= 0 or self._ended.is_set():
-                    raise StoreAway(str(error)) from error
-                if not warned:
+                    raise StoreAway(f"{error}; expected an answer within checkpoint.store_patience_seconds = "
+                                    f"{self._seconds:g} of the first failure") from error
+                if failed is None:
                     self._warn(f"{error}; the training goes on, and the upload is tried again for {left:.0f} s")
-                warned = True
+                    failed = now
                 self._ended.wait(min(_REST_SECONDS, left))
             else:
-                if warned:
+                if failed is not None:
                     self._warn("the store answers again")
                 return answer

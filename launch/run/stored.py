@@ -110,7 +110,7 @@ class StoredRun:
                 self._lease = lease
                 metrics = self.folder / runs.METRICS
                 before = runs.read_metrics(self.folder) if metrics.exists() else []
-                named = self._own / _ATTEMPT
+                named = self.scratch / f"{self._own.name}.{_ATTEMPT}"
                 if named.is_file():
                     send_rest(self.folder, self.place / LOG, named.read_text())
                 self._make_folder()

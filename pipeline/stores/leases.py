@@ -24,6 +24,7 @@ SECONDS = 30.0  # after which a lease that wasn't renewed is taken for abandoned
 _RENEWALS, _RENEW_SECONDS = 6, 5.0  # in that time, at most so long apart
 _PATIENCE = 1 - 1 / _RENEWALS  # share of it that renewals may fail for: the first one that does may be one late
 _LOOKS, _LOOK_SECONDS = 10, 5.0  # in that time, at most so long apart
+_EARLIER = 20  # starts in a row that took no lease, of which the names are kept: enough for any that are repeated
 _LEAVE_SECONDS = 3.0  # that a release takes at most: an error may wait behind it to be said
 
 
@@ -59,9 +60,9 @@ class Lease:
         """Why the holder must end: attempts to renew it have failed for so long that another may take it over from now
         on. None: not for so long. A process that was held up, and asks again when it goes on, has not failed to."""
         since = self._failing_since
-        if since is None or time.monotonic() - since <= self._seconds * _PATIENCE:
+        if since is None or self._problem is None or time.monotonic() - since <= self._seconds * _PATIENCE:
             return None
-        return str(self._problem or "no answer")
+        return str(self._problem)
 
     def release(self) -> None:
         """Remove it, unless another may have taken it over; where the store is silent, the next one waits until its
@@ -127,14 +128,16 @@ def leased(path: StorePath, note: Callable[[str], None], patience_seconds: float
         patience_seconds: how long renewals may fail before the holder ends; the promise is a fifth longer, and 30 s at
             least.
         own: a file of this machine that is this holder's alone, under a lock: it keeps the name of the last one, so
-            that a lease which that one has left, killed, is taken over at once.
+            that a lease which that one has left, killed, is taken over at once; and of starts since that took none.
     """
     token, seconds = uuid.uuid4().hex, max(SECONDS, patience_seconds / _PATIENCE)
-    dead = own.read_text() if own and own.is_file() else ""
-    if own:
-        own.write_text(token)
+    dead = own.read_text().split() if own and own.is_file() else []
+    if own:  # with those before, until the lease is taken: a start that fails before leaves it to the next one
+        own.write_text("\n".join([*dead[-_EARLIER:], token]))
     try:
         version = _take(path, token, seconds, note, dead)
+        if own and version is not None:
+            own.write_text(token)
         if version is not None and path.writer.write_if(path.key, _content(token, seconds), None) is not None:
             raise NotImplementedError  # an object that is there was made as if it weren't
     except NotImplementedError:
@@ -161,8 +164,9 @@ class Unchecked:
         """Nothing can be known."""
 
 
-def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None], dead: str) -> dict | None:
-    """The version of the lease that was taken; None if another holds it. dead: the token of one that has ended."""
+def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None], dead: list[str]
+          ) -> dict | None:
+    """The version of the lease that was taken; None if another holds it. dead: tokens of holders that have ended."""
 
     def won(before: dict | None) -> dict | None:
         version = path.writer.write_if(path.key, _content(token, seconds), before)
@@ -174,7 +178,7 @@ def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], Non
     if (version := won(None)) is not None:
         return version
     seen, held = path.info(), _read(path)
-    if seen is not None and held.get("token") == dead and (version := won(seen.version)) is not None:
+    if seen is not None and held.get("token") in dead and (version := won(seen.version)) is not None:
         return version
     wait = float(held.get("seconds", seconds))
     note(f"{path}: held by process {held.get('pid')} on {held.get('host')}; watching for {wait:.0f} s whether it lives")

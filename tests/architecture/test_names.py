@@ -52,7 +52,6 @@ TESTED_IN = {
     "launch/checkpoint/scratch.py": "tests/stores/test_stored_checkpoints.py",
     "launch/checkpoint/stored.py": "tests/stores/test_stored_checkpoints.py",
     "launch/checkpoint/transfer.py": "tests/stores/test_commits.py",
-    "launch/run/patience.py": "tests/stores/test_stored_checkpoints.py",
     "launch/run/commits.py": "tests/stores/test_commits.py", "launch/run/segments.py": "tests/stores/test_commits.py",
     "launch/run/stored.py": "tests/stores/test_holding.py",
     "pipeline/stores/cache.py": "tests/stores/test_reading.py",

@@ -80,6 +80,10 @@ def test_what_a_killed_job_held_is_taken_over_at_once_on_its_machine(config, tmp
     monkeypatch.setattr(leases.Lease, "release", lambda lease: lease._ended.set())  # as if it had been killed
     with stored(config, Environment(), Console()):
         pass
+    with monkeypatch.context() as away, pytest.raises(UserError, match="no answer"):
+        away.setattr(leases, "_take", lambda *_: (_ for _ in ()).throw(UserError("no answer")))
+        with stored(config, Environment(), Console()):  # a start that takes no lease
+            pass
     with stored(config, Environment(), Console()) as (_, run):
         assert run.attempt.startswith("0002-")
     assert "watching" not in capsys.readouterr().err

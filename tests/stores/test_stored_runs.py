@@ -99,14 +99,15 @@ def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed
             ended.wait()
 
     proxy.fault = stuck
-    processes = start_on(machines(2), data, output, *RUN)
+    # So slowly that each upload has ended before the next checkpoint, which would be left out for a newer one.
+    processes = start_on(machines(2), data, output, *RUN, step_seconds=0.4)
     uploaded = f"{output}/checkpoints/step-00000008"
     wait_until(lambda: to_place(uploaded).is_dir() and committed(output) == [4], processes[0])
     for process in processes:
         kill_all(process)
     proxy.fault = lambda request: None
     assert any("mp_rank_00_model_states" in key for key in keys(uploaded))
-    printed = finish_all(start_on(machines(2), data, output, *RUN))
+    printed = finish_all(start_on(machines(2), data, output, *RUN, step_seconds=0.4))
     assert "resumed from step 4 of 16" in printed and "is there after" in printed
     assert committed(output) == [12, 16]
     assert_nothing_but_what_counts(output)
