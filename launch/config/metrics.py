@@ -35,16 +35,17 @@ MEASURES = {
     "recall_at_10": Measure(),
 }
 _OTHER = Measure()
+_LOWER_IS_BETTER = ("loss", "perplexity", "error")  # in names that are no measure's with a term before it
 
 
 def measure_of(curve: str) -> Measure:
     """The measure of a curve `MEASURE`, `TERM_MEASURE` (mlm_loss) or either with `/SET` behind it.
 
-    A curve of a user's callback whose name ends in no measure counts as one of which more is better.
+    Of a curve of a user's callback less is better if its name ends in loss, perplexity or error, else more.
     """
-    name = curve.partition("/")[0]
+    own = name = curve.partition("/")[0]
     while name not in MEASURES:
         _, found, name = name.partition("_")
         if not found:
-            return _OTHER
+            return MEASURES["loss"] if own.endswith(_LOWER_IS_BETTER) else _OTHER
     return MEASURES[name]
