@@ -66,7 +66,9 @@ def _stage(printed: list[str], scratch: Path, began: float) -> str:
         count = len(line.removeprefix(_LAST_STAGE).split(", "))
         done = sum(_number(path, "st_mtime") >= began for path in PACKAGES.glob("*.dist-info"))
         return f"Installing packages: {min(done, count)} of {count}"
-    megabytes = sum(_number(path, "st_size") for path in scratch.rglob("*") if path.is_file()) / 1e6
+    # os.walk passes over folders that pip removes meanwhile.
+    files = (Path(folder, name) for folder, _, names in os.walk(scratch) for name in names)
+    megabytes = sum(_number(path, "st_size") for path in files) / 1e6
     return f"{line[:100]}" + (f", {megabytes:,.0f} MB fetched and unpacked" if megabytes >= 1 else "")
 
 
