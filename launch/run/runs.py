@@ -223,7 +223,8 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
                         "of this run; choose another --output")
     before = _shaping(read_fields(folder / CONFIG)) | read_fields(folder / DATA)
     _refuse_another(f"output: found {shown} with another run", before, config, facts,
-                    "choose another --output", repeated=None if is_url(shown) else folder / CONFIG)
+                    "choose another --output", repeated=None if is_url(shown) else folder / CONFIG,
+                    states=any((folder / CHECKPOINTS).glob("step-*")))
 
 
 def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts) -> None:
@@ -251,11 +252,12 @@ def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
 
 
 def _refuse_another(found: str, before: dict[str, object], config: RunConfig, facts: Facts,
-                    fix: str, repeated: Path | None = None) -> None:
+                    fix: str, repeated: Path | None = None, states: bool = True) -> None:
     """Raise UserError, which begins with `found`, for the first field that may not differ from before and does.
 
     Args:
         repeated: the run's configuration, which --config can name to have its fields.
+        states: whether there are optimizer states to go on from.
     """
     # What an earlier version did not know has its default.
     unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
@@ -264,8 +266,7 @@ def _refuse_another(found: str, before: dict[str, object], config: RunConfig, fa
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):
             continue
-        states_differ = name == "train.precision" and config.zero.stage > 0 and "bf16" in (before.get(name), now[name])
-        if states_differ:
+        if states and name == "train.precision" and config.zero.stage > 0 and "bf16" in (before.get(name), now[name]):
             new = (", or begin a new run with its weights by --init_from and another --output"
                    if isinstance(config, PretrainConfig) else "")
             raise UserError(f"{found}, whose {name} is {before.get(name)!r}, expected {now[name]!r}: at zero.stage "
