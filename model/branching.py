@@ -13,8 +13,11 @@ def branch(inputs: Tensor, linear: nn.Linear, parts: int = 1) -> tuple[Tensor, .
 
     Numbers are those of `linear(inputs)`. Backward, the gradient of the residual goes into the product that gives the
     gradient of `inputs`, and those of the parts are not brought together: products take them one by one. For GPUs,
-    where a pass over the tokens takes as long as a third of such a product.
+    where a pass over the tokens takes as long as a third of such a product. What is no plain linear map, as an adapter
+    around one, is called as it is.
     """
+    if type(linear) is not nn.Linear:
+        return inputs, *linear(inputs).chunk(parts, -1)
     weight, bias = linear.weight.to(inputs.dtype), linear.bias
     return _Branch.apply(inputs, weight, None if bias is None else bias.to(inputs.dtype), parts)
 
