@@ -139,7 +139,7 @@ def our_loop(config, opened, environment, device, turns) -> None:
     from cloze.launch.run.preemption import StopRequest
     from cloze.launch.run.stored import stored
     from cloze.launch.system.console import Console
-    from cloze.launch.training.running import Process, run
+    from cloze.launch.training.running import Process, recorded
 
     console = Console(is_main=False)
     with (stored(config, environment, console) as (config, place),
@@ -147,7 +147,9 @@ def our_loop(config, opened, environment, device, turns) -> None:
         process = Process(environment, device, console, heartbeat, place)
         trainer = prepare_trainer(config, opened, process, make_objective(config), (), opened.facts)
         trainer.evaluate = None  # the one before the first step
-        run(config, trainer, turns, StopRequest(), stored=place)
+        stop = StopRequest()
+        with recorded(config, trainer, stop, place) as record:
+            record.complete = trainer.run(turns, record.metrics, stop)
 
 
 class Contender:

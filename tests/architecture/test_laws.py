@@ -1,7 +1,7 @@
 """The laws of the house (laws.py), held by reading the source, and what else holds for all of it."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import os
 import subprocess
@@ -40,6 +40,17 @@ def test_tests_and_scripts_name_the_package_too():
     for path in paths:
         names = {name.split(".")[0] for name in imports(ast.parse(path.read_text(encoding="utf-8")))}
         assert not names & {"pipeline", "model", "launch"}, path
+
+
+def test_what_scripts_import_is_there():
+    """Late imports too: benchmarks have many, in processes of their own, that no test starts."""
+    for path in [path for folder in ("benchmarks", "docs", ".ci") for path in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("cloze", "tests"):
+                module = importlib.import_module(node.module)
+                for name in (alias.name for alias in node.names):
+                    there = hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}")
+                    assert there, f"{path}: {node.module} has no {name}"
 
 
 @pytest.mark.parametrize("floor", ["pipeline", "model", "launch"])
