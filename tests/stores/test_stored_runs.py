@@ -118,6 +118,18 @@ def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed
     assert_same_weights(*(read_weights(run, ema=True)[1] for run in (local, undisturbed)))
 
 
+def test_a_refused_delete_is_a_warning(data, machines, bucket, proxy):
+    """The run goes on; what stays of an old checkpoint counts for nothing, and goes with the next start."""
+    output, (machine,) = f"{bucket}/own", machines(1)
+    refused = 403, {"Content-Length": "0"}, b""
+    proxy.fault = lambda request: (lambda _: refused) if "?delete" in request.path else None
+    printed = finish(machine.start(data, output, "--train.max_steps", "3", "--checkpoint.every_steps", "1",
+                                   "--checkpoint.keep_last", "1", step_seconds=0.5))
+    assert "complete at step 3" in printed and "an old checkpoint could not be removed (" in printed
+    proxy.fault = lambda request: None
+    assert committed(output) == [3]
+
+
 @pytest.mark.slow
 def test_503s_and_cut_connections_are_no_harm(data, undisturbed, machines, bucket, proxy):
     """The first request for each object is answered with 503, the second one cut off after it was done."""
