@@ -109,13 +109,18 @@ class StoredRun:
                                     "that job or choose another --output")
                 self._lease = lease
                 metrics = self.folder / runs.METRICS
-                before = runs.read_metrics(self.folder) if metrics.exists() else []
+                # What was not sent yet outlasts a start that is killed before it has the folder anew.
+                aside = self.scratch / f"{self._own.name}.{runs.METRICS}"
+                if metrics.exists() and not aside.exists():
+                    metrics.replace(aside)
+                before = runs.lines_of(aside.read_bytes())[0] if aside.exists() else []
                 named = self.scratch / f"{self._own.name}.{_ATTEMPT}"
                 if named.is_file():
                     send_rest(self.folder, self.place / LOG, named.read_text())
                 self._make_folder()
                 LogReader(self.place).write(self.folder)
                 self._arrived = add_unsent(metrics, before)
+                aside.unlink(missing_ok=True)
                 self.log = CommitLog(self.checkpoints / COMMITS)
                 self.meet(self.log.claim())
                 named.write_text(self.attempt or "")

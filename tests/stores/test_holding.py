@@ -13,6 +13,7 @@ from cloze.launch.checkpoint.transfer import StoreThread
 from cloze.launch.cli import SAID_SECONDS, main, parse
 from cloze.launch.config import CheckpointConfig
 from cloze.launch.finetune.command import finetune
+from cloze.launch.run.runs import METRICS, read_metrics
 from cloze.launch.run.stored import scratch_of, stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
@@ -93,6 +94,20 @@ def test_what_a_killed_job_held_is_taken_over_at_once_on_its_machine(config, tmp
     with stored(config, Environment(), Console()):  # whose lease it is by now, its own mark does not say
         pass
     assert capsys.readouterr().err.count("watching for 1 s whether it lives") == 2
+
+
+def test_lines_that_were_not_sent_outlast_a_start_that_is_killed_before_it_goes_on(config, monkeypatch):
+    monkeypatch.setattr(leases.Lease, "release", lambda lease: lease._ended.set())  # as if it had been killed
+    line = {"step": 1, "train/loss": 2.0}
+    with stored(config, Environment(), Console()) as (_, run):
+        (run.folder / METRICS).write_text(json.dumps(line) + "\n")
+    for moment in ("fetch_objects", "add_unsent"):
+        with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+            killed.setattr(f"cloze.launch.run.stored.{moment}", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with stored(config, Environment(), Console()):
+                pass
+    with stored(config, Environment(), Console()) as (_, run):
+        assert read_metrics(run.folder) == [line]
 
 
 def test_a_place_that_is_no_run_is_left_alone(config, bucket):
