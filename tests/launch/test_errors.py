@@ -289,6 +289,8 @@ def test_optimizer_states_of_bf16_do_not_become_others_where_they_are_divided(be
     save = parse("pretrain", [*words, "--train.precision", before])
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(save)))
     (tmp_path / "data.json").write_text("{}")
+    runs.check_folder(parse("pretrain", [*words, "--train.precision", after]), {})  # there are no states yet
+    (tmp_path / "checkpoints" / "step-00000002").mkdir(parents=True)
     with pytest.raises(UserError) as refused:
         runs.check_folder(parse("pretrain", [*words, "--train.precision", after]), {})
     assert f"train.precision is {before!r}, expected {after!r}: at zero.stage 1" in str(refused.value)
