@@ -1,5 +1,6 @@
 """Global batches: each rank reads its own part only; the position in the stream is one integer."""
 
+import atexit
 import bisect
 import math
 import queue
@@ -163,6 +164,7 @@ class BatchStream:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._prefetch, args=(samples_consumed,), daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a daemon that reads while the interpreter ends may end it with SIGABRT
 
     def __iter__(self) -> "BatchStream":
         return self
@@ -180,6 +182,7 @@ class BatchStream:
 
     def close(self) -> None:
         """End the prefetching thread; what it holds is dropped."""
+        atexit.unregister(self.close)
         self._closed.set()
         while not self._queue.empty():
             try:

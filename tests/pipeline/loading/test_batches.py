@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -387,3 +389,21 @@ def test_the_keys_are_parameters_of_forward():
             "masked_positions", "labels", "next_sentence_label"}
     assert keys <= set(inspect.signature(bert.BertForPreTraining.forward).parameters)
     assert all(key in collate.__doc__ for key in keys)
+
+
+def test_a_process_may_end_with_a_stream_that_is_open(data):
+    """As where a loop ends with an exception: the thread that reads ends before the interpreter does."""
+    script = f"""
+import atexit
+from pathlib import Path
+from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.shards import shards
+shards.BLOCK_TOKENS = {shards.BLOCK_TOKENS}
+left = []
+atexit.register(lambda: print(left[0]._thread.is_alive()))
+left.append(BatchStream(shards.ShardReader(Path({str(data)!r})), global_batch_size=8, micro_batch_size=8,
+                        rank=0, world_size=1, streams=2, seed=0))
+next(left[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
