@@ -144,6 +144,7 @@ def steps_for(words: list[str], flops: float) -> tuple[int, float]:
     prepare_process()
     from cloze.launch.pretrain.command import resolve_run
     from cloze.launch.pretrain.data import run_masking
+    from cloze.model.flops import TokenCounts
     from cloze.pipeline.loading.batches import BatchStream
     from cloze.pipeline.shards.shards import ShardReader
 
@@ -153,7 +154,8 @@ def steps_for(words: list[str], flops: float) -> tuple[int, float]:
                          streams=run.config.data_streams, masking=run_masking(run.config, run.data))
     batches = [next(stream) for _ in range(16)]
     stream.close()
-    mean = statistics.mean(run.objective.flops(micro) for batch in batches for micro in batch.micro_batches)
+    mean = statistics.mean(run.objective.flops(TokenCounts.of_micro_batch(micro)) for batch in batches
+                           for micro in batch.micro_batches)
     return max(1, round(flops / mean)), statistics.mean(batch.num_tokens for batch in batches)
 
 

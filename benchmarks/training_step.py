@@ -185,7 +185,7 @@ def matmul_peak(device: str, threads: int) -> float:
 def useful_flops(workload: str, device: str) -> tuple[float, float]:
     """FLOPs and real tokens of a step, averaged over the batches that the workers use."""
     from cloze.model.config import BertConfig
-    from cloze.model.flops import training_flops, unread_flops
+    from cloze.model.flops import TokenCounts, training_flops, unread_flops
 
     shape, vocab_size, length, full_share, num_sequences = workloads(device)[workload]
     config = BertConfig(vocab_size=vocab_size, max_position_embeddings=length, **SHAPES[shape])
@@ -195,7 +195,7 @@ def useful_flops(workload: str, device: str) -> tuple[float, float]:
         lengths = batch["attention_mask"].sum(1).tolist()
         num_masked = int((batch["labels"] != -100).sum())
         spared = unread_flops(config, sum(lengths), num_masked + len(lengths))
-        flops.append(training_flops(config, lengths, num_masked) - spared)
+        flops.append(training_flops(config, TokenCounts.of_lengths(lengths, num_masked)) - spared)
         tokens.append(sum(lengths))
     return statistics.mean(flops), statistics.mean(tokens)
 

@@ -4,11 +4,37 @@ recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from cloze.model.config import BertConfig
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """What the FLOPs of a batch depend on; of a mean over a corpus, fractions."""
+
+    tokens: float
+    """Real ones, of all sequences."""
+    squares: float
+    """Sum of the squared lengths of the sequences."""
+    masked: float
+    """Tokens of which the vocabulary's scores are computed."""
+
+    @classmethod
+    def of_lengths(cls, lengths: Sequence[float], masked: float) -> TokenCounts:
+        """Of sequences of these lengths, in tokens."""
+        return cls(sum(lengths), sum(length * length for length in lengths), masked)
+
+    @classmethod
+    def of_micro_batch(cls, micro_batch: dict[str, Any]) -> TokenCounts:
+        """Of concatenated tokens, as forward takes them; without `labels` (N,) no token is masked."""
+        lengths = micro_batch["sequence_offsets"].long().diff()
+        masked = len(micro_batch["labels"]) if "labels" in micro_batch else 0
+        return cls(int(lengths.sum()), int((lengths * lengths).sum()), masked)
 
 
 def encoder_weights(config: BertConfig) -> int:
@@ -18,31 +44,22 @@ def encoder_weights(config: BertConfig) -> int:
     return config.num_hidden_layers * (attention + (up + 1) * config.hidden_size * config.intermediate_size)
 
 
-def training_flops(
-    config: BertConfig, sequence_lengths: Iterable[float], num_masked: float,
-    *, summed: bool = False,
-) -> float:
+def training_flops(config: BertConfig, counts: TokenCounts) -> float:
     """FLOPs of forward and backward of a batch, whatever the kernels do beside.
 
     6 N T for the encoder's N weights and T tokens, 12 L H (sum of squared lengths) for attention, and
     6 masked (H V + H²) for the vocabulary; pooler and next-sentence head are below a thousandth and left out. With
     embeddings of another width E: 6 masked (E V + E H) for the vocabulary, 6 E H T for the map into the encoder.
-    `sequence_lengths`: in tokens; or, with summed=True, (number of tokens, sum of squared lengths).
     Layers with local attention count their window instead of the square.
     """
-    if summed:
-        num_tokens, squares = sequence_lengths
-    else:
-        lengths = list(sequence_lengths)
-        num_tokens, squares = sum(lengths), sum(length * length for length in lengths)
     width = config.hidden_size
     num_local = sum(config.attends_locally(layer) for layer in range(config.num_hidden_layers))
-    local_squares = min(squares, num_tokens * (config.local_attention_window + 1))
-    seen = (config.num_hidden_layers - num_local) * squares + num_local * local_squares
+    local_squares = min(counts.squares, counts.tokens * (config.local_attention_window + 1))
+    seen = (config.num_hidden_layers - num_local) * counts.squares + num_local * local_squares
     narrow = config.embedding_width
     head = narrow * config.vocab_size + (width * narrow if config.mlm_head != "linear" else 0)
     every = encoder_weights(config) + (narrow * width if narrow != width else 0)
-    return 6.0 * every * num_tokens + 12.0 * width * seen + 6.0 * num_masked * head
+    return 6.0 * every * counts.tokens + 12.0 * width * seen + 6.0 * counts.masked * head
 
 
 def unread_flops(config: BertConfig, num_tokens: int, num_read: int) -> float:

@@ -33,7 +33,7 @@ from cloze.launch.training.objective import TrainingObjective
 from cloze.launch.training.running import Process
 from cloze.launch.training.trainer import Trainer
 from cloze.model.config import BertConfig
-from cloze.model.flops import num_parameters, training_flops
+from cloze.model.flops import TokenCounts, num_parameters, training_flops
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import RankBatch
 from cloze.pipeline.stores.places import is_url
@@ -142,8 +142,7 @@ def _flops(shape: BertConfig, micro_batch: dict) -> float:
     """Model FLOPs of a micro-batch, from its real lengths; heads are below a thousandth."""
     if "features" in micro_batch:
         return 0.0
-    lengths = micro_batch["sequence_offsets"].long().diff()
-    return training_flops(shape, (int(lengths.sum()), int((lengths * lengths).sum())), 0, summed=True)
+    return training_flops(shape, replace(TokenCounts.of_micro_batch(micro_batch), masked=0))
 
 
 def _print_facts(job: Job, process: Process, engine: Engine, rows: list[tuple[str, str]]) -> None:

@@ -54,7 +54,7 @@ from cloze.launch.training.running import Process
 from cloze.launch.training.trainer import Trainer
 from cloze.model.bert import BertPreTrained
 from cloze.model.encoder import Encoder
-from cloze.model.flops import encoder_weights, num_parameters, training_flops
+from cloze.model.flops import TokenCounts, encoder_weights, num_parameters
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import BatchStream, evaluation_batches
@@ -210,13 +210,13 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     parameters = num_parameters(model)  # before ZeRO-3 empties them
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
     engine = build_engine(model, config, made, process.device)
-    _print_facts(config, data, process, engine, parameters)
+    _print_facts(config, data, objective, process, engine, parameters)
     sets = validation_sets(config, data, process)
     trainer = running.make_trainer(
         config, process, engine, checkpoints,
         facts={**facts, "data_streams": config.data_streams}, objective=objective,
         evaluate=partial(evaluate_sets, engine, objective, sets, process.device) if sets else None,
-        flops=objective.flops, callbacks=callbacks,
+        flops=lambda micro_batch: objective.flops(TokenCounts.of_micro_batch(micro_batch)), callbacks=callbacks,
         average=None if config.ema.decay is None else WeightAverage(engine, config.ema.decay, config.ema.warmup),
         sources=Sources(data, config.streams, objective.pretraining_output) if data.names else None,
     )
@@ -235,13 +235,14 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     return trainer
 
 
-def _print_facts(config: PretrainConfig, data: TrainingData, process: Process, engine: Engine, parameters: int) -> None:
+def _print_facts(config: PretrainConfig, data: TrainingData, objective: Objective, process: Process, engine: Engine,
+                 parameters: int) -> None:
     tokens, samples = data.num_tokens, data.num_samples
     histogram = data.length_histogram
     lengths = np.arange(len(histogram))
-    sizes = float(lengths @ histogram), float(lengths**2 @ histogram)
+    size, squares = float(lengths @ histogram), float(lengths**2 @ histogram)
     masked = data.most_masked(run_masking(config, data))
-    per_token = training_flops(config.model, sizes, masked * sizes[0], summed=True) / sizes[0]
+    per_token = objective.flops(TokenCounts(size, squares, masked * size)) / size
     steps_per_epoch = samples / config.train.global_batch_size
     epochs = (f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
               f"({samples:,} samples, {tokens:,} tokens)")
@@ -249,7 +250,7 @@ def _print_facts(config: PretrainConfig, data: TrainingData, process: Process, e
                           zip(data.names or ("",), data.manifests, strict=True))
     process.console.facts(f"cloze pretrain -> {process.shown(config).output}", [
         ("parameters", f"{parameters:,}"),
-        ("FLOPs a token", f"{per_token / 1e6:,.1f} M, forward and backward"),
+        ("FLOPs a token", f"{per_token / 1e6:,.4g} M, forward and backward"),
         *data.described(),
         *running.training_facts(config, process, engine, epochs),
         *cache_facts(config, data),

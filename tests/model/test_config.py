@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig, HeadConfig, ModelError
-from cloze.model.flops import num_parameters, training_flops, unread_flops
+from cloze.model.flops import TokenCounts, num_parameters, training_flops, unread_flops
 from cloze.model.huggingface import config_to_huggingface, to_huggingface
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.model.tasks import BertForMaskedLM, BertForSequenceClassification
@@ -169,10 +169,12 @@ def test_flops_are_those_of_the_published_comparison():
     )
     # GF a sequence of 128 with 20 predictions and of 512 with 80
     for config, short, long in ((base, 69.9, 301.4), (large, 240.6, 1020.5)):
-        assert training_flops(config, [128], 20) / 1e9 == pytest.approx(short, abs=0.1)
-        assert training_flops(config, [512], 80) / 1e9 == pytest.approx(long, abs=0.1)
-    assert training_flops(base, [128, 512], 100) == training_flops(base, [128], 20) + training_flops(base, [512], 80)
-    assert training_flops(base, (640, 128**2 + 512**2), 100, summed=True) == training_flops(base, [128, 512], 100)
+        assert training_flops(config, TokenCounts.of_lengths([128], 20)) / 1e9 == pytest.approx(short, abs=0.1)
+        assert training_flops(config, TokenCounts.of_lengths([512], 80)) / 1e9 == pytest.approx(long, abs=0.1)
+    parts = (TokenCounts.of_lengths([128], 20), TokenCounts.of_lengths([512], 80))
+    assert TokenCounts.of_lengths([128, 512], 100) == TokenCounts(640, 128**2 + 512**2, 100)
+    assert training_flops(base, TokenCounts.of_lengths([128, 512], 100)) == sum(training_flops(base, part)
+                                                                                for part in parts)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -185,7 +187,9 @@ def test_flops_are_what_torch_counts_of_a_step(gated):
     num_tokens, num_masked, num_pairs = len(flat["input_ids"]), len(flat["labels"]), 2
     with FlopCounterMode(display=False) as counter:
         model(**flat).loss.backward()
-    expected = training_flops(config, [48, 48], num_masked)
+    counts = TokenCounts.of_micro_batch(flat)
+    assert counts == TokenCounts(96, 2 * 48**2, num_masked)
+    expected = training_flops(config, counts)
     expected -= unread_flops(config, num_tokens, num_masked + num_pairs)
     assert counter.get_total_flops() == expected + 6 * num_pairs * 2 * config.hidden_size
 

@@ -10,7 +10,7 @@ import transformers
 
 from cloze.model.bert import BertModel
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.flops import num_parameters, training_flops
+from cloze.model.flops import TokenCounts, num_parameters, training_flops
 from cloze.model.huggingface import family_of, load_note
 from cloze.model.initialization import init_weights
 from cloze.model.sampling import draw_tokens, token_bits
@@ -93,7 +93,7 @@ def test_the_preset_is_electra_small():
     # Forward and backward of a token in two sequences of 100, 20 of them predicted, by its matrices.
     layer = 4 * 256**2 + 2 * 256 * 1024
     expected = 6 * 200 * (12 * layer + 128 * 256) + 12 * 12 * 256 * 2 * 100**2 + 6 * 20 * 128 * (256 + 30522)
-    assert training_flops(config, [100, 100], 20) == expected
+    assert training_flops(config, TokenCounts.of_lengths([100, 100], 20)) == expected
 
 
 def test_tokens_are_drawn_by_their_probabilities_for_any_split():

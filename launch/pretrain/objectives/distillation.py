@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.masked import MaskedTokens, is_real
-from cloze.launch.pretrain.objectives.objective import Term, check_option, flops_of
+from cloze.launch.pretrain.objectives.objective import Term, check_option
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.run import runs
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput
 from cloze.model.config import BertConfig
+from cloze.model.flops import TokenCounts, training_flops
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.shards.manifest import Manifest
@@ -141,9 +142,9 @@ class Distillation(MaskedTokens):
         return Student(self.config.model, self.teacher, self._temperature, attention_kernel=train.attention_kernel,
                        gradient_checkpointing=train.gradient_checkpointing)
 
-    def flops(self, micro_batch: dict) -> float:
+    def flops(self, counts: TokenCounts) -> float:
         """The student's, forward and backward, and the teacher's forward, a third of such."""
-        return super().flops(micro_batch) + flops_of(self.teacher.config, micro_batch) / 3
+        return super().flops(counts) + training_flops(self.teacher.config, counts) / 3
 
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
         """Those of masked tokens; masked tokens; tokens, of a filler none."""

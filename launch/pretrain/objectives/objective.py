@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.model.bert import BertForPreTraining, BertPreTrained, PreTrainingOutput
-from cloze.model.config import BertConfig
-from cloze.model.flops import training_flops
+from cloze.model.flops import TokenCounts, training_flops
 from cloze.pipeline.errors import UserError
 
 
@@ -93,10 +92,10 @@ class Objective(ABC):
         return BertForPreTraining(self.config.model, attention_kernel=train.attention_kernel,
                                   gradient_checkpointing=train.gradient_checkpointing)
 
-    def flops(self, micro_batch: dict) -> float:
-        """FLOPs of the model, forward and backward, for a micro-batch, by which speed/mfu is measured: BERT's, from the
-        real lengths."""
-        return flops_of(self.config.model, micro_batch)
+    def flops(self, counts: TokenCounts) -> float:
+        """FLOPs of what is trained and of what it learns from, forward and backward, for so many tokens: speed/mfu is
+        measured by them. Here BERT's."""
+        return training_flops(self.config.model, counts)
 
     def pretraining_output(self, output: Any) -> PreTrainingOutput:
         """Of what the model has returned the masked-LM and next-sentence part, a PreTrainingOutput: for the curves of a
@@ -170,16 +169,6 @@ def check_option(name: str, value: object, least: float, whole: bool = False) ->
     if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not (
             least <= value < math.inf):
         raise UserError(f"objective_options.{name}: found {value!r}, expected {kind} of at least {least:g}")
-
-
-def flops_of(model: BertConfig, micro_batch: dict, num_masked: int | None = None) -> float:
-    """FLOPs of a model, forward and backward, for a micro-batch, from the real lengths. num_masked: tokens of which the
-    vocabulary's scores are computed; None: all that have labels."""
-    offsets = micro_batch["sequence_offsets"].long()
-    lengths = offsets[1:] - offsets[:-1]
-    sizes = int(offsets[-1]), int((lengths * lengths).sum())
-    masked = len(micro_batch["labels"]) if num_masked is None else num_masked
-    return training_flops(model, sizes, masked, summed=True)
 
 
 def _number(value: Tensor | float, like: Tensor) -> Tensor:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.masked import MaskedTokens, is_real
-from cloze.launch.pretrain.objectives.objective import Term, check_option, flops_of
+from cloze.launch.pretrain.objectives.objective import Term, check_option
 from cloze.model.bert import BertPreTrained, PreTrainingOutput, encode_masked
 from cloze.model.config import BertConfig
 from cloze.model.dropout import DropoutKey
 from cloze.model.embeddings import Embeddings
+from cloze.model.flops import TokenCounts, training_flops
 from cloze.model.heads import DetectionHead
 from cloze.model.sampling import draw_tokens, token_bits
 from cloze.model.tasks import BertForMaskedLM, detection_losses
@@ -138,11 +139,11 @@ class ReplacedTokens(MaskedTokens):
         """The generator's."""
         return output.generator
 
-    def flops(self, micro_batch: dict) -> float:
+    def flops(self, counts: TokenCounts) -> float:
         """The generator's, and the discriminator's with its head over all tokens."""
-        model, tokens = self.config.model, len(micro_batch["input_ids"])
-        return (flops_of(self.generator, micro_batch) + flops_of(model, micro_batch, num_masked=0)
-                + 6.0 * tokens * model.hidden_size * (model.hidden_size + 1))
+        model = self.config.model
+        return (training_flops(self.generator, counts) + training_flops(model, replace(counts, masked=0))
+                + 6.0 * counts.tokens * model.hidden_size * (model.hidden_size + 1))
 
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
         """Masked tokens; all tokens, of a filler none."""

@@ -13,6 +13,7 @@ from cloze.launch.pretrain.objectives.objective import Term, check_option
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_masked
 from cloze.model.config import BertConfig
 from cloze.model.embeddings import encoder_norm
+from cloze.model.flops import TokenCounts
 from cloze.pipeline.records import NO_LABEL
 
 
@@ -93,11 +94,11 @@ class SpanBoundary(MaskedTokens):
         """That of BERT."""
         return output.masked
 
-    def flops(self, micro_batch: dict) -> float:
+    def flops(self, counts: TokenCounts) -> float:
         """With four squares of the width, and the vocabulary's matrix once more, for each masked token."""
         model = self.config.model
         weights = model.hidden_size * (4 * model.hidden_size + model.vocab_size)
-        return super().flops(micro_batch) + 6 * weights * len(micro_batch["labels"])
+        return super().flops(counts) + 6 * weights * counts.masked
 
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
         """Masked tokens once more."""

@@ -157,7 +157,7 @@ class Estimator:
     def flops_of_sequence(self) -> float:
         """Model FLOPs of a sequence, forward and backward, as the objective counts them: the mean of the run's lengths.
         """
-        return self.objective.flops(self.lengths.typical(_SEQUENCES).micro_batch()) / _SEQUENCES
+        return self.objective.flops(self.lengths.typical(_SEQUENCES).counts) / _SEQUENCES
 
     @cached_property
     def _optimizer(self) -> tuple[Trace, int]:

@@ -26,6 +26,7 @@ from cloze.model.bert import BertForPreTraining, BertPreTrained
 from cloze.model.config import BertConfig
 from cloze.model.copies import WeightCopies
 from cloze.model.encoder import EncoderLayer
+from cloze.model.flops import TokenCounts
 
 # Make no kernel: memory without contents, and questions about tensors.
 _SILENT = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh",
@@ -298,9 +299,9 @@ class Batch:
                          "max_sequence_length": longest, "masked_positions": ids(self.masked),
                          "labels": ids(self.masked)}
 
-    def micro_batch(self) -> dict:
-        """The inputs with the offsets, outside FakeTensorMode; not of a padded one."""
-        return self.inputs() | {"sequence_offsets": self.offsets()}
+    @property
+    def counts(self) -> TokenCounts:
+        return TokenCounts.of_lengths(self.lengths, self.masked)
 
 
 @dataclass(frozen=True)

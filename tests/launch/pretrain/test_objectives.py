@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -70,6 +71,15 @@ def distilled(teacher) -> tuple[str, ...]:
             str(teacher), "--init_layers", "[1, 3]")
 
 
+def expected_flops(data) -> float:
+    """Of a token: forward and backward of the student's two layers, forward of the teacher's four, width 32."""
+    manifest = ShardReader(data, "train").manifest
+    lengths = [length for length, count in enumerate(manifest.splits["train"].length_histogram) for _ in range(count)]
+    mean_square = sum(length**2 for length in lengths) / sum(lengths)
+    layer, head = 6 * (4 * 32**2 + 2 * 32 * 64) + 12 * 32 * mean_square, manifest.masked_share * 6 * (32 * 64 + 32**2)
+    return 2 * layer + head + (4 * layer + head) / 3
+
+
 def expected_losses(data, teacher) -> dict[str, float]:
     """The three means over the first global batch by transformers alone, in padded form."""
     theirs = transformers.BertForMaskedLM.from_pretrained(teacher, attn_implementation="eager").eval()
@@ -101,8 +111,10 @@ def expected_losses(data, teacher) -> dict[str, float]:
 def test_distillation_has_the_losses_of_the_reference_and_one_step_for_any_split(data, teacher, tmp_path):
     one = ("--train.max_steps", "1", "--schedule.warmup_steps", "0", "--train.precision", "fp32")
     for processes, micro in ((1, 16), (2, 2)):
-        train(data, tmp_path / f"{processes}", *distilled(teacher), *one, "--train.micro_batch_size", str(micro),
-              processes=processes)
+        shown = train(data, tmp_path / f"{processes}", *distilled(teacher), *one, "--train.micro_batch_size",
+                      str(micro), processes=processes)
+    (flops,) = re.findall(r"FLOPs a token .*?([\d.]+) M", shown)
+    assert 1e6 * float(flops) == pytest.approx(expected_flops(data), rel=1e-3)
     (line,) = (line for line in read_metrics(tmp_path / "2") if "train/loss" in line)
     expected = expected_losses(data, teacher)
     assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-4)

@@ -17,7 +17,7 @@ def test_the_trace_counts_what_the_mathematics_needs():
     config = replace(SMALL, num_hidden_layers=12)
     batch = Batch((128,) * 8, 8 * 19)
     trace = trace_micro_step(ModelRun(config), batch)
-    needed = training_flops(config, batch.lengths, batch.masked)
+    needed = training_flops(config, batch.counts)
     recomputed = 2 * config.hidden_size * 128**2 * 8 * 12  # scores, in flash attention's backward
     counted = sum(each.flops for each in trace.kernels) - recomputed
     assert 0.90 * needed < counted < needed
