@@ -6,9 +6,11 @@ import contextlib
 import functools
 import importlib.util
 import json
+import math
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -24,9 +26,13 @@ FLASH_ATTENTION_3 = "FA3"  # torch's name of it
 # Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
 _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
 # Bytes of a copy that counts as bandwidth: far beyond every cache, below what any device has free. Elements of a GELU
-# that fits a core's cache: what a CPU computes, not what it moves.
+# that fits a core's cache, many times: what a CPU computes, not what it moves.
 _COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
-_ELEMENTS = 1 << 18
+_ELEMENTS, _GELUS = 1 << 18, 32
+# Linear maps whose inputs, outputs and gradients are far beyond a core's cache: tokens, width, maps. Heads, their
+# tokens and width: of some sequences of BERT.
+_LINEAR = 2048, 512, 8
+_HEADS = 384, 128, 64
 # Another process's work only makes a trial slower, and comes and goes: the best of short trials, spread over seconds.
 _TRIAL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.2
@@ -191,10 +197,26 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return _measured().get(_key(device, dtype), 0.0) * _units(device) or None
 
 
-def measured_memory(device: torch.device) -> tuple[float, float] | None:
-    """Bytes/s of a long copy and elements/s of GELU that `cloze doctor` has measured and kept, or None."""
-    copied, activated = (_measured().get(key, 0.0) for key in _memory_keys(device))
-    return (copied, activated) if copied and activated else None
+@dataclass(frozen=True)
+class KernelRates:
+    """What a plan needs to know of a device beside its best product; of linear maps and attention the products of
+    forward and backward together."""
+
+    copy: float
+    """Of a long copy, bytes/s read and written."""
+    gelu: float
+    """Elements/s of GELU: a CPU's operations on single elements are bound by arithmetic too."""
+    linear: float
+    """FLOP/s of a linear map with bias, none of whose operands lies in the cache."""
+    batched: float
+    """FLOP/s of attention's products, one for each head of each sequence."""
+
+
+def measured_kernels(device: torch.device, dtype: torch.dtype) -> KernelRates | None:
+    """The rates that `cloze doctor` has measured and kept, or None."""
+    kept = _measured()
+    rates = [kept.get(key, 0.0) for key in _kernel_keys(device, dtype)]
+    return KernelRates(*rates) if all(rates) else None
 
 
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
@@ -225,26 +247,48 @@ def _rate(matrix: torch.Tensor) -> float:
     return 2 * len(matrix) ** 3 * count / seconds
 
 
-def measure_memory(device: torch.device) -> tuple[float, float]:
-    """Bytes/s, read and written, of a long copy, and elements/s of GELU in bf16, which only a CPU is slow at.
+def measure_kernels(device: torch.device, dtype: torch.dtype, seconds: float = _SECONDS / 4,
+                    clock: Callable[[], float] = time.perf_counter) -> KernelRates:
+    """The best of so many seconds' trials, one each at least, with the threads that this process has."""
+    numbers = torch.Generator(device).manual_seed(0)  # its own: a run's random state stays as it is
 
-    The best of many, with the threads that this process has.
-    """
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device, generator=numbers).to(dtype)
+
     source = torch.zeros(_COPIED[device.type], dtype=torch.uint8, device=device)
-    target, values = torch.empty_like(source), torch.zeros(_ELEMENTS, dtype=torch.bfloat16, device=device)
-    end, copied, computed = time.monotonic() + _SECONDS / 4, 0.0, 0.0
-    while time.monotonic() < end:
-        copied = max(copied, 2 * source.numel() / _seconds(lambda: target.copy_(source), device))
-        computed = max(computed, _ELEMENTS / _seconds(lambda: torch.nn.functional.gelu(values), device))
-    return copied, computed
+    target, values = torch.empty_like(source), torch.zeros(_ELEMENTS, dtype=dtype, device=device)
+    tokens, width, count = _LINEAR
+    inputs, gradients = drawn(count, tokens, width), drawn(count, tokens, width)
+    weight, bias = drawn(width, width), drawn(width)
+    heads, scores = drawn(*_HEADS), drawn(_HEADS[0], _HEADS[1], _HEADS[1])
 
+    def linear() -> None:
+        kept = []  # as forward keeps what backward reads
+        for each, gradient in zip(inputs, gradients, strict=True):
+            kept += [torch.nn.functional.linear(each, weight, bias), gradient @ weight, gradient.t() @ each]
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    _wait(device)
-    began = time.perf_counter()
-    work()
-    _wait(device)
-    return time.perf_counter() - began
+    def attention() -> None:
+        kept = [torch.bmm(heads, heads.transpose(1, 2)), torch.bmm(scores, heads)]
+        kept.append(torch.bmm(scores.transpose(1, 2), heads))
+
+    works: tuple[tuple[Callable[[], object], float], ...] = (
+        (lambda: target.copy_(source), 2.0 * source.numel()),
+        (lambda: [torch.nn.functional.gelu(values) for _ in range(_GELUS)], float(_GELUS * _ELEMENTS)),
+        (linear, 3 * 2.0 * count * tokens * width * width),
+        (attention, 3 * 2.0 * math.prod(_HEADS) * _HEADS[1]),
+    )
+    for work, _ in works:  # the first time chooses kernels and gets memory
+        work()
+    end, best = time.monotonic() + seconds, [0.0] * len(works)
+    while True:
+        for place, (work, amount) in enumerate(works):
+            _wait(device)
+            began = clock()
+            work()
+            _wait(device)
+            best[place] = max(best[place], amount / (clock() - began))
+        if time.monotonic() >= end:
+            return KernelRates(*best)
 
 
 def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict[torch.dtype, float]:
@@ -258,13 +302,13 @@ def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict
     return {dtype: rate * units for dtype, rate in zip(rates, kept, strict=True)}
 
 
-def keep_measured_memory(device: torch.device, rates: tuple[float, float]) -> None:
-    """Remember what `measure_memory` gave for the plans of this user, unless more was measured before.
+def keep_measured_kernels(device: torch.device, dtype: torch.dtype, rates: KernelRates) -> None:
+    """Remember what `measure_kernels` gave for the plans of this user, each rate unless more was measured before.
 
     Raises:
         UserError: the file can't be written.
     """
-    _keep(dict(zip(_memory_keys(device), rates, strict=True)))
+    _keep(dict(zip(_kernel_keys(device, dtype), astuple(rates), strict=True)))
 
 
 def _keep(rates: dict[str, float]) -> list[float]:
@@ -313,10 +357,10 @@ def _key(device: torch.device, what: torch.dtype | str) -> str:
     return f"{device_name(device) if device.type == 'cuda' else _processor()} {what}"
 
 
-def _memory_keys(device: torch.device) -> tuple[str, str]:
-    """Unlike products, copies do not become faster with every thread: kept for each number of them."""
+def _kernel_keys(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """By rate. Unlike the best product, copies do not become faster with every thread: kept for each number of them."""
     threads = "" if device.type == "cuda" else f" of {torch.get_num_threads()} threads"
-    return _key(device, f"copy{threads}"), _key(device, f"gelu{threads}")
+    return [_key(device, f"{dtype} {rate.name}{threads}") for rate in fields(KernelRates)]
 
 
 def _processor() -> str:

@@ -24,9 +24,9 @@ from cloze.launch.system.devices import (
     data_sheet_of,
     device_name,
     keep_measured,
-    keep_measured_memory,
+    keep_measured_kernels,
     measure_flops,
-    measure_memory,
+    measure_kernels,
 )
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes
@@ -115,11 +115,12 @@ def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
 
 
 def memory_bandwidth(device: torch.device, keep: bool) -> list[Finding]:
-    """The rate of a long copy in the device's memory; kept for `cloze plan`."""
-    rates = measure_memory(device)
-    if keep:
-        keep_measured_memory(device, rates)
-    rate = rates[0]
+    """The rate of a long copy in the device's memory; kept for `cloze plan`, with those of a layer's kernels."""
+    rates = {dtype: measure_kernels(device, dtype) for dtype in (torch.bfloat16, torch.float32)}
+    for dtype, measured in rates.items():
+        if keep:
+            keep_measured_kernels(device, dtype, measured)
+    rate = rates[torch.bfloat16].copy
     found = f"{rate / 1e9:.3g} GB/s, read and written"
     sheet = data_sheet_of(device) if device.type == "cuda" else None
     if sheet is not None and not is_slice(device_name(device)):

@@ -56,10 +56,6 @@ LIST_TENSORS = 48
 
 # --- CPU ---
 
-# Shares of the best square product that the model's linear maps and attention's batched products reach
-# (docs/performance.md, What remains: 90% and 74% by the profiler).
-CPU_PRODUCT = 0.90
-CPU_BATCHED_PRODUCT = 0.74
 # Dispatch and memory of an operation on the CPU, which does one after another.
 CPU_HOST_SECONDS = 7.0e-6
 # What oneDNN compiles and keeps, threads and the allocator hold beside tensors: 165 to 190 MB in the tests' runs.

@@ -11,7 +11,7 @@ from cloze.launch.system import devices
 from cloze.launch.system.data_sheets import DataSheet, named_sheet
 from cloze.launch.system.environment import device_type
 from cloze.launch.system.memory import available_bytes, resident_bytes
-from cloze.launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, CPU_PRODUCT, FLASH, PCIE, SUSTAINED
+from cloze.launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, FLASH, PCIE, SUSTAINED
 from cloze.pipeline.errors import UserError
 
 
@@ -28,14 +28,16 @@ class Machine:
     processors: int
     architecture: str
     best_product: float
-    """Share of `flops` that products of the best shapes reach."""
+    """Share of `flops` that products of the best shapes reach; of a CPU those of linear maps."""
     link: float
     """To the other devices of the machine, bytes/s in one direction."""
     has_flash: bool
     origin: str
     """Where the figures are from."""
     elements: float = math.inf
-    """Of a CPU, whose operations on single elements are bound by arithmetic too: elements/s of GELU in bf16."""
+    """Of a CPU, whose operations on single elements are bound by arithmetic too: elements/s of GELU."""
+    batched_product: float = 0.0
+    """Of a CPU: share of `flops` that attention's products reach."""
 
     @property
     def is_cpu(self) -> bool:
@@ -69,11 +71,12 @@ def of_data_sheet(sheet: DataSheet) -> Machine:
                    sheet.source)
 
 
-def measured(device: torch.device, product: float, bandwidth: float, elements: float, memory_bytes: float) -> Machine:
-    """A device whose best product (FLOP/s), bandwidth (bytes/s) and GELU (elements/s) were measured."""
+def measured(device: torch.device, product: float, rates: devices.KernelRates, memory_bytes: float) -> Machine:
+    """A device whose best product (FLOP/s) and kernels were measured."""
+    bandwidth = rates.copy
     if device.type == "cpu":
-        return Machine("CPU", product, bandwidth, memory_bytes, 1, "cpu", CPU_PRODUCT, bandwidth, False, "measured",
-                       elements)
+        return Machine("CPU", product, bandwidth, memory_bytes, 1, "cpu", rates.linear / product, bandwidth, False,
+                       "measured", rates.gelu, rates.batched / product)
     name, sheet = devices.device_name(device), devices.data_sheet_of(device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count  # of a slice, its own
     if sheet is None:  # measured alone: the peak is then what was reached
@@ -86,8 +89,8 @@ def measured(device: torch.device, product: float, bandwidth: float, elements: f
 
 
 def _this(device: torch.device, dtype: torch.dtype) -> Machine:
-    product = devices.measured_flops(device, dtype if device.type == "cpu" else torch.bfloat16)
-    rates = devices.measured_memory(device)
+    dtype = dtype if device.type == "cpu" else torch.bfloat16
+    product, rates = devices.measured_flops(device, dtype), devices.measured_kernels(device, dtype)
     if product is None or rates is None:
         sheet = devices.data_sheet_of(device) if device.type == "cuda" else None
         if sheet is None:
@@ -95,5 +98,5 @@ def _this(device: torch.device, dtype: torch.dtype) -> Machine:
                             "`cloze doctor` first")
         return of_data_sheet(sheet)
     if device.type == "cuda":
-        return measured(device, product, *rates, torch.cuda.get_device_properties(device).total_memory)
-    return measured(device, product, *rates, (resident_bytes() or 0) + (available_bytes() or 0))
+        return measured(device, product, rates, torch.cuda.get_device_properties(device).total_memory)
+    return measured(device, product, rates, (resident_bytes() or 0) + (available_bytes() or 0))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from cloze.launch.tools.planning.assumptions import (
     COMPILED_HOST_SECONDS,
-    CPU_BATCHED_PRODUCT,
     CPU_HOST_SECONDS,
     HOST_SECONDS,
     KERNEL_SECONDS,
@@ -36,7 +35,7 @@ def product_efficiency(machine: Machine, shape: tuple[int, ...]) -> float:
     """
     batch, rows, inner, columns = shape
     if machine.is_cpu:
-        return machine.best_product if batch == 1 else CPU_BATCHED_PRODUCT
+        return machine.best_product if batch == 1 else machine.batched_product
     tiles = batch * math.ceil(rows / TILE[0]) * math.ceil(columns / TILE[1])
     in_tiles = batch * rows * columns / (tiles * TILE[0] * TILE[1])
     parts = max(1, min(inner // SPLIT_LENGTH, machine.processors // tiles)) if tiles < machine.processors else 1

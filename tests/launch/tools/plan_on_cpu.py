@@ -8,13 +8,14 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import torch
 
 from cloze.launch.config import PretrainConfig, TrainConfig
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.table import make_objective
+from cloze.launch.system.devices import KernelRates, measure_kernels
 from cloze.launch.system.environment import bound_primitive_caches, keep_freed_pages
 from cloze.launch.system.memory import peak_bytes, resident_bytes
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths
@@ -22,6 +23,7 @@ from cloze.launch.tools.planning.machines import measured
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
 
+CPU = torch.device("cpu")
 ROUNDS = 4
 SHAPES = {
     "small": dict(vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024),
@@ -41,12 +43,8 @@ def best_product() -> float:
     return max(2 * len(each) ** 3 / min(seconds(lambda each=each: each @ each) for _ in range(3)) for each in matrices)
 
 
-def memory_rates() -> tuple[float, float]:
-    """Bytes/s of a copy, elements/s of GELU."""
-    source, values = torch.zeros(1 << 26, dtype=torch.uint8), torch.zeros(1 << 18, dtype=torch.bfloat16)
-    target = torch.zeros_like(source)
-    gelu = seconds(lambda: [torch.nn.functional.gelu(values) for _ in range(50)])
-    return 2 * source.numel() / seconds(lambda: target.copy_(source)), 50 * values.numel() / gelu
+def kernel_rates() -> tuple[float, ...]:
+    return astuple(measure_kernels(CPU, torch.bfloat16, seconds=0, clock=time.process_time))
 
 
 def make_step(objective: Objective, lengths: tuple[int, ...], masked: int):
@@ -55,7 +53,8 @@ def make_step(objective: Objective, lengths: tuple[int, ...], masked: int):
     init_weights(model, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = sum(lengths)
-    ids, positions = torch.randint(5, config.vocab_size, (tokens,)), torch.randperm(tokens)[:masked].sort().values
+    ids = torch.randint(5, config.vocab_size, (tokens,))
+    positions = 1 + torch.randperm(tokens - 2)[:masked].sort().values  # never the first and the last, which are special
     inputs = dict(
         input_ids=ids, token_type_ids=torch.zeros_like(ids), labels=ids[positions], masked_positions=positions,
         position_ids=torch.cat([torch.arange(length) for length in lengths]), max_sequence_length=max(lengths),
@@ -86,18 +85,18 @@ def main(shape: str, count: int, longest: int, dropout: float, objective: str) -
     config = PretrainConfig("", "", model=model, train=train, objective=objective)
     lengths = Lengths.of_procedure(longest, 0.1, 0.15)
     batch = lengths.typical(count)
-    best_product(), memory_rates()  # what they take and load is not the model's
+    best_product(), kernel_rates()  # what they take and load is not the model's
     before = resident_bytes()
     step = make_step(make_objective(config), batch.lengths, batch.masked)
     step()
-    products, copies, elements, steps = [], [], [], []
+    products, rates, steps = [], [], []
     for _ in range(ROUNDS):
         products.append(best_product())
-        copied, computed = memory_rates()
-        copies.append(copied), elements.append(computed)
+        rates.append(kernel_rates())
         steps.append(seconds(step))
     held = peak_bytes() - before
-    machine = measured(torch.device("cpu"), *map(statistics.median, (products, copies, elements)), 1e12)
+    machine = measured(CPU, statistics.median(products),
+                       KernelRates(*map(statistics.median, zip(*rates, strict=True))), 1e12)
     estimator = Estimator(config, lengths, Cluster(machine, 1, 1, 1e9))
     estimated = estimator.step(0, count)
     print(json.dumps({

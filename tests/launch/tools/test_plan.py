@@ -36,11 +36,13 @@ def test_this_machine_is_what_doctor_has_measured(tmp_path, monkeypatch):
         find_machine("cpu")
     cpu, threads = torch.device("cpu"), torch.get_num_threads()
     devices.keep_measured(cpu, {torch.bfloat16: 4e11, torch.float32: 1e11})
-    devices.keep_measured_memory(cpu, (3e10, 2e9))
-    devices.keep_measured_memory(cpu, (1e10, 1e9))  # a busy machine's: the best ones stay
-    found = find_machine("cpu")
+    for dtype in (torch.bfloat16, torch.float32):
+        devices.keep_measured_kernels(cpu, dtype, devices.KernelRates(3e10, 2e9, 8e10, 5e10))
+        devices.keep_measured_kernels(cpu, dtype, devices.KernelRates(1e10, 1e9, 7e10, 4e10))  # a busy machine's
+    found, precise = find_machine("cpu"), find_machine("cpu", torch.float32)  # of the best ones
     assert (found.flops, found.bandwidth, found.elements) == (4e11, 3e10, 2e9) and found.memory_bytes > 1e9
-    assert find_machine("cpu", torch.float32).flops == 1e11
+    assert (found.best_product, found.batched_product) == (0.2, 0.125)
+    assert (precise.flops, precise.best_product, precise.batched_product) == (1e11, 0.8, 0.5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     with pytest.raises(UserError, match="found no measurement"):
         find_machine("cpu")  # of so many threads
