@@ -119,7 +119,7 @@ def test_a_start_that_wakes_removes_nothing_of_a_later_one(start):
     later = start("two")
     publish(later, 50)
     settle(later)
-    old._clean()
+    old._remove_uncommitted()
     last = start("three")
     assert last.agree_on_latest() == 50
     assert not any("0000-abcdef" in each.key for each in last._place.objects())
