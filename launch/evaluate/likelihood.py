@@ -1,5 +1,6 @@
-"""Pseudo-log-likelihoods of many texts: each token is masked in turn and predicted from all others (Salazar et al.
-2020, arXiv 1910.14659), in batches of sequences of one length, without padding.
+"""Pseudo-log-likelihoods of many texts (arXiv 1910.14659): each token is masked in turn and predicted from all others.
+
+Texts run in batches of sequences of one length, without padding (Salazar et al. 2020).
 """
 
 from __future__ import annotations

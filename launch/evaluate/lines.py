@@ -1,5 +1,4 @@
-"""Held-out text, line by line: pseudo-log-likelihood per character, which compares models with different vocabularies
-or masking rates, as the masked-LM loss cannot.
+"""Suite `lines`: pseudo-log-likelihood per character of held-out text, comparable between different vocabularies.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Minimal pairs, such as BLiMP (Warstadt et al. 2020, arXiv 1912.00582): how often the acceptable sentence of a pair is
-the more probable one.
-"""
+"""Suite `blimp`: minimal pairs (arXiv 1912.00582); how often the acceptable sentence of a pair is more probable."""
 
 from __future__ import annotations
 

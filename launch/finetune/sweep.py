@@ -1,6 +1,4 @@
-"""Fine-tuning with several seeds and a grid of settings: one run each; medians, deviations, failures and the best
-settings as a table and a picture.
-"""
+"""Fine-tuning sweeps: a run for each seed and combination of settings; results as a table and a picture."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The code that an export of a shape that transformers lacks has beside it, so that transformers loads it without
-Cloze.
+"""Exports of models that transformers lacks: the code beside the weights, with which transformers loads them.
 
 It is the model floor itself, which imports torch alone: each file as `cloze_NAME.py`, whose imports name its
 neighbours, and two files that give it the inputs and outputs of transformers (`remote_code/`).

@@ -1,5 +1,4 @@
-"""`cloze runs` and `cloze status`: how runs stand, from the files in their folders, or from what they have sent to an
-object store, from any machine.
+"""`cloze runs` and `cloze status`: state, step, speed and time left of runs, from their folders or an object store.
 
 Nothing is locked and nothing written: a job that starts at the same time is not affected.
 """
