@@ -1,5 +1,4 @@
-"""Suite `lines`: pseudo-log-likelihood per character of held-out text, comparable between different vocabularies.
-"""
+"""Suite `lines`: pseudo-log-likelihood per character of held-out text, comparable between different vocabularies."""
 
 from __future__ import annotations
 

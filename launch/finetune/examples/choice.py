@@ -19,7 +19,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
 class ChoiceExamples(Examples):
-    """What all choices share, with each choice behind it: `[CLS] shared [SEP] choice [SEP]`, one score each.
+    """A sequence `[CLS] shared [SEP] choice [SEP]` for each choice, with one score each.
 
     Args:
         shared: columns whose texts are joined to the first segment.
