@@ -1,5 +1,4 @@
-"""Floating point operations of a training step, from real tokens: what the mathematics needs, nothing
-recomputed.
+"""FLOPs of a training step from its real tokens: those of the mathematics, without padding and recomputation.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from cloze.model.config import BertConfig
 
 
 def encoder_weights(config: BertConfig) -> int:
-    """Weights of the matrices that every token is multiplied with."""
+    """Number of weights in the matrices that every token is multiplied with."""
     up = 2 if config.gated_feed_forward else 1
     attention = 4 * config.hidden_size**2
     return config.num_hidden_layers * (attention + (up + 1) * config.hidden_size * config.intermediate_size)
@@ -22,13 +21,13 @@ def training_flops(
     config: BertConfig, sequence_lengths: Iterable[float], num_masked: float,
     *, summed: bool = False,
 ) -> float:
-    """FLOPs of forward and backward of a batch, whatever the kernels do beside.
+    """FLOPs of forward and backward of a batch, without additional work of the kernels.
 
     6 N T for the encoder's N weights and T tokens, 12 L H (sum of squared lengths) for attention, and
-    6 masked (H V + H²) for the vocabulary; pooler and next-sentence head are below a thousandth and left out. With
-    embeddings of another width E: 6 masked (E V + E H) for the vocabulary, 6 E H T for the map into the encoder.
-    `sequence_lengths`: in tokens; or, with summed=True, (number of tokens, sum of squared lengths).
-    Layers with local attention count their window instead of the square.
+    6 masked (H V + H²) for the vocabulary; pooler and next-sentence head are below a thousandth and neglected. With
+    another embedding size E: 6 masked (E V + E H) for the vocabulary, 6 E H T for the map into the encoder.
+    `sequence_lengths`: in tokens; or, with summed=True, (number of tokens, sum of squared lengths). Layers with local
+    attention count their window instead of the square.
     """
     if summed:
         num_tokens, squares = sequence_lengths
@@ -46,9 +45,9 @@ def training_flops(
 
 
 def unread_flops(config: BertConfig, num_tokens: int, num_read: int) -> float:
-    """Those of `training_flops` that are not spent: behind its attention the last layer computes only the tokens that
-    are read, the masked ones and the first of each sequence. The published counts, which `training_flops` follows,
-    know nothing of it.
+    """FLOPs counted by `training_flops` that are not computed: after its attention the last layer processes only the
+    tokens that are read (the masked ones and the first of each sequence). Published counts, which `training_flops`
+    follows, ignore that.
     """
     up = 2 if config.gated_feed_forward else 1
     weights = config.hidden_size**2 + (up + 1) * config.hidden_size * config.intermediate_size
@@ -56,5 +55,5 @@ def unread_flops(config: BertConfig, num_tokens: int, num_read: int) -> float:
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Trainable weights of a model, shared ones once."""
+    """Number of trainable weights of a model, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
