@@ -29,7 +29,7 @@ _HEADS = {
 
 
 def write_remote_code(folder: Path) -> None:
-    """Give a model folder in our own format the code with which transformers loads it; others need none."""
+    """Add the code with which transformers loads it to a model folder in our own format; other folders need none."""
     if load_note(folder, "model_type") != OWN_MODEL_TYPE:
         return
     floor = Path(cloze.model.__file__).parent

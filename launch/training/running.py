@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -33,6 +32,9 @@ from cloze.launch.system.environment import (
     record_collectives,
 )
 from cloze.launch.system.software import software
+from cloze.launch.training.averaging import WeightAverage
+from cloze.launch.training.callbacks import Callback
+from cloze.launch.training.objective import SourceSums, TrainingObjective
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.schedules import describe
 from cloze.launch.training.trainer import Trainer
@@ -159,20 +161,26 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
 
 
 def make_trainer(config: RunConfig, process: Process, engine: Engine, checkpoints: CheckpointManager, *, facts: dict,
-                 more: dict | None = None, **parts: Any) -> Trainer:
+                 objective: TrainingObjective, flops: Callable[[dict], float], more: dict | None = None,
+                 evaluate: Callable[[Callable[[], None]], dict[str, float]] | None = None,
+                 callbacks: Sequence[Callback] = (), sources: SourceSums | None = None,
+                 average: WeightAverage | None = None) -> Trainer:
     """A trainer at step 0.
 
     Args:
         facts: hashes of the inputs; saved in every checkpoint, with all fields that shape the result.
         more: additional plain values saved in every checkpoint.
-        parts: objective, evaluate, flops, sources and average of Trainer.
+
+    The other arguments are those of Trainer.
     """
     environment, device = process.environment, process.device
     profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
     return Trainer(config, engine=engine, checkpoints=checkpoints, console=process.console, environment=environment,
                    device=device, heartbeat=process.heartbeat, profiler=profiler,
                    facts={"zero_stage": config.zero.stage, "config_hash": runs.config_hash(config),
-                          "shaping": runs.shaping_of(config, facts), **facts, **(more or {})}, **parts)
+                          "shaping": runs.shaping_of(config, facts), **facts, **(more or {})},
+                   objective=objective, evaluate=evaluate, flops=flops, callbacks=callbacks, sources=sources,
+                   average=average)
 
 
 def resume(trainer: Trainer, step: int | None) -> None:

@@ -20,10 +20,10 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import StorePath
 
 SECONDS = 30.0  # duration in seconds: a lease not renewed for that time counts as abandoned
-_RENEWALS, _RENEW_SECONDS = 6, 5.0  # in that time, at most so long apart
+_RENEWALS, _RENEW_SECONDS = 6, 5.0  # renewals per duration, and their maximum interval in seconds
 # share of the duration for which renewals may fail: the first failure may be one interval late
 _PATIENCE = 1 - 1 / _RENEWALS
-_LOOKS, _LOOK_SECONDS = 10, 5.0  # in that time, at most so long apart
+_LOOKS, _LOOK_SECONDS = 10, 5.0  # checks by a watcher per duration, and their maximum interval in seconds
 _EARLIER = 20  # number of consecutive starts without a lease whose names are kept
 _LEAVE_SECONDS = 3.0  # maximum seconds of a release, since an error may be reported only after it
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from cloze.launch.texts.decoding import answer_spans, counts_once, null_score
 from cloze.launch.texts.encoding import windows
 from cloze.launch.texts.sequences import Sequences
 from cloze.model.heads import exponentials_by_group
-from cloze.model.tasks import shared_softmax_losses
+from cloze.model.tasks import SpanOutput, shared_softmax_losses
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.samples.assembly import assemble
@@ -176,10 +175,11 @@ class AnswerExamples(Examples):
             return torch.full((2,), micro_batch["num_softmaxes"])
         return torch.stack([(micro_batch[name] >= 0).sum() for name in ("start_positions", "end_positions")])
 
-    def losses(self, output: Any) -> torch.Tensor:
+    def losses(self, output: SpanOutput) -> torch.Tensor:
+        assert output.start_losses is not None and output.end_losses is not None, "training has positions"
         return torch.stack([output.start_losses.sum(), output.end_losses.sum()]) / 2
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: SpanOutput) -> torch.Tensor:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
 
     def places(self, units: np.ndarray) -> np.ndarray:

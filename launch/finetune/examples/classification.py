@@ -25,6 +25,7 @@ from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.tables import Row, Table
 from cloze.model.config import HeadConfig
+from cloze.model.tasks import TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -133,7 +134,7 @@ class TextExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return {"labels": torch.from_numpy(self._true[units])}
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: TaskOutput) -> torch.Tensor:
         return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -12,6 +10,7 @@ from cloze.launch.finetune.examples.classification import text_of
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table
+from cloze.model.sentences import SentenceOutput
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -68,7 +67,7 @@ class ContrastiveExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return {"texts": torch.from_numpy(self._groups[units].reshape(-1))}
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: SentenceOutput) -> torch.Tensor:
         raise NotImplementedError("rows are learned from, not measured")
 
     def places(self, units: np.ndarray) -> np.ndarray:

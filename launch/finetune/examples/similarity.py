@@ -19,6 +19,7 @@ from cloze.launch.finetune.examples.predicted import Ranks
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.tables import Table, missing_columns, open_table
 from cloze.launch.texts.vectors import normalized
+from cloze.model.sentences import SentenceOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -119,7 +120,7 @@ class VectorExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         raise NotImplementedError("texts are measured, not learned from")
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: SentenceOutput) -> torch.Tensor:
         return output.vectors
 
     def places(self, units: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from cloze.launch.texts.encoding import characters
 from cloze.launch.texts.sequences import Sequences
 from cloze.launch.texts.tables import read_text
 from cloze.model.config import HeadConfig
+from cloze.model.tasks import TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
@@ -199,7 +199,7 @@ class TagExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return {"labels": torch.from_numpy(self._labels[self._sequences.tokens(units)])}
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: TaskOutput) -> torch.Tensor:
         return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:
