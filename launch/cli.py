@@ -261,7 +261,7 @@ def print_completion(config: CompletionConfig) -> None:
 
 
 def _help_topic(arguments: list[str]) -> str | None:
-    """What `--help` or `-h` asks for: the word behind it, empty if there is none; None: help is not asked for."""
+    """The topic after `--help` or `-h`, empty if there is none; None without `--help`."""
     for number, word in enumerate(arguments):
         name, _, behind = word.partition("=")
         if name.startswith("--") and name.endswith(".help"):  # of a section
@@ -274,7 +274,7 @@ def _help_topic(arguments: list[str]) -> str | None:
 
 
 def _with_operation(arguments: list[str]) -> list[str]:
-    """`predict MODEL ...` with the operation that the model's head is for; anything else as it is."""
+    """Insert the operation of the model's head into `predict MODEL ...`; other commands are returned unchanged."""
     words = arguments[1:]
     if arguments[0] != "predict" or " ".join(arguments[:2]) in COMMANDS or not words:
         return arguments
@@ -286,7 +286,7 @@ def _with_operation(arguments: list[str]) -> list[str]:
 
 
 def usage(first_word: str = "") -> str:
-    """What `cloze --help` prints; with a first word, such as predict, only of the commands that begin with it."""
+    """The text of `cloze --help`; with a first word such as predict only the commands that begin with it."""
     shown = {name: command for name, command in COMMANDS.items() if name.startswith(first_word)}
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {command.help}" for name, command in shown.items()]
@@ -300,7 +300,7 @@ def usage(first_word: str = "") -> str:
 
 
 def split_command(arguments: list[str]) -> tuple[str, list[str]]:
-    """The command's name, of one word or two, and what is left.
+    """The command's name, of one word or two, and the remaining arguments.
 
     Raises:
         UserError: there is no such command.
@@ -321,7 +321,7 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _said_of_loss(error: RuntimeError) -> str | None:
-    """What to say if an error comes of other processes having ended, each of which says why; else None."""
+    """The message for an error caused by the end of other processes, which print the reason; else None."""
     distributed = sys.modules.get("cloze.launch.system.distributed")  # not imported for this, and torch with it
     if distributed is None or not distributed.lost_others(error):
         return None
@@ -331,10 +331,10 @@ def _said_of_loss(error: RuntimeError) -> str | None:
 
 
 def _waits(said: bool) -> bool:
-    """Whether this rank waits, with its message still to be said or said, since launchers end all ranks when one ends.
+    """Whether this rank waits before it exits, since launchers end all ranks when one exits.
 
-    Before the ranks have met all look at the same, as a rule: rank 0 says it, and the others are ended before they do.
-    Later each says what went wrong on it, and none ends before the others have said theirs.
+    Before the process group exists all ranks usually have the same error: rank 0 prints it, and the launcher ends the
+    others before they do. Later each rank prints its own error, and none exits before the others have printed theirs.
     """
     # Not imported for this, and torch with it.
     distributed = sys.modules.get("cloze.launch.system.distributed")
@@ -349,7 +349,7 @@ def _waits(said: bool) -> bool:
 
 
 def _reader_is_gone(output: Any) -> bool:
-    """Whether the other end of a pipe is closed, as that of standard output behind `| head`."""
+    """Whether the reader of a pipe is gone, as with `| head`."""
     ends = select.poll()
     try:
         ends.register(output, 0)  # errors are printed without being polled
@@ -359,7 +359,7 @@ def _reader_is_gone(output: Any) -> bool:
 
 
 def _starts_ranks(processes: int | str) -> bool:
-    """Whether this process is to start others: not if it is one of them.
+    """Whether this process must start the ranks: not if it is one of them.
 
     Raises:
         UserError: a launcher has started another number.

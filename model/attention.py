@@ -1,8 +1,7 @@
 """Attention: one interface, a table of kernels.
 
-Tokens come either concatenated, (T, hidden), with the offsets of their sequences, or padded, (B, S, hidden),
-with a mask. Everything but the kernels works on single tokens and does not care; `Layout` is what the kernels
-get.
+Tokens are either concatenated, (T, hidden), with the offsets of their sequences, or padded, (B, S, hidden), with a
+mask. Only the kernels depend on the layout: they get it as a `Layout`; everything else works on single tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from cloze.model.flash import drawing_from, flash_attention
 
 
 class Layout(NamedTuple):
-    """Where the sequences of a batch lie and what their tokens may see. B sequences, S the longest of
-    them.
+    """Positions of the sequences of a batch, and which tokens attend to which. B sequences, S the longest of them.
     """
 
     batch_size: int
@@ -103,10 +101,10 @@ def concatenated_layout(
     config: BertConfig, kernel: str, offsets: Tensor, length: int, num_tokens: int, dtype: torch.dtype,
     grouped: bool = False,
 ) -> Layout:
-    """Layout of concatenated tokens. All sizes are host integers: nothing here waits for a device.
+    """Layout of concatenated tokens. All sizes are host integers, so the host does not wait for the device.
 
-    `grouped`: the eager kernel may take sequences in groups on CPU; then there is no (B, heads, S, S) to
-    give.
+    `grouped`: the eager kernel may process sequences in groups on a CPU; there are then no probabilities (B, heads, S,
+    S).
     """
     batch_size = offsets.numel() - 1
     if kernel == "eager" and grouped and not offsets.is_cuda:
@@ -127,16 +125,17 @@ def concatenated_layout(
     return layout._replace(num_tokens=num_tokens)
 
 
-# Scores of one group: 4 MiB in 16 bits, which stay in the cache from product to softmax to product.
+# Scores of one group: 4 MiB in 16 bits, which stay in the cache between the products and the softmax.
 _GROUP_SCORES = 1 << 21
-# What a group more costs in each layer, in scores of padding: some forty small operations, and oneDNN compiles six
-# products anew. Measured: a fine-tuning step on short sentences took 1.37 times as long with seven groups as with one.
+# Cost of one more group in each layer, as an equivalent number of padded scores: some forty small operations, and
+# oneDNN compiles six more products. Measured: a fine-tuning step on short sentences took 1.37 times as long with seven
+# groups as with one.
 _GROUP_COST = 1 << 18
 
 
 def _groups(config: BertConfig, offsets: Tensor, dtype: torch.dtype) -> tuple[Layout, ...]:
-    """Neighbouring sequences of like length, as layouts of their own: an eighth of a group is padding, or less than
-    what a group more would cost.
+    """Layouts of groups of neighbouring sequences of similar length: at most an eighth of a group is padding, or less
+    than the cost of one more group.
     """
     ends = offsets.tolist()
     lengths = [end - start for start, end in zip(ends, ends[1:], strict=False)]
@@ -159,10 +158,9 @@ def _groups(config: BertConfig, offsets: Tensor, dtype: torch.dtype) -> tuple[La
 
 
 def padded_layout(config: BertConfig, kernel: str, attention_mask: Tensor | None, hidden: Tensor) -> Layout:
-    """Layout of padded tokens `hidden` (B, S, hidden), of which the mask says who is seen.
+    """Layout of padded tokens `hidden` (B, S, hidden) with a mask of attended tokens.
 
-    `attention_mask`: (B,) lengths, (B, S), or (B, S, S) (row: who sees; column: who is seen); true or 1 is
-    seen.
+    `attention_mask`: (B,) lengths, (B, S), or (B, S, S) (row: query; column: key); true or 1 is attended to.
     """
     batch_size, length = hidden.shape[:2]
     seen = seen_tokens("attention_mask", attention_mask, batch_size, length, length)
@@ -171,7 +169,7 @@ def padded_layout(config: BertConfig, kernel: str, attention_mask: Tensor | None
 
 
 def seen_tokens(name: str, mask: Tensor | None, batch_size: int, queries: int, keys: int) -> Tensor | None:
-    """(B, 1, 1 or queries, keys) bool of a mask of lengths (B,), of (B, keys), or of (B, queries, keys).
+    """Boolean mask (B, 1, 1 or queries, keys) from lengths (B,), a mask (B, keys), or (B, queries, keys).
 
     Raises ModelError, with the mask's name, for another shape.
     """
@@ -188,7 +186,7 @@ def seen_tokens(name: str, mask: Tensor | None, batch_size: int, queries: int, k
 
 
 def mask_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `seen` (bool) adds to scores: 0 where it is true, the lowest number where not."""
+    """Bias for the scores from `seen` (bool): 0 where true, the lowest number where false."""
     return torch.zeros((), device=seen.device, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
@@ -196,10 +194,10 @@ def _layout(
     config: BertConfig, kernel: str, batch_size: int, length: int, offsets: Tensor | None,
     indices: tuple[Tensor | None, Tensor | None], seen: Tensor | None, device: torch.device, dtype: torch.dtype,
 ) -> Layout:
-    """Put padding, causality, windows and ALiBi into one bias for global and one for local layers."""
+    """Combine padding, causality, windows and ALiBi to one bias for global and one for local layers."""
     window, causal = config.local_attention_window, config.is_decoder
     bias = local_bias = None
-    if kernel != "varlen":  # which takes offsets, causality and window instead
+    if kernel != "varlen":  # the varlen kernel takes offsets, causality and window instead
         bias = torch.zeros((), device=device, dtype=dtype) if seen is None else mask_bias(seen, dtype)
         lowest = torch.finfo(dtype).min
         places = torch.arange(length, device=device)
@@ -223,7 +221,7 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
     """(heads,) fp32 slopes of ALiBi (arXiv 2108.12409): 2^(-8/n), its square, ... for n heads, a power of
     two.
 
-    Other numbers take those of the next lower power n and then every second one of 2n.
+    For other numbers: the slopes of the next lower power n, then every second slope of 2n.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     exponents = torch.arange(1, power + 1, device=device) * (-8 / power)
@@ -232,7 +230,7 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
 
 
 # The kernels. Query, key, value and the result are (B, S, heads, head size), for varlen (T, heads, head
-# size). `dropout_seed` None means that no probability is dropped.
+# size). `dropout_seed` None: no dropout.
 
 
 def eager_attention(
@@ -242,14 +240,14 @@ def eager_attention(
     """Batched matrix product, softmax, batched matrix product. Returns the result and (B, heads, S, S')
     probabilities.
 
-    The fastest on CPU, the only one that gives probabilities or takes a `head_mask` (heads,).
+    The fastest on a CPU, and the only one that returns probabilities or takes a `head_mask` (heads,).
     """
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     batch, heads, length, size = query.shape
     query, key, value = (each.reshape(batch * heads, each.shape[2], size) for each in (query, key, value))
     # beta = 0 ignores the first argument; alpha scales inside the product instead of in a pass of its own.
     scores = torch.baddbmm(query.new_empty(1, 1, 1), query, key.transpose(1, 2), beta=0, alpha=size**-0.5)
-    if bias is not None:  # in place on what is no view, or autograd copies the scores again in backward
+    if bias is not None:  # in place and not on a view, or autograd copies the scores again in backward
         # flatten, not a reshape to -1: with dynamic shapes torch 2.13's inductor then reads other sequences' bias.
         scores.add_(bias.expand(batch, heads, -1, -1).flatten(0, 1))
     probabilities = scores.softmax(-1).view(batch, heads, length, key.shape[1])
@@ -282,8 +280,8 @@ def _seeded_sdpa(
 
 @cache
 def leave_graphs() -> None:
-    """Keep out of compiled graphs what cannot be in one: a generator's state cannot be set there, and a seed would be
-    compiled in. To be called before layers are compiled, and not earlier, since it imports the compiler.
+    """Exclude seeded SDPA from compiled graphs, which cannot set a generator's state and would compile the seed in.
+    Call it right before layers are compiled, since it imports the compiler.
     """
     global _seeded_sdpa, dropout
     _seeded_sdpa, dropout = map(torch.compiler.disable, (_seeded_sdpa, dropout))
@@ -307,8 +305,7 @@ KERNELS: dict[str, Callable] = {"eager": eager_attention, "sdpa": sdpa_attention
 
 
 def check_kernel(name: str, config: BertConfig) -> None:
-    """Refuse, at construction, a kernel that cannot compute what the configuration asks for. Raises
-    ModelError.
+    """Raise ModelError for a kernel that does not support the configuration; called at construction.
     """
     if name not in ("auto", *KERNELS):
         raise ModelError(f"attention_kernel: found {name!r}, expected auto, {', '.join(KERNELS)}")
@@ -327,16 +324,14 @@ def check_kernel(name: str, config: BertConfig) -> None:
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    """Whether flash attention runs there: Ampere and newer (flash_api.cpp, is_sm80_or_newer)."""
+    """Whether the device supports flash attention: Ampere and newer (flash_api.cpp, is_sm80_or_newer)."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def select_kernel(name: str, config: BertConfig, hidden: Tensor, needs_probabilities: bool) -> str:
-    """The kernel for this forward; `hidden` is (T, hidden) or (B, S, hidden) in the dtype that kernels will
-    see.
+    """The kernel for this forward; `hidden` is (T, hidden) or (B, S, hidden) in the dtype of the kernels' inputs.
 
-    Attention probabilities and head masks exist in the eager kernel only, which then serves whatever was
-    asked for.
+    Only the eager kernel supports attention probabilities and head masks; it is then used whatever the configuration.
     """
     if needs_probabilities:
         return "eager"

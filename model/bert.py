@@ -1,4 +1,4 @@
-"""BERT: the encoder with its inputs and outputs, and the model that is pretrained."""
+"""`BertModel` (embeddings, encoder, pooler) with its inputs and outputs, and `BertForPreTraining`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cloze.model.huggingface import InFolders
 
 
 class BertOutput(NamedTuple):
-    """What BertModel gives. Hidden vectors come as the inputs do: (T, hidden) or (B, S, hidden)."""
+    """Outputs of BertModel. Hidden states have the layout of the inputs: (T, hidden) or (B, S, hidden)."""
 
     last_hidden_state: Tensor
     first_hidden_state: Tensor
@@ -45,8 +45,7 @@ class BertModel(InFolders):
     """Embeddings, encoder and pooler.
 
     `attention_kernel`: auto, eager, sdpa or varlen (see model/attention.py). `gradient_checkpointing`: none,
-    all, or every_N. Raises ModelError for an unset vocabulary and for a kernel that cannot do what the
-    configuration asks.
+    all, or every_N. Raises ModelError for an unset vocabulary and for a kernel that does not support the configuration.
     """
 
     def __init__(
@@ -72,17 +71,16 @@ class BertModel(InFolders):
         output_hidden_states: bool = False, output_attentions: bool = False, dropout_seed: int | None = None,
         read_tokens: Tensor | None = None,
     ) -> BertOutput:
-        """Encode ids (or `inputs_embeds`, with a last dimension more) in one of two layouts.
+        """Encode ids (or `inputs_embeds`, with an additional last dimension) in one of two layouts.
 
-        Concatenated: ids (T,) with `sequence_offsets` (B + 1,) int32 and, so that the device is not asked, the host
-        integer `max_sequence_length`. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B, S,
-        S). `position_ids` are those of embeddings and rotations; ALiBi and local windows count tokens.
-        `head_mask`: (heads,) or (layers, heads), multiplies probabilities of attention and cross-attention.
-        `encoder_hidden_states` (B, S', hidden) and `encoder_attention_mask`, (B,) lengths, (B, S') or (B, S, S'):
-        cross-attention of a decoder. `dropout_seed`:
-        key of all dropout masks in training; None draws one from torch's default generator. `read_tokens`: (R,)
-        of the concatenated tokens; `last_hidden_state` is then (R, hidden), and the last layer's feed-forward
-        network skips the tokens that no head reads. Raises ModelError for inputs that do not fit.
+        Concatenated: ids (T,) with `sequence_offsets` (B + 1,) int32 and the host integer `max_sequence_length`, so
+        that the host need not wait for the device. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B,
+        S, S). `position_ids` are those of embeddings and rotations; ALiBi and local windows count tokens. `head_mask`:
+        (heads,) or (layers, heads), multiplies probabilities of attention and cross-attention. `encoder_hidden_states`
+        (B, S', hidden) and `encoder_attention_mask`, (B,) lengths, (B, S') or (B, S, S'): cross-attention of a decoder.
+        `dropout_seed`: key of all dropout masks in training; None: drawn from torch's default generator.
+        `read_tokens`: (R,) of the concatenated tokens; `last_hidden_state` is then (R, hidden), and the last layer's
+        feed-forward network skips the tokens that no head reads. Raises ModelError for inputs that do not fit.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
@@ -108,7 +106,7 @@ class BertModel(InFolders):
         if sequence_offsets is not None:
             layout = concatenated_layout(
                 self.config, kernel, sequence_offsets, longest, len(tokens), hidden.dtype,
-                grouped=not output_attentions and not self.encoder.compiled,  # groups differ from batch to batch
+                grouped=not output_attentions and not self.encoder.compiled,  # groups differ between batches
             )
         else:
             layout = padded_layout(self.config, kernel, attention_mask, hidden)
@@ -131,7 +129,7 @@ class BertModel(InFolders):
         self, hidden: Tensor, context: Context, drops: tuple[int | None, Sequence[Tensor | None]],
         head_mask: Tensor | None, output_hidden_states: bool, offsets: Tensor | None, read_tokens: Tensor | None,
     ) -> tuple[Tensor, Tensor, EncoderOutput]:
-        """Vectors of the tokens that are read, of the first tokens, and all that the encoder gives."""
+        """Vectors of the tokens that are read, of the first tokens, and the encoder's output."""
         if read_tokens is None:
             encoded = self.encoder(hidden, context, drops, head_mask, output_hidden_states)
             return encoded.last_hidden_state, first_tokens(encoded.last_hidden_state, offsets), encoded
@@ -143,7 +141,7 @@ class BertModel(InFolders):
         return last, first, encoded
 
     def _dropout_bits(self, seed: int | None, tokens: Tensor, attends_across: bool) -> Sequence[Tensor | None]:
-        """What decides about dropout of hidden vectors, all made at once: (1, tokens) int32 for the embeddings, and
+        """Random bits for dropout of hidden states, all made at once: (1, tokens) int32 for the embeddings, and
         (sub-layers, tokens) for each layer.
         """
         layers = self.config.num_hidden_layers
@@ -151,8 +149,8 @@ class BertModel(InFolders):
             return [None] * (1 + layers)
         places = (0, 1, 2) if attends_across else (0, 2)
         keys = [DropoutKey(seed, layer + 1).at(place) for layer in range(layers) for place in places]
-        # The embeddings' stand there three times: were the first layer's the second row, its place in memory would be
-        # the number of tokens, which dynamo takes for a rule, and compiles the other layers anew.
+        # The embeddings' bits are there three times: if the first layer's were the second row, its storage offset would
+        # equal the number of tokens; dynamo would specialize on that and compile the other layers again.
         first, *others = row_bits([DropoutKey(seed, 0).at(0)] * 3 + keys, tokens.numel(), tokens.device).split(
             [3] + [len(places)] * layers)
         return [first[:1], *others]
@@ -208,7 +206,7 @@ def first_tokens(hidden: Tensor, offsets: Tensor | None) -> Tensor:
 
 
 class PreTrainingOutput(NamedTuple):
-    """Losses and hits of pretraining, not reduced. M masked positions, B sequences."""
+    """Unreduced losses and hits of pretraining. M masked positions, B sequences."""
 
     mlm_losses: Tensor | None = None
     """(M,) fp32, 0 where the label is -100; in the shape of the labels; None without labels."""
@@ -270,7 +268,7 @@ class BertForPreTraining(BertPreTrained):
         masked_positions: Tensor | None = None, labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None, dropout_seed: int | None = None, **inputs: Any,
     ) -> PreTrainingOutput:
-        """Inputs as BertModel.forward takes them, and what to predict.
+        """Takes the inputs of BertModel.forward, and what to predict.
 
         `masked_positions`: (M,) indices into the concatenated tokens, or (B, P) positions in each padded
         sequence; None predicts at every token. `labels`: ids in the shape of the positions (or tokens), -100
@@ -286,7 +284,7 @@ class BertForPreTraining(BertPreTrained):
 
     def predictions(self, encoded: BertOutput, hidden: Tensor, labels: Tensor | None,
                     next_sentence_label: Tensor | None) -> PreTrainingOutput:
-        """What the heads say. `hidden`: (M, hidden) or (B, P, hidden) of the masked positions, or of all tokens;
+        """Outputs of the heads. `hidden`: (M, hidden) or (B, P, hidden) of the masked positions, or of all tokens;
         `labels` and `next_sentence_label` as in `forward`.
         """
         predicted = self.masked_lm(hidden, labels)
@@ -313,13 +311,13 @@ class BertForPreTraining(BertPreTrained):
 
 
 def pooled(encoded: BertOutput) -> Tensor:
-    """(B, hidden) from the pooler, or the first tokens where the model has none."""
+    """(B, hidden) from the pooler, or the first tokens if the model has none."""
     return encoded.first_hidden_state if encoded.pooled_output is None else encoded.pooled_output
 
 
 def encode_masked(bert: BertModel, positions: Tensor | None, **inputs: Any) -> tuple[BertOutput, Tensor]:
-    """Encode, and the vectors at the masked positions: (M,) of concatenated tokens, (B, P) of padded ones; of all
-    tokens without positions.
+    """Encode, and select the vectors at the masked positions: (M,) of concatenated tokens, (B, P) of padded ones;
+    without positions those of all tokens.
     """
     if positions is None:
         encoded = bert(**inputs)
@@ -328,7 +326,7 @@ def encode_masked(bert: BertModel, positions: Tensor | None, **inputs: Any) -> t
         encoded = bert(**inputs)
         hidden = encoded.last_hidden_state
         return encoded, hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
-    # All tokens too where more are read than there are, with which no layer is spared anything.
+    # Compute all tokens if more would be read than there are, where the last layer saves nothing.
     tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
     read = len(positions) + len(inputs["sequence_offsets"]) - 1
     if inputs.get("output_hidden_states") or read > len(tokens):

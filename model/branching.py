@@ -1,4 +1,4 @@
-"""A linear map of what goes on beside it: torch's own would add and gather its gradients in passes of their own."""
+"""A linear layer on a residual stream whose backward adds the residual's gradient within the matrix product."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 
 def branch(inputs: Tensor, linear: nn.Linear, parts: int = 1) -> tuple[Tensor, ...]:
-    """(T, width) -> the same, for a residual, and `linear` of it cut into so many equal parts (T, columns / parts).
+    """(T, width) -> the inputs, for a residual, and the output of `linear` split into equal parts (T, columns / parts).
 
-    Numbers are those of `linear(inputs)`. Backward, the gradient of the residual goes into the product that gives the
-    gradient of `inputs`, and those of the parts are not brought together: products take them one by one. For GPUs,
-    where a pass over the tokens takes as long as a third of such a product. What is no plain linear map, as an adapter
-    around one, is called as it is.
+    The values are those of `linear(inputs)`. In backward the residual's gradient is added by the matrix product that
+    computes the gradient of `inputs`, and the gradients of the parts are not concatenated: products take them one by
+    one. For GPUs, where another pass over the tokens takes a third of such a product; torch's own backward makes such
+    passes. A module that is not a plain Linear, such as an adapter around one, is called normally.
     """
     if type(linear) is not nn.Linear:
         return inputs, *linear(inputs).chunk(parts, -1)
@@ -25,7 +25,7 @@ def branch(inputs: Tensor, linear: nn.Linear, parts: int = 1) -> tuple[Tensor, .
 class _Branch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)  # there is none of a residual that nobody takes
+        ctx.set_materialize_grads(False)  # the residual has no gradient if it is not used
         with torch.autocast(inputs.device.type, enabled=False):
             outputs = nn.functional.linear(inputs, weight, bias)
         ctx.save_for_backward(inputs, weight)

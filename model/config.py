@@ -1,4 +1,4 @@
-"""The shape of a model: `BertConfig`, and the error that a wrong one raises."""
+"""`BertConfig` (architecture and sizes of a model), `HeadConfig` (labels of a head), and `ModelError`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ class ModelError(ValueError):
     """
 
 
-MOST_DROPPED = 1 - 2**-16  # masks honour a probability to that (dropout.py): of more all elements would be dropped
+# The resolution of masks (dropout.py): with a higher probability all elements would be dropped.
+MOST_DROPPED = 1 - 2**-16
 SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
 
 
-_LARGEST = 1 << 24  # of any size: larger ones are mistakes, and would be found out by the memory that they take
-_MOST = {"max_position_embeddings": 1 << 20, "vocab_padding_multiple": 1 << 12}  # of those that no weight may tell
+_LARGEST = 1 << 24  # upper bound of any size: larger values are mistakes, which would exhaust the memory
+# Upper bounds of sizes that no weight's shape confirms.
+_MOST = {"max_position_embeddings": 1 << 20, "vocab_padding_multiple": 1 << 12}
 
 
 def check_kinds(section: str, config: object) -> None:
-    """Raise ModelError, naming the field, where one of a dataclass holds another kind of value than it is declared to,
-    or none of the names. What files hold may be anything.
+    """Raise ModelError for the first field of a dataclass whose value is not of the declared type, or not one of its
+    names. For values from files.
     """
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
@@ -41,7 +43,7 @@ def check_kinds(section: str, config: object) -> None:
 def _is_of(value: object, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
-    if kind is float:  # a whole number is one; infinities are none
+    if kind is float:  # whole numbers count as floats; infinities are refused
         return type(value) in (int, float) and value not in (math.inf, -math.inf) and value == value
     return type(value) is (get_origin(kind) or kind)
 
@@ -54,8 +56,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 class BertConfig:
     """Shape and variant of a BERT. The defaults are BERT-base as published; names are those of Hugging Face.
 
-    Raises ModelError, naming the field, for unknown names, values outside their range and combinations that no
-    kernel serves.
+    Raises ModelError, naming the field, for unknown names, values outside their range and unsupported combinations.
     """
 
     vocab_size: int = 0
@@ -162,7 +163,7 @@ class BertConfig:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> BertConfig:
-        """A shape of configs/model/ by its name: base, large, modern, ...; `changes`: fields with other values.
+        """A configuration of configs/model/ by name: base, large, modern, ...; `changes`: fields with other values.
 
         Raises:
             ModelError: there is no such shape, or no such field.
@@ -180,7 +181,7 @@ class BertConfig:
         for line in shapes[name].read_text(encoding="utf-8").splitlines():  # flat YAML; no library on this floor
             field, _, value = line.partition("#")[0].partition(":")
             if value := value.strip():
-                # Of one that may be null the other kind.
+                # For an optional field the type besides None.
                 kind = next(each for each in (*get_args(kinds[field]), kinds[field]) if each is not NoneType)
                 values[field] = value == "true" if kind is bool else kind(value) if kind in (int, float) else value
         return cls(**values | changes)
@@ -262,29 +263,28 @@ class BertConfig:
 
     @property
     def drops_hidden(self) -> bool:
-        """Whether any elements of hidden vectors are dropped in training."""
+        """Whether dropout is applied to hidden states in training."""
         return self.hidden_dropout_prob > 0 or self.attention_output_dropout > 0
 
     @property
     def segments(self) -> tuple[int, int]:
-        """Segment types of A and B: the first two that are not the padding's, if there are two."""
+        """Segment ids of A and B: the first two that are not the padding's, if there are two."""
         types = [number for number in range(self.type_vocab_size) if number != self.segment_padding_index]
         return (types[0], types[1]) if len(types) > 1 else (0, 1)
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the vocabulary's matrices: vocab_size rounded up to vocab_padding_multiple."""
+        """Rows of the vocabulary's matrices: vocab_size rounded up to a multiple of vocab_padding_multiple."""
         return -(-self.vocab_size // self.vocab_padding_multiple) * self.vocab_padding_multiple
 
     def attends_locally(self, layer: int) -> bool:
-        """Whether layer `layer` (from 0) sees only its window."""
+        """Whether layer `layer` (from 0) attends only within its window."""
         return self.local_attention_window > 0 and layer % self.global_attention_every != 0
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a head predicts: its labels by name. Raises ModelError for unknown kinds and those that contradict their
-    labels.
+    """What a head predicts: its problem type and labels. Raises ModelError for unknown values and contradictions.
     """
 
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
@@ -335,7 +335,7 @@ class HeadConfig:
 
     @property
     def num_outputs(self) -> int:
-        """Scores that the head gives for each example."""
+        """Number of scores per example."""
         if self.problem == "columns":
             return sum(len(classes) for _, classes in self.columns)
         return len(self.labels)

@@ -1,12 +1,12 @@
 """Dropout masks from a hash of a key, with no generator state.
 
-A mask is a hash of (key, row, column): a resumed run and a layer recomputed under gradient checkpointing drop what the
-first pass dropped, with no generator state to save, and so do the CPU, a GPU, and compiled code, which fuses the hash
-with what it masks. Sixteen random bits decide about an element, so a probability is honoured to 1 / 65536.
+A mask is a hash of (key, row, column). The same elements are dropped in a resumed run and in a layer recomputed under
+gradient checkpointing, without generator state to save; and on the CPU, on a GPU and in compiled code, which fuses the
+hash with its use. Each element uses sixteen random bits, so a probability is exact to 1 / 65536.
 
-All arithmetic is of 32-bit integers that wrap. A row's 32 bits are a hash of key and row (`row_bits`), a pair of
-columns' those of row and pair: multiplications and shifts of "lowbias32" (Wellons' hash-prospector), each shift filled
-with zeros. With shifts that keep the sign, which need no mask, columns were correlated (by up to 0.15).
+All arithmetic uses 32-bit integers that wrap. A row has 32 bits from a hash of key and row (`row_bits`), a pair of
+columns 32 bits from a hash of the row's bits and the pair. The hash is "lowbias32" (Wellons' hash-prospector) with
+logical shifts. With arithmetic shifts, which need no mask, columns were correlated (by up to 0.15).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _LEVELS = 1 << 16  # values of 16 random bits
 
 
 def _signed(number: int) -> int:
-    """The lowest 32 bits as the int32 that has them."""
+    """The int32 with the lowest 32 bits of a number."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 _STEP, _FIRST, _SECOND = map(_signed, (0x9E3779B1, 0x7FEB352D, 0x846CA68B))
-# Pairs of columns hashed at a time, by whether it is on a GPU: on a CPU as many as its caches hold, there all at once.
+# Pairs of columns hashed at a time, by whether the device is a GPU: as many as fit a CPU's caches, all at once on a
+# GPU.
 _CHUNK_PAIRS = {False: 1 << 16, True: None}
 _ONE = {torch.bfloat16: 0x3F80, torch.float16: 0x3C00}  # the bits of 1.0
 
 
 class DropoutKey(NamedTuple):
-    """Key of one layer's masks; None in its place means that nothing is dropped."""
+    """Key of one layer's masks; None instead of a key: no dropout."""
 
     seed: int
     layer: int
 
     def at(self, place: int) -> int:
-        """Seed of one place in the layer: 64 bits, mixed so that neighbouring keys share no pattern
-        (splitmix64).
+        """Seed of one place in the layer: 64 bits, mixed by splitmix64 so that neighbouring keys are unrelated.
         """
         mixed = 0
         for part in (self.seed, self.layer, place):
@@ -51,8 +51,7 @@ class DropoutKey(NamedTuple):
 
 
 def row_bits(keys: Sequence[int], rows: int, device: torch.device) -> Tensor:
-    """(keys, rows) int32 on `device`: what decides about the rows of a mask for each key, 64 bits. Nothing waits for
-    the device.
+    """Random bits of the rows of a mask for each key (64 bits): (keys, rows) int32 on `device`. The host does not wait.
     """
     halves = torch.tensor([[_signed(key), _signed(key >> 32)] for key in keys], dtype=torch.int32)
     if device.type == "cuda":
@@ -64,7 +63,7 @@ def row_bits(keys: Sequence[int], rows: int, device: torch.device) -> Tensor:
 
 
 def _shifted(bits: Tensor, count: int) -> Tensor:
-    """Shifted right, zeros moving in."""
+    """Logical shift to the right."""
     return bits >> count & (1 << 32 - count) - 1
 
 
@@ -79,7 +78,7 @@ def keep_masks(bits: Tensor, width: int, probability: float, dtype: torch.dtype)
     65536), else 1; equal for equal bits, also in compiled code.
     """
     limit = round(probability * _LEVELS) - _LEVELS // 2
-    if torch.compiler.is_compiling():  # one expression of each element, to be fused
+    if torch.compiler.is_compiling():  # one elementwise expression, which compilers fuse
         columns = torch.arange(width, dtype=torch.int32, device=bits.device)
         pairs, shifts = (columns >> 1) * _STEP, (1 - (columns & 1)) * 16
         return tuple(((_mixed(each[:, None] ^ pairs) << shifts) >> 16 >= limit).to(dtype) for each in bits.unbind())
@@ -110,14 +109,14 @@ def _compare(values: Tensor, limit: int, kept: Tensor) -> None:
     if kept.dtype not in _ONE or limit == -_LEVELS // 2:
         kept.copy_(values >= limit)
         return
-    # Comparing takes several times as long as clamping to limit - 1 and limit, of which integers make 0 and 1.
+    # Clamping to limit - 1 and limit, then subtracting, is several times as fast as comparing.
     one, kept = _ONE[kept.dtype], kept.view(torch.int16)
     torch.clamp(values, limit - 1, limit, out=kept)
     kept.sub_(limit - 1).mul_(one)
 
 
 def keep_scale(probability: float) -> float:
-    """What kept elements are multiplied with: one over the share that `keep_masks` keep."""
+    """Factor of kept elements: 1 / (share that `keep_masks` keep)."""
     return 1 / (1 - round(probability * _LEVELS) / _LEVELS)
 
 
@@ -129,11 +128,11 @@ def dropout(inputs: Tensor, probability: float, seed: int | None) -> Tensor:
 
 
 def dropped(inputs: Tensor, probability: float, bits: Tensor) -> Tensor:
-    """Dropout of `inputs` (..., width), of which `bits` (1, rows) decide about each row."""
+    """Dropout of `inputs` (..., width) with random bits (1, rows) of the rows."""
     (keep,) = keep_masks(bits, inputs.shape[-1], probability, torch.bool)
     return inputs.mul(keep.view(inputs.shape)).mul_(keep_scale(probability))
 
 
 def draw_seed() -> int:
-    """A seed from torch's default CPU generator, for forwards in training that are given none."""
+    """A seed from torch's default CPU generator, for forwards in training without a seed."""
     return int(torch.randint(1 << 62, ()))

@@ -47,8 +47,8 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment embeddings, normalised and dropped out (BERT, arXiv 1810.04805, figure 2), and
-    mapped to the encoder's width where that is another (ELECTRA).
+    """Sum of word, position and segment embeddings with norm and dropout (BERT, arXiv 1810.04805, figure 2), and a
+    projection to the hidden size if that differs (ELECTRA).
     """
 
     sinusoids: Tensor
@@ -63,7 +63,7 @@ class Embeddings(nn.Module):
             table = sinusoidal_table(config.max_position_embeddings, width)
             self.register_buffer("sinusoids", table, persistent=False)
         if config.position_embedding == "scaled_sinusoidal":  # arXiv 2202.10447
-            # Of one dimension: DeepSpeed broadcasts no tensor without any.
+            # One dimension, since DeepSpeed does not broadcast tensors without dimensions.
             self.position_scale = nn.Parameter(torch.full((1,), width**-0.5))
         if config.type_vocab_size:
             self.segment = nn.Embedding(config.type_vocab_size, width, padding_idx=config.segment_padding_index)
@@ -75,13 +75,14 @@ class Embeddings(nn.Module):
         self, input_ids: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor,
         inputs_embeds: Tensor | None = None, bits: Tensor | None = None,
     ) -> Tensor:
-        """(T,) or (B, S) ids to (..., hidden) vectors in the dtype in which the encoder computes.
+        """(T,) or (B, S) ids to (..., hidden) vectors in the encoder's compute dtype.
 
-        `bits`: (1, tokens) int32, what decides about dropout (`row_bits`); None: there is none.
+        `bits`: (1, tokens) int32, random bits for dropout (`row_bits`); None: no dropout.
         """
         hidden = self.word(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.type_vocab_size:
-            if token_type_ids is None or self.config.type_vocab_size == 1:  # which tells no segments apart
+            # with a single segment, ids are ignored
+            if token_type_ids is None or self.config.type_vocab_size == 1:
                 token_type_ids = position_ids.new_zeros(hidden.shape[:-1])
             hidden = hidden + self.segment(token_type_ids)
         if self.config.position_embedding == "learned":

@@ -28,14 +28,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# Graphs of one process. All layers are one code to dynamo, which at its own limit of 8 runs what comes then without
-# compiling it. There are up to 24: of a first layer without norm, a global, a local and the last, which reads some
-# tokens; for sequences of one length, of several and a single one; for training and evaluation. Breaks add some.
+# Limit of graphs in one process. Dynamo counts all layers as one code object, and beyond its default limit of 8 it runs
+# further variants uncompiled. There are up to 24: first layer without norm, global, local, and last layer, which reads
+# some tokens; for sequences of one length, of several lengths, and a single sequence; for training and evaluation.
+# Graph breaks add some.
 _GRAPHS = 64
 
 
 class Context(NamedTuple):
-    """What every layer of one forward shares."""
+    """Values that all layers of one forward share."""
 
     kernel: str
     layout: Layout
@@ -138,7 +139,7 @@ class CrossAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between them, which may gate a third (arXiv 2002.05202)."""
+    """Two linear layers with an activation between them, optionally gated by a third (arXiv 2002.05202)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -158,8 +159,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(Copied):
-    """Attention, cross-attention if the model is such a decoder, feed-forward; each with residual, norm and
-    dropout.
+    """Attention, cross-attention in a decoder with it, feed-forward; each with residual, norm and dropout.
     """
 
     def __init__(self, config: BertConfig, layer: int) -> None:
@@ -183,9 +183,9 @@ class EncoderLayer(Copied):
         """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager
         kernel).
 
-        `bits`: (sub-layers, tokens of the result) int32, what decides about dropout after each (`row_bits`); None:
-        there is none. `seeds`: of dropout inside the two attentions. `read`: (R,) of the concatenated tokens: all are
-        attended to, the rest is computed for these alone, (R, hidden).
+        `bits`: (sub-layers, tokens of the result) int32, random bits for dropout after each sub-layer (`row_bits`);
+        None: no dropout. `seeds`: seeds of dropout inside the two attentions. `read`: (R,) of the concatenated tokens:
+        all are attended to, but everything after attention is computed only for these, (R, hidden).
         """
         first, *between, last = (None, None, None) if bits is None else self._keep(bits, hidden)
         inputs = self.attention_norm(hidden) if self.pre else hidden
@@ -203,7 +203,7 @@ class EncoderLayer(Copied):
         return hidden, probabilities, cross_probabilities
 
     def _keep(self, bits: Tensor, hidden: Tensor) -> Sequence[Tensor | None]:
-        """Of each sub-layer what is kept of its output, as 0 and 1; None: all."""
+        """Dropout mask (0 and 1) of each sub-layer's output; None: no dropout."""
         if self.attention_probability == self.probability:
             return keep_masks(bits, hidden.shape[-1], self.probability, hidden.dtype)
         return [keep if probability else None
@@ -213,8 +213,8 @@ class EncoderLayer(Copied):
 
     def _add(self, hidden: Tensor, change: Tensor, keep: Tensor | None, norm: nn.Module, scale: float) -> Tensor:
         if torch.compiler.is_compiling() and not self.pre and torch.is_grad_enabled():
-            # What the norm takes is written and kept. Else compilers keep `change`, and add and mask again in backward:
-            # a pass of three tensors more.
+            # Write and keep the norm's input. Otherwise compilers keep `change`, and add and mask again in backward:
+            # one more pass over three tensors.
             hidden = checkpoint(_residual, hidden, change, keep, scale, use_reentrant=False, context_fn=_SAVED,
                                 preserve_rng_state=False)
         else:
@@ -235,12 +235,13 @@ _SAVED = partial(create_selective_checkpoint_contexts, _save)
 
 
 def _is_no_hint(record: logging.LogRecord) -> bool:
-    """False for torch's hint, at each start, that `_residual` should change nothing in place: it does not."""
+    """False for torch's hint, printed at each start, that `_residual` should not change tensors in place: it does not.
+    """
     return "context_fn is passed" not in record.getMessage()
 
 
 class EncoderOutput(NamedTuple):
-    """What the encoder gives; tuples only where they were asked for."""
+    """Output of the encoder; tuples only if they were requested."""
 
     last_hidden_state: Tensor
     """(T, hidden) or (B, S, hidden)."""
@@ -271,11 +272,11 @@ class Encoder(nn.Module):
     ) -> EncoderOutput:
         """Run the layers on (T, hidden) or (B, S, hidden). `head_mask`: (layers, heads).
 
-        `drops`: key of dropout inside attentions, and for each layer what decides about dropout of hidden vectors,
-        (sub-layers, tokens) int32; None: nothing is dropped.
+        `drops`: key of dropout inside attentions, and for each layer the random bits for dropout of hidden states,
+        (sub-layers, tokens) int32; None: no dropout.
 
-        `read`: (R,) tokens whose vectors anybody wants: the last layer goes no further than attention for the
-        others, and the last hidden state is (R, hidden).
+        `read`: (R,) tokens whose final vectors are used: for the others the last layer computes only attention, and the
+        last hidden state is (R, hidden).
         """
         states, attentions, cross_attentions = [hidden], [], []
         seed, bits = drops
@@ -316,8 +317,8 @@ class Encoder(nn.Module):
     def compile_layers(self, backend: str | Callable = "inductor") -> None:
         """Compile the layers' forward and backward with torch.compile, for any number of tokens. For CUDA.
 
-        `backend`: torch.compile's. Layers of one kind share a graph. Names of weights stay as they are. On CPU it
-        brings nothing; attention dropout in the sdpa kernel breaks the graph there, and costs a part of the gain.
+        `backend`: that of torch.compile. Layers of one kind share a graph. Names of weights do not change. On a CPU
+        there is no gain; attention dropout in the sdpa kernel breaks the graph and costs a part of the gain.
         """
         leave_graphs()
         logging.getLogger("torch._higher_order_ops.wrap").addFilter(_is_no_hint)
@@ -327,7 +328,7 @@ class Encoder(nn.Module):
 
     def _run(self, layer: nn.Module, hidden: Tensor, context: Context, keys: tuple[Tensor | None, DropoutKey | None],
              head_mask: Tensor | None, read: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Call a layer with what decides about its dropout."""
+        """Call a layer with its random bits and seeds of dropout."""
         bits, key = keys
         if bits is not None and read is not None:
             bits = bits[:, :len(read)]

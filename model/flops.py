@@ -1,5 +1,4 @@
-"""Floating point operations of a training step, from real tokens: what the mathematics needs, nothing
-recomputed.
+"""FLOPs of a training step from its real tokens: those of the mathematics, without padding and recomputation.
 """
 
 from __future__ import annotations
@@ -15,37 +14,37 @@ from cloze.model.config import BertConfig
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """What the FLOPs of a batch depend on; of a mean over a corpus, fractions."""
+    """The sizes of a batch that its FLOPs depend on (fractions, for the mean of a corpus)."""
 
     tokens: float
-    """Real ones, of all sequences."""
+    """Number of tokens of all sequences, padding not counted."""
     squares: float
     """Sum of the squared lengths of the sequences."""
     masked: float
-    """Tokens of which the vocabulary's scores are computed."""
+    """Number of tokens whose vocabulary logits are computed."""
 
     @classmethod
     def of_lengths(cls, lengths: Sequence[float], masked: float) -> TokenCounts:
-        """Of sequences of these lengths, in tokens."""
+        """Counts of sequences with these lengths, in tokens."""
         return cls(sum(lengths), sum(length * length for length in lengths), masked)
 
     @classmethod
     def of_micro_batch(cls, micro_batch: dict[str, Any]) -> TokenCounts:
-        """Of concatenated tokens, as forward takes them; without `labels` (N,) no token is masked."""
+        """Counts of a concatenated micro-batch, as forward takes it; without `labels` (N,), masked is 0."""
         lengths = micro_batch["sequence_offsets"].long().diff()
         masked = len(micro_batch["labels"]) if "labels" in micro_batch else 0
         return cls(int(lengths.sum()), int((lengths * lengths).sum()), masked)
 
 
 def encoder_weights(config: BertConfig) -> int:
-    """Weights of the matrices that every token is multiplied with."""
+    """Number of weights in the matrices that every token is multiplied with."""
     up = 2 if config.gated_feed_forward else 1
     attention = 4 * config.hidden_size**2
     return config.num_hidden_layers * (attention + (up + 1) * config.hidden_size * config.intermediate_size)
 
 
 def training_flops(config: BertConfig, counts: TokenCounts) -> float:
-    """FLOPs of forward and backward of a batch, whatever the kernels do beside.
+    """FLOPs of forward and backward of a batch, without additional work of the kernels.
 
     6 N T for the encoder's N weights and T tokens, 12 L H (sum of squared lengths) for attention, and
     6 masked (H V + H²) for the vocabulary; pooler and next-sentence head are below a thousandth and left out. With
@@ -63,9 +62,9 @@ def training_flops(config: BertConfig, counts: TokenCounts) -> float:
 
 
 def unread_flops(config: BertConfig, num_tokens: int, num_read: int) -> float:
-    """Those of `training_flops` that are not spent: behind its attention the last layer computes only the tokens that
-    are read, the masked ones and the first of each sequence. The published counts, which `training_flops` follows,
-    know nothing of it.
+    """FLOPs counted by `training_flops` that are not computed: after its attention the last layer processes only the
+    tokens that are read (the masked ones and the first of each sequence). Published counts, which `training_flops`
+    follows, ignore that.
     """
     up = 2 if config.gated_feed_forward else 1
     weights = config.hidden_size**2 + (up + 1) * config.hidden_size * config.intermediate_size
@@ -73,5 +72,5 @@ def unread_flops(config: BertConfig, num_tokens: int, num_read: int) -> float:
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Trainable weights of a model, shared ones once."""
+    """Number of trainable weights of a model, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -14,8 +14,7 @@ from cloze.model.encoder import ACTIVATIONS
 
 NO_LABEL = -100  # label without a loss, as everywhere in torch
 
-# fp32 scores alive at once in the loss: on CPU what fits into its caches (4 MiB), on CUDA what fills the
-# device.
+# Number of fp32 scores computed at once in the loss: what fits a CPU's caches (4 MiB), or what fills a GPU.
 _CHUNK_ELEMENTS = {False: 1 << 20, True: 1 << 25}
 
 
@@ -33,10 +32,9 @@ class Pooler(Copied):
 
 
 class VocabularyProjection(nn.Module):
-    """Hidden vectors to scores of all tokens, or directly to losses without keeping the scores.
+    """Hidden states to scores of the vocabulary, or directly to losses without keeping the scores.
 
-    Rows beyond `vocab_size` pad the matrices; they are never seen: sliced off scores, absent from softmax and
-    loss.
+    Rows beyond `vocab_size` pad the matrices; they are excluded from scores, softmax and loss.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -89,7 +87,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             chunk[:, vocab_size:] = -torch.inf
             shares = torch.softmax(chunk, -1, dtype=precise)
             largest, best = shares.max(-1, keepdim=True)
-            # log(sum(exp)) from the largest share, which is at least 1 / V' and so never rounds to zero.
+            # log(sum(exp)) from the largest probability, which is at least 1 / V' and never rounds to zero.
             normaliser = chunk.gather(1, best).to(precise) - largest.log()
             losses[rows] = (normaliser - chunk.gather(1, target)).where(counted, 0.0)[:, 0]
             correct[rows] = ((best == target) & counted)[:, 0]
@@ -109,8 +107,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         largest = gradient.abs().amax() if gradient.numel() else gradient.new_ones(())
         largest = largest.clamp_min(torch.finfo(gradient.dtype).tiny)
         share = (gradient / largest).to(hidden.dtype)
-        # CUDA rounds a factor without a dimension to the 16 bits of what it multiplies, and one with a dimension not;
-        # a CPU rounds neither, but for the latter would copy the matrix.
+        # CUDA rounds a 0-dimensional factor to the 16 bits of the matrix, but not one with a dimension; a CPU rounds
+        # neither, but would copy the matrix for the latter.
         factor = largest[None] if hidden.is_cuda else largest
         with torch.autocast(hidden.device.type, enabled=False):
             to_hidden = (score_gradient @ weight) * gradient[:, None]
@@ -174,7 +172,7 @@ class NextSentenceHead(Copied):
 
 
 class DetectionHead(Copied):
-    """How likely each token is a replaced one: dense, activation, one score (ELECTRA, arXiv 2003.10555)."""
+    """A score for each token to be a replaced one: dense, activation, linear (ELECTRA, arXiv 2003.10555)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -188,12 +186,13 @@ class DetectionHead(Copied):
 
 
 class LayerMix(nn.Module):
-    """A learned sum of the layers' vectors: softmax of a weight each, times a scale (Peters et al. 2018, eq. 1)."""
+    """A learned weighted sum of the layers' vectors: softmax of the weights, times a scale (Peters et al. 2018, eq. 1).
+    """
 
     def __init__(self, num_layers: int) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.zeros(num_layers))
-        self.scale = nn.Parameter(torch.ones(1))  # DeepSpeed broadcasts no tensor without a dimension
+        self.scale = nn.Parameter(torch.ones(1))  # DeepSpeed does not broadcast tensors without dimensions
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(N, layers, hidden) -> (N, hidden)."""
@@ -211,9 +210,9 @@ def class_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exponentials_by_group(scores: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A softmax in parts: exp(score - largest of its group) (N,), their sums and these largest (num_groups,).
+    """A softmax per group in parts: exp(score - maximum of its group) (N,), their sums and the maxima (num_groups,).
 
-    `group`: (N,) int64, that of each score (N,). A sum's logarithm and the largest make the logsumexp.
+    `group`: (N,) int64, the group of each score (N,). log(sum) + maximum is the logsumexp.
     """
     largest = scores.new_full((num_groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
     shares = (scores - largest[group]).exp()

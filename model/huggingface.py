@@ -1,8 +1,8 @@
 """Models in folders as Hugging Face has them: names of weights, config.json, model.safetensors, the tokenizer's files.
 
-What `transformers` has an architecture for (BERT, ELECTRA, ModernBERT) is written for `transformers`. Other variants
-are written in our own format: the fields of BertConfig, and our own names of weights. `load_pretrained` reads both;
-`InFolders` makes objects of them.
+Architectures of `transformers` (BERT, ELECTRA, ModernBERT) are written in its format. Other variants are written in our
+own format: the fields of BertConfig, and our names of weights. `load_pretrained` reads both; `InFolders` makes models
+of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ StateDict = dict[str, Tensor]
 _Model = TypeVar("_Model", bound="InFolders")
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")  # in names of weights, theirs and ours
 
-# Modules: ours -> theirs, or several of theirs that ours stacks along the rows. {} is the number of a layer.
+# Modules: ours -> theirs, or several of theirs whose rows ours concatenates. {} is the number of a layer.
 _BERT = {
     "bert.embeddings.word": ("bert.embeddings.word_embeddings",),
     "bert.embeddings.position": ("bert.embeddings.position_embeddings",),
@@ -85,7 +85,7 @@ _MODERN_LAYER = {
     "feed_forward.down": ("mlp.Wo",),
     "feed_forward_norm": ("mlp_norm",),
 }
-# BERT has both; they are one where the embeddings are tied, else only the second is used.
+# BERT has both names; they are the same tensor if the embeddings are tied, else only the second is used.
 _TIED_BIAS, _UNTIED_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
 _DECODERS = {  # family -> names of the vocabulary projection's weight and bias
     "bert": ("cls.predictions.decoder.weight", _TIED_BIAS),
@@ -93,14 +93,14 @@ _DECODERS = {  # family -> names of the vocabulary projection's weight and bias
     "modernbert": ("decoder.weight", "decoder.bias"),
 }
 _PREFIXES = {"bert": "bert.", "electra": "electra.", "modernbert": "model."}  # of the encoder's names
-# Theirs that repeat another parameter or hold no weight.
+# Names of theirs that repeat another parameter or hold no weight.
 _REPEATED = (_UNTIED_BIAS, *(f"{family}.embeddings.{name}" for family in ("bert", "electra")
                              for name in ("position_ids", "token_type_ids")))
 _SEGMENT_WEIGHTS = {  # which these are never without there
     family: f"{family}.embeddings.token_type_embeddings.weight" for family in ("bert", "electra")}
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
 
-_BERT_DEFAULTS = (  # fields that must be as published
+_BERT_DEFAULTS = (  # fields that must have the published values
     "position_embedding", "segment_padding_index", "embedding_norm", "normalization", "norm_position",
     "gated_feed_forward", "linear_bias", "norm_bias", "decoder_bias", "pooler_activation", "mlm_head",
     "local_attention_window", "classifier_transform",
@@ -113,12 +113,12 @@ _MODERN_VALUES = {
 
 
 def family_of(config: BertConfig) -> str | None:
-    """The architecture of `transformers` that this configuration is: bert, electra, modernbert, or None of them."""
+    """The architecture of `transformers` for this configuration: bert, electra, modernbert, or None."""
     published = BertConfig()
     if all(getattr(config, name) == getattr(published, name) for name in _BERT_DEFAULTS):
         if config.embedding_size is None:
             return "bert"
-        # Which has no pooler, and GELU before the vocabulary whatever the encoder has.
+        # ELECTRA has no pooler, and GELU in the masked-LM head whatever the encoder's activation.
         return None if config.pooler or config.hidden_act != "gelu" or config.is_decoder else "electra"
     if config.local_attention_window and all(getattr(config, name) == value for name, value in _MODERN_VALUES.items()):
         return "modernbert"
@@ -212,7 +212,7 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
 
 
 def without_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
-    """Each parameter once (a tied decoder is left out), the vocabulary's matrices cut to vocab_size rows."""
+    """Each parameter once (without a tied decoder), and the vocabulary's matrices cut to vocab_size rows."""
     result = dict(state_dict)
     if config.tie_word_embeddings and "bert.embeddings.word.weight" in result:
         result.pop("masked_lm.decoder.weight", None)
@@ -232,7 +232,7 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
                 raise ModelError(f"{name}: found {len(rows)} rows, expected vocab_size = {config.vocab_size}")
             missing = config.padded_vocab_size - len(rows)
             result[name] = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
-    bare = config.mlm_head == "linear" and not config.decoder_bias  # a head that is the embeddings and nothing more
+    bare = config.mlm_head == "linear" and not config.decoder_bias  # a head that consists only of the embeddings
     if config.tie_word_embeddings and (bare or any(name.startswith("masked_lm.") for name in result)):
         result["masked_lm.decoder.weight"] = result["bert.embeddings.word.weight"]
     return result
@@ -240,7 +240,7 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
 
 OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
-# What a folder holds that a model must not be mixed with, by a name that shows it.
+# File names that mark a folder of another kind, into which no model may be written.
 _NO_MODELS = {"manifest.json": "prepared data", "checkpoints": "a run"}
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
@@ -250,7 +250,7 @@ _PROBLEMS = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
-_SEGMENTS = "segment_embeddings"  # false in config.json: the one segment is of zeros, and stands for none
+_SEGMENTS = "segment_embeddings"  # false in config.json: the only segment's embedding is zero, as without segments
 # Fields that BERT's configuration in transformers has under the same name, and ELECTRA's, which has one more.
 _BERT_FIELDS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -258,7 +258,7 @@ _BERT_FIELDS = (
     "classifier_dropout", "layer_norm_eps", "initializer_range", "pad_token_id", "tie_word_embeddings",
     "is_decoder", "add_cross_attention",
 )
-# What a configuration of ELECTRA there means that does not say it.
+# Defaults of ELECTRA's configuration in transformers.
 _ELECTRA_DEFAULTS = {"vocab_size": 30522, "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4,
                      "intermediate_size": 1024}
 _DETECTOR = "BertForReplacedTokenDetection"
@@ -293,7 +293,7 @@ def config_to_huggingface(
         if not config.type_vocab_size:  # which these are never without there
             values |= {"type_vocab_size": 1, _SEGMENTS: False}
     else:
-        theirs = architecture.replace("BertForPreTraining", "BertForMaskedLM")  # there are no pairs
+        theirs = architecture.replace("BertForPreTraining", "BertForMaskedLM")  # no segments
         values |= {"architectures": [f"Modern{theirs}"]}
         values |= {theirs: getattr(config, ours) for ours, theirs in _MODERN_FIELDS.items()}
         values |= {
@@ -302,7 +302,7 @@ def config_to_huggingface(
             **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), config.linear_bias),
             **dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_prob),
             "classifier_dropout": config.hidden_dropout_prob if rate is None else rate,
-            # The tokenizer's affair; ModernBERT's own ids, which would be taken, are of another vocabulary.
+            # Ids are left to the tokenizer; otherwise the defaults for ModernBERT's own vocabulary would be used.
             **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
             "global_attn_every_n_layers": config.global_attention_every,
             "rope_parameters": {
@@ -313,7 +313,7 @@ def config_to_huggingface(
     if head is not None:
         values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
         values["label2id"] = {label: number for number, label in enumerate(head.labels)}
-        values["problem_type"] = _PROBLEMS.get(head.problem)  # of a score it says nothing
+        values["problem_type"] = _PROBLEMS.get(head.problem)  # it has no entry for the problem type score
         if family == "modernbert":
             values["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
     return values
@@ -340,7 +340,7 @@ def _export_family(config: BertConfig, architecture: str, head: HeadConfig | Non
 
 
 def config_from_huggingface(values: dict) -> BertConfig:
-    """BertConfig of the content of a config.json. Raises ModelError for architectures that we do not have."""
+    """BertConfig from the content of a config.json. Raises ModelError for unsupported architectures."""
     kind = values.get("model_type")
     if kind == OWN_MODEL_TYPE:
         known = {field.name for field in dataclasses.fields(BertConfig)}
@@ -404,7 +404,7 @@ def _modern_config(values: dict) -> BertConfig:
 
 
 def _rotary_bases(values: dict) -> dict[str, float]:
-    """Base of the frequencies by kind of layer; raises ModelError for frequencies that are scaled."""
+    """Base of the rotary frequencies by kind of layer; raises ModelError for scaled frequencies."""
     bases = {"full_attention": values.get("global_rope_theta", 160_000.0),
              "sliding_attention": values.get("local_rope_theta", 10_000.0)}
     for field in ("rope_scaling", "rope_parameters"):
@@ -420,7 +420,7 @@ def _rotary_bases(values: dict) -> dict[str, float]:
 
 
 def architecture_of(state_dict: StateDict) -> str:
-    """The class that these weights belong to, found from the heads among them."""
+    """The class of these weights, by the heads among them."""
     heads = {name.split(".")[0] for name in state_dict}
     if {"masked_lm", "next_sentence"} <= heads:
         return "BertForPreTraining"
@@ -444,12 +444,11 @@ def save_pretrained(
 ) -> None:
     """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
 
-    `state_dict`: of one of our models, on any device; what is published is the logical vocabulary, tied
-    weights once. `architecture`: the name of the model's class, needed for classifiers, whose labels `head`
-    holds. `transformers` loads the folder with no missing and no unexpected key, if it has the architecture;
-    variants it lacks are written in our own format. `notes`: further entries of config.json. Files appear whole
-    or not at all. Raises ModelError without a tokenizer in `tokenizer_folder`, and where `folder` holds prepared data
-    or a run.
+    `state_dict`: that of one of our models, on any device; written without the vocabulary's padding, tied weights once.
+    `architecture`: the name of the model's class, needed for classifiers, whose labels `head` holds. `transformers`
+    loads the folder with no missing and no unexpected key, if it has the architecture; variants it lacks are written in
+    our own format. `notes`: further entries of config.json. Files appear whole or not at all. Raises ModelError without
+    a tokenizer in `tokenizer_folder`, and where `folder` holds prepared data or a run.
     """
     folder = Path(folder)
     for name, what in _NO_MODELS.items():
@@ -473,15 +472,15 @@ def save_pretrained(
 
 def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
     """Copy a model folder that `load_pretrained` reads into a new one: its configuration, weights and tokenizer, old
-    pickled weights as model.safetensors. Returns the names of what else lies there, which is left out: it may be
-    anything. Raises ModelError as `load_pretrained`, and for a link that leads out of the folder.
+    pickled weights as model.safetensors. Returns the names of other files, which are not copied. Raises ModelError as
+    `load_pretrained`, and for a link that leads out of the folder.
     """
     source, folder = Path(source), Path(folder)
     config, _ = load_pretrained(source)
     taken = [name for name in ("config.json", "model.safetensors", *TOKENIZER_FILES) if (source / name).is_file()]
     place = source.resolve()
     inside = [place]
-    if place.parent.name == "snapshots":  # of the hub library, which keeps the files beside its folders of links
+    if place.parent.name == "snapshots":  # the hub library's layout: folders of links to files beside them
         inside.append(place.parent.parent / "blobs")
     for name in taken:
         if not any((place / name).resolve().is_relative_to(each) for each in inside):
@@ -499,7 +498,7 @@ def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> lis
 
 
 def cast_pretrained(folder: str | os.PathLike, dtype: torch.dtype) -> None:
-    """Give the weights of a model folder another number format. Raises ModelError for one that does not hold them."""
+    """Convert the weights of a model folder to another dtype. Raises ModelError for one that cannot represent them."""
     folder = Path(folder)
     weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor
                for name, tensor in _read_weights(folder).items()}
@@ -520,14 +519,13 @@ def _write_weights(weights: StateDict, folder: Path) -> None:
     aside.touch()
     mode = aside.stat().st_mode
     save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
-    aside.chmod(mode)  # as the umask says: the library's is 0600, whatever that is
+    aside.chmod(mode)  # permissions by the umask: the library always uses 0600
     os.replace(aside, folder / "model.safetensors")
 
 
 def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
-    """Copies of the tokenizer's files, which tell transformers what the model takes: no more tokens than it has
-    positions, and segments if it has them; one that has none is not to be given any, which transformers' classes
-    before 5.0 refuse.
+    """Copy the tokenizer's files, adapted to the model for transformers: maximum length as positions, and segment ids
+    only if the model has segments (transformers' classes before 5.0 refuse them otherwise).
     """
     found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not found:
@@ -562,7 +560,7 @@ def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
         return config, with_padding(weights, config)
     weights = from_huggingface(weights, config, _named_architecture(values) or "")
     segments = "bert.embeddings.segment.weight"
-    # Training in transformers moves the zeros, and makes a segment of them as others are.
+    # Training in transformers changes the zeros, which makes it a normal segment.
     if values.get(_SEGMENTS) is False and segments in weights and not weights[segments].any():
         config = dataclasses.replace(config, type_vocab_size=0)
         del weights[segments]
@@ -570,7 +568,7 @@ def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
 
 
 def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
-    """Before anything is made for each layer that config.json claims, be they ten millions."""
+    """Check the number of layers in config.json before anything is allocated for each, since it may be any number."""
     found = {match[1] for match in map(_LAYER.search, weights) if match}
     if config.num_hidden_layers > len(found):
         raise ModelError(f"{folder / 'config.json'}: found num_hidden_layers {config.num_hidden_layers}, expected "
@@ -578,8 +576,8 @@ def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
 
 
 def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
-    """Every size that config.json claims is that of a weight, before a model of that size is made. (An object on the
-    meta device would tell all shapes, but brings torch's compiler with it, which takes seconds to import.)
+    """Check that the sizes in config.json are those of the weights, before a model of that size is made. (A model on
+    the meta device would have all shapes, but imports torch's compiler, which takes seconds.)
     """
     width, halves = config.embedding_width, 2 if config.gated_feed_forward else 1
     sizes = {
@@ -596,16 +594,16 @@ def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
 
 
 def check_finite(weights: StateDict, source: str) -> None:
-    """Raise ModelError for weights with a NaN or an infinity, of which a model computes nothing else."""
+    """Raise ModelError for weights with NaN or infinity."""
     for name, tensor in weights.items():
-        # NaN is the least and the greatest of whatever has one, so that one pass without a copy tells.
+        # A tensor with NaN has NaN as minimum and maximum, so one pass without a copy is enough.
         if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.float().aminmax()).isfinite().all():
             raise ModelError(f"{source}: found {name} with numbers that are not finite, expected a model whose "
                              "training went well; take an earlier checkpoint, or fetch the model again")
 
 
 def load_architecture(folder: str | os.PathLike) -> str:
-    """Name of our class that a model folder was saved from, as config.json says. Raises ModelError if it names none."""
+    """Name of the class of a model folder by its config.json. Raises ModelError if it names none."""
     name = _named_architecture(_read_config(Path(folder)))
     if not name:
         raise ModelError(f"{folder}: found no architectures in config.json, expected the name of the model's class, "
@@ -620,12 +618,12 @@ def _named_architecture(values: dict) -> str | None:
 
 
 def load_note(folder: str | os.PathLike, name: str) -> Any:
-    """What `save_pretrained` was given as a note of this name; None if config.json has none."""
+    """The note of this name that was given to `save_pretrained`; None if config.json has none."""
     return _read_config(Path(folder)).get(name)
 
 
 def load_head(folder: str | os.PathLike) -> HeadConfig | None:
-    """Labels and kind of the classifier in a model folder; None if config.json says nothing of one."""
+    """Labels and problem type of the head in a model folder; None if config.json has none."""
     with _reading(Path(folder)):
         return _head(_read_config(Path(folder)))
 
@@ -661,7 +659,7 @@ def _read_config(folder: Path) -> dict:
 
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
-    """Turn what a config.json with values of other kinds than their fields' makes of its readers into a ModelError."""
+    """Turn errors that values of wrong types in a config.json cause in its readers into a ModelError."""
     try:
         yield
     except (TypeError, AttributeError, LookupError) as error:
@@ -686,7 +684,7 @@ def _read_old_weights(path: Path) -> StateDict:
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # whatever a file that is no archive of tensors makes of the reader
+    except Exception as error:  # any error of the reader for a file that is not an archive of tensors
         raise ModelError(
             f"{path}: refused, it is damaged or holds more than weights ({type(error).__name__}); convert it to "
             "safetensors"
@@ -694,7 +692,7 @@ def _read_old_weights(path: Path) -> StateDict:
 
 
 class InFolders(nn.Module):
-    """What makes a model class loadable from a folder, and its objects savable to one."""
+    """Mixin with which a model class is loaded from folders and its objects are saved to them."""
 
     config: BertConfig
 
@@ -717,7 +715,7 @@ class InFolders(nn.Module):
         config, weights = load_pretrained(folder)
         pooled = any(name.startswith("bert.pooler.") for name in weights)
         if new_head_seed is None and not pooled and load_note(folder, "architectures") == ["BertModel"]:
-            config = dataclasses.replace(config, pooler=False)  # which config.json of transformers does not say
+            config = dataclasses.replace(config, pooler=False)  # transformers' config.json lacks it
         if cls.takes_head:
             options["head"] = head or load_head(folder)
         return cls.from_weights(config, weights, str(folder), new_head_seed=new_head_seed, **options)
@@ -729,7 +727,7 @@ class InFolders(nn.Module):
     ) -> _Model:
         """The same from weights under our names; `source` names them in errors."""
         if config.classifier_transform and config.mlm_head == "bert":
-            # One head of these names in ModernBERT: a classifier goes on with that of masked language modelling.
+            # ModernBERT has one head of these names: a classifier starts with that of the masked LM.
             learned = {name.replace("masked_lm.", "transform."): tensor for name, tensor in weights.items()
                        if name.startswith(("masked_lm.dense.", "masked_lm.norm."))}
             weights = learned | weights

@@ -1,4 +1,4 @@
-"""Initial weights."""
+"""Random initial weights of all parameters, and word embeddings from a word2vec file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCALED = ("attention.output", "feed_forward.down", "masked_lm.dense", "masked_l
 
 
 def init_weights(model: nn.Module, seed: int) -> None:
-    """Draw all weights of `model` in place, from a generator of its own.
+    """Initialize all weights of `model` in place, with a generator of its own.
 
     | parameter                                   | initial value                                     |
     |---------------------------------------------|---------------------------------------------------|
@@ -33,7 +33,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
     | factor of scaled sinusoids                  | 1/sqrt(embedding width)                           |
     | learned sum of layers                       | weights 0 (equal shares), scale 1                 |
 
-    With initializer_cutoff c, normals are cut off at c deviations: drawn again until they are nearer.
+    With initializer_cutoff c, the normal distributions are truncated at c standard deviations.
     """
     config = model.config
     assert isinstance(config, BertConfig)
@@ -69,7 +69,7 @@ def _drawn(config: BertConfig, shape: torch.Size, deviation: float, generator: t
 
 
 def _deviation(config: BertConfig, name: str) -> float:
-    """Of the initial weights of the module `name`."""
+    """Standard deviation of the initial weights of the module `name`."""
     given = None
     if config.initialization == "megatron" and name.endswith(_SCALED):
         return config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
@@ -81,7 +81,7 @@ def _deviation(config: BertConfig, name: str) -> float:
 
 
 def init_word_embeddings(model: nn.Module, path: str | os.PathLike, tokens: Mapping[str, int]) -> int:
-    """Start word embeddings from a word2vec text file; returns how many of `tokens` (token -> id) it held.
+    """Set word embeddings from a word2vec text file; returns how many of `tokens` (token -> id) it contains.
 
     The file: a line for each word, the word and its numbers separated by spaces; the first line may hold the
     two counts. Tokens that the file lacks keep their values. Raises ModelError, with the line, for another

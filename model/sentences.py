@@ -14,7 +14,7 @@ POOLINGS = ("cls", "mean", "max")
 
 
 class SentenceOutput(NamedTuple):
-    """Vectors of texts, as the pooling makes them: not normalised."""
+    """Pooled vectors of texts, not normalised."""
 
     vectors: Tensor
     """(B, hidden) fp32."""
@@ -23,9 +23,9 @@ class SentenceOutput(NamedTuple):
 
 
 class SentenceEncoder(BertPreTrained):
-    """The encoder alone, and how a text's vector is made of its tokens': it has no parameters of its own.
+    """The encoder with pooling of the tokens' vectors; it has no parameters of its own.
 
-    `pooling`: cls, mean or max, over all tokens, special ones included. Raises ModelError for another one.
+    `pooling`: cls, mean or max, over all tokens, special tokens included. Raises ModelError for another value.
     """
 
     uses_pooler = False
@@ -39,12 +39,12 @@ class SentenceEncoder(BertPreTrained):
     def forward(
         self, input_ids: Tensor | None = None, *, texts: Tensor | None = None, **inputs: Any
     ) -> SentenceOutput:
-        """Inputs as BertModel.forward takes them. `texts`: (B,) int64, equal for equal texts; it comes back in the
-        output, for losses that compare vectors of a whole batch.
+        """Takes the inputs of BertModel.forward. `texts`: (B,) int64, equal for equal texts; returned in the output,
+        for losses that compare the vectors of a whole batch.
         """
         offsets = inputs.get("sequence_offsets")
         if self.pooling == "cls":
-            if offsets is not None:  # no token but the first: the last layer is spared all others
+            if offsets is not None:  # only the first token is read: the last layer skips all others
                 inputs["read_tokens"] = offsets.new_empty(0, dtype=torch.int64)
             vectors = self.bert(input_ids, **inputs).first_hidden_state
         else:
@@ -54,7 +54,7 @@ class SentenceEncoder(BertPreTrained):
 
 
 def pool(hidden: Tensor, kind: str, offsets: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-    """One vector a sequence, (B, hidden), from its tokens: the first one's (cls), their mean or their max.
+    """One vector per sequence, (B, hidden): that of the first token (cls), the mean or the maximum of all tokens.
 
     `hidden`: (T, hidden) with `offsets`, or (B, S, hidden) with a mask of lengths (B,) or (B, S), None for no
     padding.

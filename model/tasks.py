@@ -1,8 +1,9 @@
-"""BERT with one head, for everything but pretraining; each computes what its namesake in transformers does.
+"""Models with one head for fine-tuning (and ELECTRA's discriminator), equivalent to the classes of transformers of the
+same names.
 
-Inputs are those of BertModel.forward, in either layout. Losses come one for each example (or token), in fp32,
-0 where the label is -100; `TaskOutput.loss` is their mean over the labelled ones. First what the heads share, then the
-spans of extractive question answering, then the others.
+Inputs are those of BertModel.forward, in either layout. Losses are per example (or token), in fp32, 0 where the label
+is -100; `TaskOutput.loss` is the mean over labelled ones. The order: shared parts of heads, extractive question
+answering, other heads.
 """
 
 from __future__ import annotations
@@ -61,10 +62,9 @@ class TaskOutput(NamedTuple):
 
 
 class WithTransform(BertPreTrained):
-    """What stands between the encoder and a linear map: the transform, if the model has one, and dropout.
+    """The layers between encoder and classifier: the transform, if the model has one, and dropout.
 
-    `forward` takes either ids or `features`: what `features` made of them before, so that an encoder that does not
-    learn need not run again.
+    `forward` takes either ids or the results of `features`, so that a frozen encoder need not run again.
     """
 
     def __init__(self, config: BertConfig, **options: Any) -> None:
@@ -88,7 +88,7 @@ class WithTransform(BertPreTrained):
 
 
 class Classifier(WithTransform):
-    """One linear map over whatever a subclass reads."""
+    """A linear classifier on the vectors that a subclass selects."""
 
     takes_head = True
     reads_tokens = False
@@ -109,13 +109,15 @@ class Classifier(WithTransform):
 
     @property
     def _reads_firsts(self) -> bool:
-        """Of the last layer, the first token of each sequence and nothing else."""
+        """Whether only the first token of each sequence is read, from the last layer."""
         return not self.reads_tokens and (
             self.head.pooling == "pooler" or (self.head.pooling == "cls" and self.head.layers == "last")
         )
 
     def features(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
-        """What the head reads of the encoder: (B, layers read, hidden), of tokens (T, layers read, hidden)."""
+        """The encoder's vectors that the head reads: (B, layers read, hidden), for token heads (T, layers read,
+        hidden).
+        """
         encoded, _ = self.encode(input_ids, self._asked(inputs))
         assert encoded is not None, "features of features"
         return self._features(encoded, inputs)
@@ -125,7 +127,7 @@ class Classifier(WithTransform):
             return inputs | {"output_hidden_states": True}
         offsets = inputs.get("sequence_offsets")
         if self._reads_firsts and offsets is not None and not inputs.get("output_hidden_states"):
-            # No token but the first: the last layer is spared all others.
+            # Only the first token is read: the last layer skips all others.
             return inputs | {"read_tokens": offsets.new_empty(0, dtype=torch.int64)}
         return inputs
 
@@ -143,18 +145,18 @@ class Classifier(WithTransform):
         return torch.stack([pool(state, self.head.pooling, *places) for state in states], 1)
 
     def _vectors(self, features: Tensor) -> Tensor:
-        """(..., layers read, hidden) -> (..., what the linear map takes)."""
+        """(..., layers read, hidden) -> (..., inputs of the linear layer)."""
         if self.head.layers == "weighted":
             return self.mix(features.flatten(0, -3)).view(*features.shape[:-2], -1)
         return features.flatten(-2)
 
     def scores(self, input_ids: Tensor | None, inputs: dict[str, Any]) -> tuple[Tensor, BertOutput | None]:
-        """Scores of the head, and the encoder's output, None where features stand for it."""
+        """Scores of the head, and the encoder's output, None with features."""
         vectors, encoded, seed = self.read(input_ids, inputs)
         return self.classifier(self.transformed(vectors, seed)), encoded
 
     def read(self, input_ids: Tensor | None, inputs: dict[str, Any]) -> tuple[Tensor, BertOutput | None, int | None]:
-        """What the transform takes, the encoder's output, and the seed of dropout."""
+        """Inputs of the transform, the encoder's output, and the seed of dropout."""
         encoded, seed = self.encode(input_ids, self._asked(inputs))
         pools = self.head.pooling == "pooler" and not self.reads_tokens
         if encoded is None:
@@ -169,7 +171,7 @@ class Classifier(WithTransform):
 
 
 def with_states(output: _Output, encoded: BertOutput | None) -> _Output:
-    """The output with what the encoder was asked to give beside, if it ran."""
+    """The output with the encoder's requested hidden states and attentions, if the encoder ran."""
     if encoded is None:
         return output
     return output._replace(hidden_states=encoded.hidden_states, attentions=encoded.attentions)
@@ -201,7 +203,7 @@ _Output = TypeVar("_Output", TaskOutput, SpanOutput)
 
 
 class BertForQuestionAnswering(WithTransform):
-    """The span of the text that answers a question: a score for each token to be its start, and its end."""
+    """Extractive question answering: scores of each token as start and end of the answer."""
 
     uses_pooler = False
 
@@ -210,7 +212,7 @@ class BertForQuestionAnswering(WithTransform):
         self.span = nn.Linear(config.hidden_size, 2)
 
     def features(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
-        """What the head reads of the encoder: (T, hidden) or (B, S, hidden)."""
+        """The encoder's vectors that the head reads: (T, hidden) or (B, S, hidden)."""
         encoded, _ = self.encode(input_ids, inputs)
         assert encoded is not None, "features of features"
         return encoded.last_hidden_state
@@ -220,17 +222,16 @@ class BertForQuestionAnswering(WithTransform):
         end_positions: Tensor | None = None, softmax: Tensor | None = None, start_targets: Tensor | None = None,
         end_targets: Tensor | None = None, num_softmaxes: int = 0, **inputs: Any,
     ) -> SpanOutput:
-        """Positions: (B,) int64 from the start of each sequence; outside of it (or negative) there is no
-        loss.
+        """Positions: (B,) int64 from the start of each sequence; outside of it (or negative): no loss.
 
-        Instead of them, for tokens of several sequences that compete in one softmax: `softmax` (T,) int64, the number
-        of each token's, below `num_softmaxes`, or -1; targets (T,) bool. Losses are then (num_softmaxes,).
+        Alternatively tokens of several sequences compete in one softmax: `softmax` (T,) int64, the index of each
+        token's softmax, below `num_softmaxes`, or -1 for none; targets (T,) bool. Losses are then (num_softmaxes,).
 
-        Over padded inputs the softmax runs over the padding too, as the reference's does.
+        With padded inputs the softmax includes the padding, as in transformers.
         """
         encoded, seed = self.encode(input_ids, inputs)
         hidden = inputs["features"] if encoded is None else encoded.last_hidden_state
-        if self.config.classifier_transform:  # BERT has neither transform nor dropout here
+        if self.config.classifier_transform:  # BERT has neither transform nor dropout in this head
             hidden = self.transformed(hidden, seed)
         start, end = self.span(hidden).unbind(-1)
         output = with_states(SpanOutput(start, end), encoded)
@@ -251,7 +252,7 @@ class BertForQuestionAnswering(WithTransform):
 
 
 def _span_losses(scores: Tensor, positions: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Losses (B,) and their number, of (B, S) scores, or of (T,) with the offsets of their sequences."""
+    """Losses (B,) and their number, from scores (B, S), or (T,) with the offsets of the sequences."""
     if offsets is None:
         labels = positions.masked_fill((positions < 0) | (positions >= scores.shape[1]), NO_LABEL)
         return class_losses(scores, labels)[0], (labels != NO_LABEL).sum()
@@ -267,16 +268,16 @@ def _span_losses(scores: Tensor, positions: Tensor, offsets: Tensor | None) -> t
 
 
 def shared_softmax_losses(scores: Tensor, softmax: Tensor, targets: Tensor, num_softmaxes: int) -> Tensor:
-    """-log of the probability that all targets of a softmax have together: (num_softmaxes,), of scores (T,).
+    """-log of the total probability of all targets of each softmax: (num_softmaxes,), from scores (T,).
 
     Args:
-        softmax: (T,) int64, in which one a score competes, -1 in none; each has a target.
+        softmax: (T,) int64, index of each score's softmax, -1 for none; each softmax has a target.
         targets: (T,) bool.
     """
     competing = softmax >= 0
     scores, softmax, targets = scores[competing], softmax[competing], targets[competing]
     _, total, largest = exponentials_by_group(scores, softmax, num_softmaxes)
-    # The targets' own largest score keeps their sum from vanishing where they are hopeless.
+    # Relative to the targets' own maximum, so that their sum does not underflow for improbable targets.
     _, right, hits = exponentials_by_group(scores[targets], softmax[targets], num_softmaxes)
     return total.log() + largest - right.log() - hits
 
@@ -330,7 +331,7 @@ class BertForNextSentencePrediction(BertPreTrained):
 
 
 class DetectionOutput(NamedTuple):
-    """Of each token whether it was replaced: T tokens, or (B, S)."""
+    """Scores and losses of replaced-token detection: T tokens, or (B, S)."""
 
     logits: Tensor
     """Scores, above 0 for replaced, in the shape of the tokens."""
@@ -341,7 +342,7 @@ class DetectionOutput(NamedTuple):
 
 
 class BertForReplacedTokenDetection(BertPreTrained):
-    """Which tokens a generator has put in: ELECTRA's discriminator (arXiv 2003.10555)."""
+    """Detection of tokens replaced by a generator: ELECTRA's discriminator (arXiv 2003.10555)."""
 
     uses_pooler = False
 
@@ -365,7 +366,9 @@ def detection_losses(scores: Tensor, replaced: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class BertForSequenceClassification(Classifier):
-    """One vector a sequence (or pair) to classes, independent labels, several label columns, or numbers."""
+    """Classification of sequences or pairs: classes, independent labels, several label columns, or numbers
+    (regression).
+    """
 
     def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options: Any) -> None:
         super().__init__(config, head, **options)
@@ -392,11 +395,11 @@ class BertForSequenceClassification(Classifier):
     def features(
         self, input_ids: Tensor | None = None, *, piece_offsets: Tensor | None = None, **inputs: Any
     ) -> Tensor:
-        """As every classifier's, one row a piece."""
+        """As Classifier.features, with one row per piece."""
         return super().features(input_ids, **inputs)
 
     def vectors(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
-        """(B, ...): what `pool_pieces` takes of each sequence."""
+        """The input of `pool_pieces` for each sequence, (B, ...)."""
         return self.read(input_ids, inputs)[0]
 
     def classify(self, vectors: Tensor) -> Tensor:
@@ -404,7 +407,7 @@ class BertForSequenceClassification(Classifier):
         return self.classifier(self.transform(vectors))
 
     def pool_pieces(self, vectors: Tensor, offsets: Tensor) -> Tensor:
-        """One vector a text, of its pieces' (pieces, ...), with the offsets (B + 1,) of the texts."""
+        """One vector per text, pooled from its pieces' (pieces, ...), with the offsets (B + 1,) of the texts."""
         if self.head.pieces == "none":
             raise ModelError("piece_offsets: found them with head.pieces = none, expected max, mean or attention")
         if self.head.pieces != "attention":
@@ -460,7 +463,7 @@ class BertForMultipleChoice(Classifier):
         return 1
 
     def features(self, input_ids: Tensor | None = None, *, num_choices: int | None = None, **inputs: Any) -> Tensor:
-        """As every classifier's, one row a choice."""
+        """As Classifier.features, with one row per choice."""
         return super().features(input_ids, **inputs)
 
     def forward(
@@ -496,7 +499,7 @@ ARCHITECTURES = {each.__name__: each for each in _CLASSES}
 
 
 def saved_class(folder: str | os.PathLike[str]) -> type[InFolders]:
-    """Our class that a model folder was saved from. Raises ModelError if config.json names none, or one we lack."""
+    """The class of a model folder. Raises ModelError if config.json names none, or an unsupported one."""
     name = load_architecture(folder)
     if name not in ARCHITECTURES:
         raise ModelError(f"{os.path.join(folder, 'config.json')}: found architecture {name}, expected one of "

@@ -1,4 +1,4 @@
-"""Settings of the C library's memory allocator."""
+"""Settings of glibc's memory allocator: keep freed memory, share one heap among threads."""
 
 import ctypes
 import platform
@@ -9,10 +9,11 @@ _ARENA_MAX = -8
 
 
 def keep_freed_pages() -> bool:
-    """Let glibc keep what arrays and tensors free, for the next ones; whether it does: under another C library not.
+    """Have glibc keep memory that arrays and tensors free, for later ones; returns whether it does (not with another C
+    library).
 
-    By default it gives large blocks back to the kernel, which has to clear them again for the next: a seventh of the
-    time of preparing data, some 3% to 5% of a training step on CPU.
+    By default it returns large blocks to the kernel, which must clear them again for the next allocation: a seventh of
+    the time of preparing data, some 3% to 5% of a training step on a CPU.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -21,9 +22,9 @@ def keep_freed_pages() -> bool:
 
 
 def share_one_arena() -> bool:
-    """Let all threads take their memory from one heap of glibc, if called before they begin; whether they do.
+    """Have all threads allocate from one heap of glibc; call it before they start. Returns whether they do.
 
-    By default each has one of its own, and what is freed in one is of no use to the others: a process whose threads
-    take turns at large objects holds as many times the memory of one.
+    By default each thread has its own heap, whose freed memory other threads cannot use: a process whose threads take
+    turns with large objects holds a multiple of the memory.
     """
     return platform.libc_ver()[0] == "glibc" and bool(ctypes.CDLL(None).mallopt(_ARENA_MAX, 1))

@@ -19,11 +19,11 @@ def _require_share(name: str, found: float) -> None:
     _require(0 <= found <= 1, name, found, "a share from 0 to 1")
 
 
-_WORD = re.compile(r"[^\W_]+([-'’.]+[^\W_]+)*[-'’.]*|[\W_]*")  # letters and digits, or marks alone
+_WORD = re.compile(r"[^\W_]+([-'’.]+[^\W_]+)*[-'’.]*|[\W_]*")  # only letters and digits, or only punctuation
 
 
 def is_word(name: str) -> bool:
-    """Whether a name is an ordinary word or a mark, as texts have them: no name for a special token."""
+    """Whether a name is an ordinary word or punctuation, which texts contain, so that it can't be a special token."""
     return _WORD.fullmatch(name) is not None
 
 
@@ -296,7 +296,7 @@ class PrepareConfig:
 
     @property
     def all_sources(self) -> list[MixtureSource]:
-        """The sources as one list, whichever way they were given; raises UserError if there is none."""
+        """The sources as one list, whether given as input or mixture; raises UserError if there are none."""
         if self.mixture:
             return self.mixture
         return [MixtureSource(self.input, 1.0, self.source)] if self.input else []
@@ -306,7 +306,7 @@ class PrepareConfig:
         return self.mask_sets if self.masking.mode == "precomputed" else 0
 
     def preparation(self, max_length: int) -> dict:
-        """What the bytes of the shards depend on, beside the input and the tokenizer; stands in the manifest."""
+        """The fields that determine the shards' bytes, besides input and tokenizer; saved in the manifest."""
         everything = asdict(self)
         kept = ("seed", "sentences", "samples", "masking", "split", "shards")
         return {name: everything[name] for name in kept} | {

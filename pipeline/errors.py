@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """One line that names what and where, what was found, what was expected and what to do.
+    """A one-line message: what and where, what was found, what was expected and what to do.
 
     The command line prints it without a traceback and ends with exit status 2.
     """

@@ -7,8 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 
 def how_to_install(extra: str) -> str:
-    """The command that adds an extra to this installation: from where it came (PEP 610: direct_url.json), the checkout,
-    the wheel or the repository; by name from an index alone.
+    """The pip command that adds an extra to this installation, from its origin (PEP 610: direct_url.json): a checkout,
+    a wheel or a repository; otherwise by name from the index.
     """
     try:
         noted = metadata.distribution("cloze").read_text("direct_url.json")

@@ -4,20 +4,20 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Hears of stages, of their advance, and of remarks."""
+    """Receives the stages of a job, their progress, and remarks."""
 
     def stage(self, name: str, total: int, unit: str) -> None:
         """A stage begins; `total` in `unit` ("bytes" or "tokens")."""
 
     def advance(self, amount: int, documents: int, tokens: int) -> None:
-        """`amount` more of the stage's total is done, and with it so many documents and tokens."""
+        """`amount` more of the stage's total is done, with this number of documents and tokens."""
 
     def note(self, text: str) -> None:
-        """Something that the user should know."""
+        """A remark for the user."""
 
 
 class Silent:
-    """Tells nothing."""
+    """A Progress that ignores everything."""
 
     def stage(self, name: str, total: int, unit: str) -> None:
         pass

@@ -1,17 +1,16 @@
-"""Operations on ragged arrays (flat arrays with offsets) without a Python step per row, and their conversion to
-Arrow."""
+"""Vectorized operations on ragged arrays (flat arrays with offsets), and their conversion to and from Arrow."""
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Ranges of more elements than this on average are copied one by one: by index they would take four bytes of memory for
-# each of theirs, whose pages the system clears anew each time.
+# Ranges with a larger mean length are copied one by one: indices would take four bytes of memory per element, whose
+# pages the system must clear each time.
 _LONG = 64
-# Elements in runs of rows of one length, on average, from which on a step of Python for each run is worth it.
+# Mean number of elements in runs of rows of equal length from which on a Python loop over the runs is faster.
 _LONG_RUN = 2048
-# The C library's memory, which training and preparing let it keep (allocator.py): Arrow's own allocator gives pages
-# back a moment after they were freed, and a fifth of the time of loading went into clearing them again.
+# Use the C library's allocator, which keeps freed memory (allocator.py): Arrow's own allocator soon returns freed
+# pages, and clearing them again took a fifth of the loading time.
 POOL = pa.system_memory_pool()
 
 
@@ -39,10 +38,9 @@ def gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.nd
 
 
 def take(values: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (n,) of a ragged array, one after another, with their offsets (n+1,). What is returned can't be written to.
+    """Rows (n,) of a ragged array, concatenated, with their offsets (n+1,). The results are read-only.
 
-    Arrow copies each row at once, as a string of bytes: short rows in a third, long ones in a ninth of the time that
-    `gather` takes.
+    Arrow copies each row as a byte string: for short rows in a third, for long ones in a ninth of the time of `gather`.
     """
     size = values.itemsize
     strings = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [
@@ -54,20 +52,20 @@ def take(values: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> tuple[np.
 
 
 def union(*ascending: np.ndarray) -> np.ndarray:
-    """The distinct values of ascending arrays, ascending: `np.unique` of them, in the time that merging takes."""
+    """The distinct values of ascending arrays, ascending: as `np.unique`, in the time of a merge."""
     merged = np.sort(np.concatenate(ascending), kind="stable")
     return merged[np.diff(merged, prepend=merged[:1] - 1) != 0]
 
 
 def within(offsets: np.ndarray) -> np.ndarray:
-    """For every element of a ragged array its place inside its row: 0, 1, 2, 0, 1, …"""
+    """The index of every element of a ragged array within its row: 0, 1, 2, 0, 1, …"""
     lengths = np.diff(offsets)
-    first = np.flatnonzero(np.diff(lengths, prepend=-1))  # rows that are longer or shorter than the one before
+    first = np.flatnonzero(np.diff(lengths, prepend=-1))  # rows whose length differs from the one before
     if len(first) * _LONG_RUN > offsets[-1]:
         places = np.arange(offsets[-1])
         places -= np.repeat(offsets[:-1], lengths)
         return places
-    # Rows of one length are a table, of which every row is the same: it is written once, and nothing read.
+    # Rows of one length form a table with identical rows, written by one broadcast.
     places = np.empty(offsets[-1], np.int64)
     bounds = [*offsets[first].tolist(), len(places)]
     for low, high, length in zip(bounds[:-1], bounds[1:], lengths[first].tolist(), strict=True):
@@ -79,7 +77,7 @@ def within(offsets: np.ndarray) -> np.ndarray:
 def to_arrow(values: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
     """An Arrow array over the same memory; null where `valid` is false.
 
-    `pa.array` does this too, but imports pandas where it is installed, which takes longer than preparing a book.
+    `pa.array` does this too, but imports pandas if it is installed, which takes longer than preparing a book.
     """
     validity = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     buffers = [validity, pa.py_buffer(np.ascontiguousarray(values))]
@@ -90,6 +88,6 @@ def from_arrow(array: pa.Array) -> np.ndarray:
     """The numbers of an Arrow array without nulls, over the same memory and without pandas (see `to_arrow`)."""
     data = array.buffers()[1]
     dtype = np.dtype(str(array.type))
-    if data is None:  # an array of nothing
+    if data is None:  # an empty array
         return np.empty(0, dtype)
     return np.frombuffer(data, dtype, count=len(array), offset=array.offset * dtype.itemsize)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cloze.pipeline import ragged
 
-NO_LABEL = -100  # "no next-sentence label" outside the shards, where it is null
+NO_LABEL = -100  # no next-sentence label; null in the shards
 
 INPUT_IDS = "input_ids"
 SEGMENT_B_START = "segment_b_start"
@@ -24,12 +24,13 @@ def mask_columns(mask_set: int) -> tuple[str, str]:
 
 
 def token_type(vocab_size: int) -> pa.DataType:
-    """The Arrow type of a token id: two bytes wherever the vocabulary allows it."""
+    """The Arrow type of a token id: two bytes if the vocabulary allows it."""
     return pa.uint16() if vocab_size <= 1 << 16 else pa.uint32()
 
 
 def numpy_type(integers: pa.DataType) -> np.dtype:
-    """NumPy's type of Arrow's of integers. pyarrow's own to_pandas_dtype may want pandas, which is no dependency."""
+    """The NumPy dtype of an Arrow integer type. pyarrow's to_pandas_dtype may need pandas, which is not a dependency.
+    """
     return np.dtype(str(integers))
 
 
@@ -74,9 +75,9 @@ ROLES = tuple(field.name for field in dataclasses.fields(SpecialTokens))
 class Document:
     """One document as a reader yields it.
 
-    order: place in the source (file number << 40 | byte or row); of exact duplicates the lowest stays.
+    order: place in the source (file number << 40 | byte or row); of exact duplicates the lowest is kept.
     text: UTF-8. A given pair is two lines.
-    id: what the source calls the document, or None.
+    id: the document's id in the source, or None.
     piece: a document too long for memory arrives in pieces, numbered from 1; 0 is a whole document.
     damaged: bytes that weren't UTF-8 have been replaced.
     """
@@ -92,7 +93,7 @@ class Document:
 class Masks:
     """One mask set for B samples: flat arrays and offsets.
 
-    positions (M,): position inside its sample, ascending. ids (M,): what stands there in the input.
+    positions (M,): positions within their samples, ascending. ids (M,): the ids there in the input.
     offsets (B+1,) int64: sample i owns positions[offsets[i]:offsets[i + 1]].
     """
 
@@ -101,7 +102,7 @@ class Masks:
     offsets: np.ndarray
 
     def part(self, start: int, stop: int) -> "Masks":
-        """Those of samples [start, stop), over the same memory."""
+        """Masks of samples [start, stop), over the same memory."""
         offsets = self.offsets[start : stop + 1]
         low, high = offsets[0], offsets[-1]
         return Masks(self.positions[low:high], self.ids[low:high], offsets - low)
@@ -120,12 +121,12 @@ class Masks:
 
 @dataclass(frozen=True)
 class Samples:
-    """B samples as flat arrays: nothing here is padded, and no sample is an object.
+    """B samples as flat arrays, without padding and without an object per sample.
 
     input_ids (T,): unmasked ids, special tokens included. offsets (B+1,) int64: cumulative lengths.
     segment_b_start (B,): first position of segment B, or the length. document (B,) uint64.
     next_sentence_label (B,) int8: 0 follows, 1 random or swapped, -100 none.
-    source (B,) uint16: of the document, its place in the mixture that was prepared.
+    source (B,) uint16: index of the document's source in the prepared mixture.
     """
 
     input_ids: np.ndarray

@@ -1,4 +1,4 @@
-"""Atomic writes of files: written aside, fsynced and renamed; objects in a store are atomic by themselves."""
+"""Atomic writes of files (temporary name, fsync, rename), file locks, and errors of the file system in one line."""
 
 import errno
 import fcntl
@@ -15,18 +15,18 @@ from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import Place, StorePath
 from cloze.pipeline.stores.scratch import scratch_folder
 
-ASIDE = ".tmp-"  # an interrupted write leaves a file of this prefix, which nothing reads and a rerun removes
-_STORED_PIECE = 8 << 20  # bytes that a store is asked for at once
+ASIDE = ".tmp-"  # prefix of temporary files; those of interrupted writes are never read, and removed by a rerun
+_STORED_PIECE = 8 << 20  # bytes per request to a store
 
 
 @contextmanager
 def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
-    """Give a path to write to; afterwards fsync it and rename it to `path`, or send it to the store. Nothing
-    half-written gets that name.
+    """Yield a temporary path to write to; then fsync it and rename it to `path`, or upload it to the store. An
+    incomplete file never has the name `path`.
 
-    durable: whether it must survive a power failure. A report that is cheap to make again need not, if its reader
-    takes an unreadable one for none.
-    Raises UserError on a full disk, a folder that may not be written, and other failures of the file system.
+    durable: whether it must survive a power failure. Not needed for a cheap report whose reader treats an unreadable
+    one as missing. Raises UserError on a full disk, a folder that may not be written, and other failures of the file
+    system.
     """
     if isinstance(path, StorePath):
         with _sending(path) as aside:
@@ -61,13 +61,13 @@ def _sending(path: StorePath) -> Iterator[Path]:
 
 
 def publish_text(path: Place, text: str, durable: bool = True) -> None:
-    """Write `text` as a whole file."""
+    """Write `text` to a file atomically."""
     with publishing(path, durable) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power failure."""
+    """Fsync a folder, so that a rename in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -76,7 +76,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Place) -> None:
-    """Remove what interrupted writes left in `folder` and below."""
+    """Remove temporary files of interrupted writes in `folder` and below."""
     if isinstance(folder, StorePath):
         found = [each.key for each in folder.objects()]
         start = len(folder.key)
@@ -91,10 +91,11 @@ def remove_leftovers(folder: Place) -> None:
 
 @contextmanager
 def holding(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file, which is made where it is missing; gives whether it is held: not if another process
-    holds it. Raises UserError on a file system without locks, and on its other failures."""
+    """Hold the lock of a file, which is created if missing; yields whether it is held (false if another process holds
+    it). Raises UserError on a file system without locks, and for other errors.
+    """
     with readable_errors(path):
-        file = open(path, "a")  # for writing: NFS locks nothing else
+        file = open(path, "a")  # opened for writing, as NFS requires for locks
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,7 +111,7 @@ def holding(path: Path) -> Iterator[bool]:
 
 
 def remove_tree(folder: Place) -> bool:
-    """Remove a folder with all that is in it, as far as that can be; returns whether nothing is left."""
+    """Remove a folder with its content as far as possible; returns whether nothing is left."""
     if isinstance(folder, StorePath):
         folder.writer.delete([each.key for each in folder.objects()])
     else:
@@ -120,10 +121,10 @@ def remove_tree(folder: Place) -> bool:
 
 @contextmanager
 def alone(output: Place, lock: Place, note: Callable[[str], None] = lambda _: None) -> Iterator[Callable[[], None]]:
-    """Hold `lock` and remove leftovers in `output`: two processes would take each other's files for them.
+    """Hold `lock` and remove leftovers in `output`, which is safe only for a single process.
 
-    Gives what raises UserError if it isn't held any more, which in a store can happen (leases.py). note: called
-    with messages for the user. Raises UserError if another process holds it.
+    Yields a function that raises UserError if the lock was lost, which can happen in a store (leases.py). note: called
+    with messages for the user. Raises UserError if another process holds the lock.
     """
     with holding(lock) if isinstance(lock, Path) else leased(lock, note) as held:
         if not held:
@@ -145,7 +146,7 @@ def readable_errors(path: Place | str) -> Iterator[None]:
 
 
 def describe(error: OSError, path: Place | str) -> str:
-    """One line about a failure of the file system: what, where, what to do."""
+    """One line about an error of the file system: what, where, what to do."""
     where = error.filename or path
     advice = {
         errno.ENOSPC: "the disk is full; free space or choose another --output, then run the same command again",
@@ -161,7 +162,7 @@ def describe(error: OSError, path: Place | str) -> str:
 
 
 def sha256_of(*paths: Place | str) -> str:
-    """SHA-256 of a file, or of several as if they were one, hexadecimal, read in pieces."""
+    """SHA-256 (hexadecimal) of a file, or of several concatenated files, read in pieces."""
     digest = hashlib.sha256()
     for path in paths:
         if isinstance(path, StorePath):

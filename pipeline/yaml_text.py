@@ -7,19 +7,19 @@ import yaml
 
 from cloze.pipeline.errors import UserError
 
-# A configuration has some hundred values, a file of ten lines whose aliases stand for lists of aliases a billion.
+# A configuration has some hundred values; nested aliases can expand ten lines to a billion.
 MOST_VALUES = 100_000
 
 
 def load_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load, *, name: str = "configuration") -> Any:
-    """What `load` makes of a text, if it is not made to exhaust memory.
+    """Parse YAML with `load`, after a check that its aliases do not exhaust the memory.
 
     Args:
-        name: of the file, for the message.
+        name: name of the file, for messages.
 
     Raises:
         UserError: its aliases expand to more than MOST_VALUES values or to themselves, or it is nested too deep.
-        yaml.YAMLError: it is no YAML.
+        yaml.YAMLError: it is not YAML.
     """
     try:
         if "*" in text and "&" in text:
@@ -34,14 +34,14 @@ def load_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load, *, name: s
 
 
 def _expanded(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """Values in a tree of nodes, each counted as often as aliases name it; RecursionError if one contains itself."""
+    """Number of values in a tree of nodes with expanded aliases; RecursionError if one contains itself."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) in known:
         if not known[id(node)]:
             raise RecursionError
         return known[id(node)]
-    known[id(node)] = 0  # begun
+    known[id(node)] = 0  # marks nodes that are being expanded
     parts = (part for each in node.value for part in (each if isinstance(each, tuple) else (each,)))
     known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
     return known[id(node)]

@@ -11,28 +11,29 @@ from cloze.launch.checkpoint.deepspeed_files import load_pickled
 from cloze.launch.checkpoint.state import read_state
 from cloze.pipeline.errors import UserError
 
-# Name of a parameter -> where a flat part of it begins, and the part, fp32.
+# Name of a parameter -> offset of a flat fp32 part of it, and the part.
 Parts = dict[str, tuple[int, torch.Tensor]]
 
 
 def average_file(rank: int | None) -> str:
-    """Name of the file with a rank's parts; None: of the one with all of them, where nothing is partitioned."""
+    """Name of the file with a rank's parts; None: name of the file with whole parameters, where nothing is partitioned.
+    """
     return "ema.pt" if rank is None else f"ema-rank-{rank:05d}.pt"
 
 
 def average_content(parts: Parts, tied: dict[str, str]) -> dict:
-    """What such a file holds. tied: further name of a parameter -> the one that its parts have."""
+    """Content of such a file. tied: additional name of a tied parameter -> the name under which its parts are stored.
+    """
     return {"parts": {name: list(part) for name, part in parts.items()}, "tied": tied}
 
 
 def has_average(folder: Path) -> bool:
-    """Whether a checkpoint holds a moving average, or what a machine has of it: the files of its own processes, where
-    it fetched the checkpoint from a store."""
+    """Whether a checkpoint, or this machine's part of one that was fetched from a store, holds a moving average."""
     return any(folder.glob("ema*.pt"))
 
 
 def read_parts(folder: Path, rank: int | None = None) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Name, begin and part of whatever a checkpoint holds of the average; with a rank, of what that one has kept.
+    """Name, offset and part of all stored parts of the average; with a rank, of those that this rank saved.
 
     Raises:
         UserError: a file is damaged or holds anything but tensors.
@@ -45,8 +46,8 @@ def read_parts(folder: Path, rank: int | None = None) -> Iterator[tuple[str, int
 
 
 def whole_average(folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The average of all weights in a checkpoint, in the shapes of `weights`, which what has no average keeps (buffers,
-    and what does not learn).
+    """The averaged weights of a checkpoint, in the shapes of `weights`; tensors without an average (buffers, frozen
+    parameters) are those of `weights`.
 
     Raises:
         UserError: the checkpoint holds no average.

@@ -1,6 +1,6 @@
 """DeepSpeed's files of a checkpoint: writing, reading, conversion to another world size, whole fp32 weights.
 
-Pickled files are read here and only here, and nothing but tensors comes out of them.
+Pickled files are read only here, and only tensors and plain values are loaded from them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cloze.launch.checkpoint.state import read_state
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
 
-# Everything but tensors that DeepSpeed's files hold. A file with any other class in it is refused, by our loads and by
-# DeepSpeed's own: from the import of this module on, so that Python programs are as safe as our commands.
+# The classes besides tensors in DeepSpeed's files. A file with any other class is refused, by our loads and by
+# DeepSpeed's, as soon as this module is imported: Python programs are as safe as our commands.
 forbid_pickled_code()
 ALLOWED_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
 torch.serialization.add_safe_globals(ALLOWED_CLASSES)
@@ -37,21 +37,21 @@ torch.serialization.add_safe_globals(ALLOWED_CLASSES)
 
 @contextlib.contextmanager
 def only_tensors(path: str | Path) -> Iterator[None]:
-    """Turn torch's refusal of anything but tensors, plain values and ALLOWED_CLASSES into a UserError."""
+    """Turn torch's error for anything but tensors, plain values and ALLOWED_CLASSES into a UserError."""
     try:
         yield
     except (UserError, MemoryError):
         raise
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; fix this, then run the same command again") from error
-    except Exception as error:  # torch raises many kinds here; every one means the same to the user
+    except Exception as error:  # torch raises many kinds of errors here, which mean the same to the user
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
                         f"not loaded ({reason})") from error
 
 
 def load_pickled(path: str | Path) -> dict:
-    """Tensors and plain values of a file of torch.save, on the CPU.
+    """Tensors and plain values of a file that torch.save wrote, on the CPU.
 
     Raises:
         UserError: the file holds anything else, or is damaged.
@@ -61,7 +61,7 @@ def load_pickled(path: str | Path) -> dict:
 
 
 class DurableCheckpointEngine(CheckpointEngine):
-    """DeepSpeed's files through a BackgroundWriter on the way out and weights_only on the way in."""
+    """DeepSpeed's checkpoint engine: writes through a BackgroundWriter and loads with weights_only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,12 +69,13 @@ class DurableCheckpointEngine(CheckpointEngine):
         self.writer = BackgroundWriter()
 
     def create(self, info: object) -> None:
-        """Nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
 
     def save(self, state_dict: Any, path: str) -> None:
         partition = state_dict.get("optimizer_state_dict")
         if isinstance(partition, dict) and "partition_count" in partition:
-            # BF16_Optimizer, which DeepSpeed takes for bf16 at stage 1, forgets it; its own tools ask for it.
+            # BF16_Optimizer, which DeepSpeed uses for bf16 at stage 1, omits this entry, which DeepSpeed's own tools
+            # need.
             partition.setdefault("zero_stage", 1)
         self.writer.submit(state_dict, Path(path))
 
@@ -86,16 +87,18 @@ class DurableCheckpointEngine(CheckpointEngine):
 
 
 def _is_plain(path: str | Path) -> bool:
-    """Whether a path means itself alone, as a glob and as a regular expression; what their points match is no harm."""
+    """Whether a path matches only itself as a glob and as a regular expression (apart from its dots, which is
+    harmless).
+    """
     return re.fullmatch(r"[\w/. -]*", str(path)) is not None
 
 
 @contextlib.contextmanager
 def plain_path(folder: Path) -> Iterator[Path]:
-    """The folder by a path that DeepSpeed can use: itself, or a link to it where its name has brackets, a plus, ...
+    """A path of the folder that DeepSpeed can use: its own, or a link to it if the name has brackets, a plus, ...
 
-    DeepSpeed takes paths for globs (engine.py, _get_all_ckpt_names; zero_to_fp32.py, get_checkpoint_files) and for
-    regular expressions (ds_to_universal.py, _merge_zero_shards): in `lr[1e-3]` and `a+b` it would find nothing.
+    DeepSpeed uses paths as globs (engine.py, _get_all_ckpt_names; zero_to_fp32.py, get_checkpoint_files) and as regular
+    expressions (ds_to_universal.py, _merge_zero_shards): in `lr[1e-3]` and `a+b` it would find no files.
     """
     if _is_plain(folder):
         yield folder
@@ -108,14 +111,14 @@ def plain_path(folder: Path) -> Iterator[Path]:
 
 
 def convert_to_universal(folder: Path, target: Path) -> None:
-    """Write a checkpoint's universal form, from which any number of processes can load, into `target`.
+    """Write a checkpoint's universal form, which can be loaded at any world size, into `target`.
 
     Raises:
-        UserError: there is too little room for it, or the checkpoint holds anything but tensors.
-        OSError: the disk is full or refuses.
+        UserError: there is too little disk space, or the checkpoint holds anything but tensors.
+        OSError: the disk is full or can't be written.
     """
     shutil.rmtree(target, ignore_errors=True)
-    # The parts of all tensors and the whole ones lie there at once.
+    # The parts of all tensors and the whole tensors are on the disk at the same time.
     needed = 2 * sum(path.stat().st_size for path in folder.glob("*.pt"))
     free = shutil.disk_usage(target.parent).free
     if free < needed:
@@ -126,37 +129,38 @@ def convert_to_universal(folder: Path, target: Path) -> None:
             ds_to_universal.main(Namespace(
                 input_folder=str(source / folder.name), output_folder=str(workplace / target.name),
                 keep_temp_folder=False, strict=True,
-                # One worker runs in this process. Stages 1 and 2 lack what the converter wants of newer files.
+                # One worker runs in this process. The files of stages 1 and 2 lack entries that the converter expects
+                # of newer files.
                 num_extract_workers=1, num_merge_workers=1, inject_missing_state=read_state(folder)["zero_stage"] < 3,
             ))
     except (MemoryError, OSError):
         raise
     except Exception as error:
         shutil.rmtree(target, ignore_errors=True)
-        for path in sorted(folder.glob("*.pt")):  # torch says the same of what it cannot read and cannot write
+        for path in sorted(folder.glob("*.pt")):  # torch raises the same error for reads and for writes
             load_pickled(path)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{target}: found {folder.name} good but could not write its form for another number of "
                         f"processes ({reason}), expected room and permission there; fix this, then run the same "
                         "command again") from error
-    (target.parent / "latest_universal").unlink(missing_ok=True)  # a note of the converter, which nothing here reads
+    (target.parent / "latest_universal").unlink(missing_ok=True)  # a file of the converter that nothing here reads
 
 
 def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """fp32 weights of a checkpoint, whole, from any ZeRO stage."""
+    """Whole fp32 weights of a checkpoint of any ZeRO stage."""
     stage = read_state(folder)["zero_stage"]
-    # At stage 3 a process has a part of it; below, all, though at stages 1 and 2 in the precision of the run.
+    # At stage 3 a process has a part of each tensor; below, whole ones, but at stages 1 and 2 in the run's precision.
     weights = {} if stage == 3 else load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
     if stage:
         with only_tensors(folder), _silence(), plain_path(folder.parent) as source:
-            # At stage 1 DeepSpeed leaves out what does not learn.
+            # At stage 1 DeepSpeed leaves out frozen parameters.
             weights |= get_fp32_state_dict_from_zero_checkpoint(str(source), tag=folder.name)
     return {name: tensor.float() for name, tensor in weights.items()}
 
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """DeepSpeed's tools print their progress."""
+    """Suppress the progress that DeepSpeed's tools print."""
     noise = io.StringIO()
     with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
         yield

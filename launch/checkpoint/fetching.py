@@ -27,12 +27,12 @@ Files = dict[str, tuple[int, str]]
 
 
 def step_place(place: StorePath, step: int) -> StorePath:
-    """Where all that was uploaded of a step lies."""
+    """The folder of all uploads of a step."""
     return place / f"step-{step:08d}"
 
 
 def owner_of(name: str) -> int | None:
-    """The rank that alone wrote a file and needs it, at the same number of processes; None: a file for all."""
+    """The rank that wrote a file and alone needs it at the same world size; None: all ranks need the file."""
     found = _OWNER.fullmatch(name)
     return int(found[1] or found[2]) if found else None
 
@@ -41,7 +41,7 @@ def read_index(place: StorePath, step: int, commit: Commit) -> dict:
     """The index of a committed checkpoint: `state` and `files`.
 
     Raises:
-        Damaged: it, or an object of the checkpoint, is missing or not as it was written.
+        Damaged: the index or an object of the checkpoint is missing or differs from what was written.
         UserError: the store can't be used.
     """
     folder = step_place(place, step) / commit.folder
@@ -58,7 +58,7 @@ def read_index(place: StorePath, step: int, commit: Commit) -> dict:
 
 
 def missing_part(folder: StorePath, files: Files) -> str | None:
-    """Which part of a file is not there with its size; None: all are."""
+    """Why a part of a file is missing or has the wrong size; None if all are complete."""
     start = len(folder.key) + 1
     sizes = {each.key[start:]: each.size for each in folder.objects()}
     for name, (size, _) in files.items():
@@ -72,13 +72,13 @@ def missing_part(folder: StorePath, files: Files) -> str | None:
 
 def fetch_run(place: StorePath, step: int | Literal["best"] | None = None, count: int = 1,
               warn: Callable[[str], None] = print, folder: Path | None = None) -> Path:
-    """A folder of this machine that looks like a run's, with the checkpoints that are asked for, or of a finished
-    fine-tuning its model.
+    """Download checkpoints of a run, or the model of a complete fine-tuning run, into a local folder with the layout of
+    a run.
 
     Args:
-        step: None: the newest that is good; best: that of the best evaluation which the newest one knows of, and it.
-        count: how many more than this one - 1 of those before it are fetched too.
-        folder: an empty one to take; None: one that goes with this process.
+        step: None: the newest good one; best: the one of the best evaluation, by the newest one, which is fetched too.
+        count: number of checkpoints: this one and `count` - 1 before it.
+        folder: an empty folder for it; None: a temporary folder, removed with this process.
 
     Raises:
         UserError: there is no run, no such checkpoint, or it is damaged.
@@ -117,7 +117,7 @@ def fetch_run(place: StorePath, step: int | Literal["best"] | None = None, count
 
 def _fetched(place: StorePath, folder: Path, step: int, commits: dict[int, Commit], warn: Callable[[str], None]
              ) -> bool:
-    """Whether a whole checkpoint is there, fetched now or before; a damaged one is reported."""
+    """Fetch a checkpoint unless it is there already; returns whether it is complete. A damaged one is reported."""
     place = place / runs.CHECKPOINTS
     target = folder / runs.CHECKPOINTS / f"step-{step:08d}"
     if target.exists():

@@ -34,15 +34,15 @@ from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors, sync_folder
 
-# fp32 master weight, two Adam moments, a moving average, a 16-bit or fp32 copy of the weight, for each parameter.
+# Per parameter: fp32 master weight, two Adam moments, a moving average, a 16-bit or fp32 copy of the weight.
 _BYTES_PER_PARAMETER = 20
-# What the name of a checkpoint ends with while another one takes its place.
+# Suffix of a checkpoint's name while a new one of the same step replaces it.
 _REPLACED = ".replaced.tmp"
 
 
 @dataclass(frozen=True)
 class _Writing:
-    """A checkpoint on its way to the disk."""
+    """A checkpoint that is being written."""
 
     writer: BackgroundWriter
     aside: Path
@@ -57,18 +57,19 @@ class CheckpointManager:
 
     def __init__(self, folder: Path, environment: Environment, device: torch.device, *, keep_last: int = 2,
                  warn: Callable[[str], None] = print, run: CheckpointManager | None = None) -> None:
-        """run: those of the run that these of another one are loaded for: beside them converted ones lie until they are
-        loaded, on each machine that has a place of its own; None: these are the run's."""
+        """run: for the checkpoints of another run, from which this run starts: those of this run, beside which
+        converted ones are stored until they are loaded; None: these are this run's own.
+        """
         self.folder = folder
         self._for = run
         self.environment = environment
         self.device = device
         self.keep_last = keep_last
         self.warn = warn
-        self._good: set[int] = set()  # steps that verified or were written in this process
+        self._good: set[int] = set()  # steps that were verified or written by this process
         self._damaged: set[int] = set()
         self._writing: _Writing | None = None
-        self._best: set[int] = set()  # the step of the best evaluation, as the newest checkpoint has it
+        self._best: set[int] = set()  # the step of the best evaluation by the newest checkpoint
 
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of a step."""
@@ -76,12 +77,12 @@ class CheckpointManager:
 
     @property
     def leads(self) -> bool:
-        """Whether this process looks after the folder."""
+        """Whether this process converts and removes checkpoints in the folder."""
         return self._for.leads if self._for else self.environment.is_main
 
     @property
     def workplace(self) -> Path:
-        """Where converted checkpoints lie."""
+        """The folder of converted checkpoints."""
         return self._for.folder if self._for else self.folder
 
     @staticmethod
@@ -96,7 +97,7 @@ class CheckpointManager:
         return sorted(int(name) for name in names if name.isdigit())
 
     def _good_steps(self) -> Iterator[int]:
-        """Steps of the checkpoints that verify, newest first; a damaged one is reported, once, and passed over."""
+        """Steps of the undamaged checkpoints, newest first; a damaged one is reported once and skipped."""
         for step in reversed(self.steps()):
             if step not in self._good | self._damaged:
                 problem = damage(self.path(step))
@@ -107,12 +108,13 @@ class CheckpointManager:
                 yield step
 
     def latest(self) -> int | None:
-        """Step of the newest checkpoint that verifies; each damaged one is reported and passed over."""
+        """Step of the newest undamaged checkpoint; damaged ones are reported and skipped."""
         return next(self._good_steps(), None)
 
-    def take_up(self) -> None:
-        """Publish what a process was replacing a checkpoint by when it died with both of them aside, or else the old
-        one: as a rule the new one is whole by then. For the one process that holds the run."""
+    def finish_replacements(self) -> None:
+        """Complete replacements of checkpoints that were interrupted between the two renames: publish the new
+        checkpoint if it is undamaged, else the old one. For the one process that holds the run.
+        """
         for replaced in self.folder.glob("step-*" + _REPLACED):
             final = replaced.with_name(replaced.name.removesuffix(_REPLACED))
             if final.exists():
@@ -123,25 +125,25 @@ class CheckpointManager:
             self.warn(f"{final}: an earlier process died while it replaced this checkpoint; it is taken up again")
 
     def agree_on_latest(self) -> int | None:
-        """`latest` of rank 0, on every rank; for a process that holds the run."""
+        """Rank 0's `latest`, on every rank, after `finish_replacements`. Collective."""
         if self.environment.is_main:
-            self.take_up()
+            self.finish_replacements()
         found = self.latest() if self.environment.is_main else None
         step = distributed.from_main(-1 if found is None else found, self.device)
         return None if step < 0 else step
 
     def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
              files: Mapping[str, dict] = MappingProxyType({}), *, local: bool = False) -> None:
-        """Copy everything to host memory and begin to write it; `publish` makes a checkpoint of it. Collective.
+        """Copy everything to host memory and begin to write it; `publish` completes the checkpoint. Collective.
 
         Args:
             facts: plain values kept in state.json beside the state.
-            rank_state: tensors that belong to this rank alone; its random state is added.
-            files: by their names what further files of this rank hold, tensors and plain values.
-            local: whether a run in a store keeps it on its machines' scratch only (checkpoint.local).
+            rank_state: tensors of this rank only; its random state is added.
+            files: contents of further files of this rank by name, tensors and plain values.
+            local: whether a run in a store keeps it only on its machines' scratch (checkpoint.local).
 
         Raises:
-            UserError: the disk has too little room, or what was being written before could not be.
+            UserError: the disk has too little space, or the checkpoint before could not be written.
         """
         self.publish()
         aside = self.path(state.step).with_name(self.path(state.step).name + ".tmp")
@@ -163,20 +165,21 @@ class CheckpointManager:
         return distributed.together(what, self.folder, self.device)
 
     def votes(self) -> int:
-        """This rank's for calling `publish`, which all do once there are as many as ranks: 1 if it has written all of a
-        checkpoint that is not published yet, or has failed to."""
+        """This rank's vote for `publish`, which all ranks call when every rank has voted: 1 if this rank has finished
+        or failed writing its part of an unpublished checkpoint.
+        """
         return int(self._writing is not None and self._writing.writer.done())
 
     @property
     def must_end(self) -> bool:
-        """Whether the run must stop, since `publish`: it is saved then, and `finish` says why."""
+        """Whether the run must stop, as decided in `publish`: it is then saved, and `finish` raises the reason."""
         return False
 
     def publish(self) -> None:
         """Wait until every rank has written and verified its files, then publish them. Collective.
 
         Raises:
-            UserError: the disk is full or refuses; nothing half-written carries a checkpoint's name.
+            UserError: the disk is full or can't be written; no incomplete folder has the name of a checkpoint.
         """
         if self._writing is None:
             return
@@ -184,9 +187,9 @@ class CheckpointManager:
         step, mine = writing.state.step, {}
         with self._together("write its part of a checkpoint"):
             mine = writing.writer.result(writing.aside)
-        # Each rank vouches for its own files.
+        # Each rank verifies its own files.
         parts = distributed.gather_texts(json.dumps(mine), self.device)
-        here, facts = self._as_here(parts, writing.facts)
+        here, facts = self._in_this_folder(parts, writing.facts)
         with self._together("publish a checkpoint"), readable_errors(writing.aside):
             if self.leads:
                 self._publish(writing.aside, self.path(step), here, facts)
@@ -194,16 +197,16 @@ class CheckpointManager:
         self._best = {writing.state.best_step}
         self._published(step, parts, facts, writing.local)
 
-    def _as_here(self, parts: list[str], facts: dict) -> tuple[list[str], dict]:
-        """Of what each rank vouches for, what lies in this folder; and what state.json says there."""
+    def _in_this_folder(self, parts: list[str], facts: dict) -> tuple[list[str], dict]:
+        """The ranks' lists of files restricted to this folder, and the content of its state.json."""
         return parts, facts
 
     def _published(self, step: int, parts: list[str], state: dict, local: bool) -> None:
-        """Called on every rank for what has just been published in the folder, where it counts."""
+        """Called on every rank after a checkpoint was published in the folder."""
         self._damaged.discard(step)
 
     def finish(self, best: int | None, beat: Callable[[], None]) -> None:
-        """End the run's saving: publish what is written, and with `best`, as in `retire`, remove old checkpoints.
+        """Publish what is written, and with `best`, as in `retire`, remove old checkpoints, at the end of a run.
         Collective.
 
         Args:
@@ -241,30 +244,31 @@ class CheckpointManager:
                 raise UserError(f"output: found no {missing[0]} of process {rank} in {aside}, expected the files of "
                                 "all processes; --output must be a folder that all machines share")
         describe(aside, checksums, state)
-        # One of the same step: damaged, so that `latest` has passed over it, or of before the step's evaluation.
+        # One of the same step: damaged, so that `latest` has skipped it, or written before the step's evaluation.
         replaced = final.with_name(final.name + _REPLACED)
-        if final.exists():  # a death between the two renames is made good by `take_up`
+        if final.exists():  # an interruption between the two renames is handled by `finish_replacements`
             os.replace(final, replaced)
         os.replace(aside, final)
         sync_folder(self.folder)
-        shutil.rmtree(replaced, ignore_errors=True)  # what is left of it goes with the next save
+        shutil.rmtree(replaced, ignore_errors=True)  # leftovers are removed by the next save
 
     def retire(self, best: int) -> None:
         """Remove all but the newest good checkpoints and that of the best evaluation.
 
-        Call it when the newest has proven itself: the weights of a checkpoint may be lost without any loss having seen
-        them yet, and it must not push out the good ones. Damaged ones stay, since some may only be out of reach.
+        Call it after a good step from the newest one: weights may be NaN before any loss has shown it, and such a
+        checkpoint must not replace good ones. Damaged ones stay, since they may only be temporarily unreadable.
 
         Args:
-            best: step of the best evaluation. As long as the newest checkpoint knows of another, that one stays too.
+            best: step of the best evaluation. The best one by the newest checkpoint stays too.
         """
         if not self.environment.is_main:
             return
         old = set(self.steps()[:-self.keep_last]) - {best, *self._best}
-        # Those of before a resume are verified here at the latest: a damaged one must not take a good one's place.
+        # Checkpoints from before a resume are verified here at the latest: a damaged one must not count among those
+        # kept.
         kept = islice(self._good_steps(), self.keep_last) if old else ()
         for step in old.difference(kept) - self._damaged:
-            # Renamed first: a removal that is cut short must not leave a folder that looks like a checkpoint.
+            # Renamed first: an interrupted removal must not leave a folder that looks like a checkpoint.
             doomed = self.path(step).with_name(self.path(step).name + ".tmp")
             try:
                 shutil.rmtree(doomed, ignore_errors=True)
@@ -274,31 +278,31 @@ class CheckpointManager:
                 self.warn(f"{doomed}: an old checkpoint could not be removed ({error.strerror})")
 
     def state(self, step: int) -> dict:
-        """What state.json of a checkpoint holds, the facts of `save` among it."""
+        """Content of a checkpoint's state.json, including the facts given to `save`."""
         return read_state(self.path(step))
 
     def is_elastic(self, step: int) -> bool:
-        """Whether a checkpoint was partitioned over another number of processes, so that it must be converted."""
+        """Whether a checkpoint was saved at another world size, so that it must be converted."""
         state = self.state(step)
         return state["zero_stage"] > 0 and state["world_size"] != self.environment.world_size
 
     def _universal(self, step: int) -> Path:
-        # Removed after loading; of this ending, so that the next save removes it if the process dies before.
+        # Removed after loading; with this suffix the next save removes it if the process dies before.
         return self.workplace / (self.path(step).name + ".universal.tmp")
 
     def bring(self, step: int | None) -> int | None:
-        """Have all files of a checkpoint (None: of the newest) in this machine's folder; returns which one. Collective.
+        """Bring all files of a checkpoint (None: the newest) into this machine's folder; returns its step. Collective.
 
         Raises:
-            UserError: it is damaged where it lies, or can't be brought.
+            UserError: it is damaged, or can't be fetched.
         """
         return step
 
     def convert(self, step: int) -> None:
-        """Make the universal form of a checkpoint, from which any number of processes can load. Collective.
+        """Write the universal form of a checkpoint, which can be loaded at any world size. Collective.
 
         Raises:
-            UserError: the disk has too little room or refuses, or the checkpoint holds anything but tensors.
+            UserError: the disk has too little space or can't be written, or the checkpoint holds anything but tensors.
         """
         with self._together("convert a checkpoint"), readable_errors(self._universal(step)):
             if self.leads:
@@ -309,8 +313,8 @@ class CheckpointManager:
         """Restore weights, optimizer and random state from a published checkpoint, converted if it is elastic.
 
         Returns:
-            The state, and the rank states that are this rank's to go on from: its own; with another number of
-            processes all of them on rank 0 and none elsewhere.
+            The state, and the rank states for this rank to resume from: its own; at another world size all of them on
+            rank 0, and none on other ranks.
 
         Raises:
             UserError: it was saved at another ZeRO stage.
@@ -321,7 +325,7 @@ class CheckpointManager:
         if stage != engine.zero_optimization_stage():
             raise UserError(f"{folder}: found a checkpoint of zero.stage {stage}, expected "
                             f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}")
-        # A field that a checkpoint of an earlier version lacks has its default.
+        # A field that a checkpoint of an earlier version lacks gets its default.
         restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__ if name in state})
         engine.checkpoint_engine = DurableCheckpointEngine()
         source = self._universal(step) if self.is_elastic(step) else folder
@@ -335,7 +339,7 @@ class CheckpointManager:
         if source != folder:
             distributed.barrier()
             if self.leads:
-                shutil.rmtree(source, ignore_errors=True)  # what is left of it goes with the next save
+                shutil.rmtree(source, ignore_errors=True)  # leftovers are removed by the next save
         if world_size == self.environment.world_size:
             rank_states = [load_pickled(folder / self._rank_file(self.environment.rank))]
             _set_rng_state(rank_states[0], self.device)
@@ -361,11 +365,11 @@ def _set_rng_state(state: dict, device: torch.device) -> None:
 
 def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print, *,
                  ema: bool = False) -> tuple[int, dict[str, torch.Tensor]]:
-    """fp32 weights of a run's checkpoint, whole, from any ZeRO stage; and its step.
+    """Step and whole fp32 weights of a run's checkpoint, of any ZeRO stage.
 
     Args:
-        step: None: the newest good one; best: that of the best evaluation which the newest good one knows of.
-        ema: their moving average instead.
+        step: None: the newest good one; best: the one of the best evaluation, by the newest good one.
+        ema: whether to read their moving average instead.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
@@ -395,11 +399,11 @@ def checkpoint_steps(run: Path) -> list[int]:
 def read_average(run: Path, count: int, step: int | Literal["best"] | None = None,
                  warn: Callable[[str], None] = print, *, ema: bool = False
                  ) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """The mean of the fp32 weights of the checkpoint that `step` names, as in `read_weights`, and of the `count` - 1
-    before it; and their steps, ascending. Buffers and parameters alike; sums are made in fp64.
+    """Steps, ascending, and mean fp32 weights of the checkpoint that `step` names, as in `read_weights`, and of the
+    `count` - 1 before it. Buffers are averaged too; sums are computed in fp64.
 
     Raises:
-        UserError: as `read_weights`, or the run has fewer checkpoints up to there.
+        UserError: as `read_weights`, or the run has fewer checkpoints up to that step.
     """
     last, weights = read_weights(run, step, warn, ema=ema)
     steps = [each for each in checkpoint_steps(run) if each <= last][-count:]

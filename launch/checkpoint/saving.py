@@ -16,9 +16,9 @@ from cloze.pipeline.storage import readable_errors, sha256_of
 
 
 def host_copy(value: Any, memo: dict | None = None) -> Any:
-    """The same nest of dicts, lists and tuples with every tensor copied to host memory; nothing is shared with `value`.
+    """A deep copy of nested dicts, lists and tuples with every tensor in host memory; nothing is shared with `value`.
 
-    Tensors that share a storage share its copy too, so that the files keep their size.
+    Tensors that share a storage also share its copy, so that the files keep their size.
     """
     memo = {} if memo is None else memo
     if isinstance(value, torch.Tensor):
@@ -29,7 +29,7 @@ def host_copy(value: Any, memo: dict | None = None) -> Any:
         tensor.set_(memo[storage._cdata], value.storage_offset(), value.shape, value.stride())
         return torch.nn.Parameter(tensor, value.requires_grad) if isinstance(value, torch.nn.Parameter) else tensor
     if isinstance(value, dict):
-        copied = copy.copy(value)  # keeps the kind of dict, and what hangs on it
+        copied = copy.copy(value)  # keeps the class of the dict and its attributes
         copied.update((name, host_copy(part, memo)) for name, part in value.items())
         return copied
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
@@ -38,13 +38,13 @@ def host_copy(value: Any, memo: dict | None = None) -> Any:
 
 
 class _HashingFile:
-    """What torch.save writes to: passes everything on and hashes it on the way."""
+    """File object for torch.save that hashes everything that it writes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.size = 0
         self.digest = hashlib.sha256()
-        self.error: OSError | None = None  # torch makes a RuntimeError of it that does not tell the cause
+        self.error: OSError | None = None  # torch would raise a RuntimeError without the cause
 
     def write(self, data: bytes) -> int:
         self.digest.update(data)
@@ -60,23 +60,24 @@ class _HashingFile:
 
 
 def write_verified(content: Any, path: Path) -> tuple[int, str]:
-    """torch.save, synced and read back: size in bytes and SHA-256, as they left memory and as they lie on the disk.
+    """Write with torch.save, sync, and verify by reading back; returns size in bytes and SHA-256.
 
     Raises:
-        UserError: the disk gives back something else than it was given.
-        OSError: it is full or refuses.
+        UserError: the disk returns other bytes than were written.
+        OSError: the disk is full or can't be written.
     """
     with open(path, "wb") as file:
         hashing = _HashingFile(file)
         try:
-            torch.save(content, cast(IO[bytes], hashing))  # of which it uses write and flush
+            torch.save(content, cast(IO[bytes], hashing))  # torch.save uses its write and flush only
         except RuntimeError:
             if hashing.error is None:
                 raise
             raise hashing.error from None
         file.flush()
         os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise"):  # so that the disk is asked, and not the page cache; macOS has none
+        # so that the read comes from the disk, not from the page cache; macOS lacks posix_fadvise
+        if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     written = hashing.size, hashing.digest.hexdigest()
     if (path.stat().st_size, sha256_of(path)) != written:
@@ -86,25 +87,25 @@ def write_verified(content: Any, path: Path) -> tuple[int, str]:
 
 
 class BackgroundWriter:
-    """Writes the files of one checkpoint, one after the other, in a thread; `result` brings their sizes and hashes."""
+    """Writes the files of one checkpoint, one after the other, in a thread; `result` returns their sizes and hashes."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: list[tuple[str, Future]] = []
 
     def submit(self, content: Any, path: Path) -> None:
-        """Take a copy of `content`, which may change as soon as this returns, and write it."""
+        """Copy `content`, which may change as soon as this returns, and write the copy."""
         self._pending.append((path.name, self._pool.submit(write_verified, host_copy(content), path)))
 
     def done(self) -> bool:
-        """Whether nothing is being written any more, in success or in failure."""
+        """Whether writing is over, by success or failure."""
         return all(future.done() for _, future in self._pending)
 
     def result(self, folder: Path) -> dict[str, tuple[int, str]]:
-        """Wait; size and SHA-256 by file name.
+        """Wait for the thread; returns size and SHA-256 by file name.
 
         Raises:
-            UserError: the disk is full or refuses.
+            UserError: the disk is full or can't be written.
         """
         self._pool.shutdown()
         with readable_errors(folder):

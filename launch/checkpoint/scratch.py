@@ -1,5 +1,6 @@
-"""Checkpoints on the local disks of a run's machines, each with the files of its own processes: which checkpoint is
-complete over all machines, so that it need not be downloaded from the store.
+"""Checkpoints of a run in a store that are still complete on its machines' local disks, and need no download.
+
+Each machine has the files of its own processes.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, describe, ha
 from cloze.launch.system import distributed
 from cloze.pipeline.storage import readable_errors, sha256_of
 
-# Entries of state.json beside those of any checkpoint: the start that saved it, and the hash of the files of all
-# processes, where `files_hash` is that of the files in the folder.
+# Additional entries of state.json: the start that saved the checkpoint, and the hash of the files of all processes
+# (`files_hash` is that of the files in this machine's folder).
 ATTEMPT, WHOLE = "attempt", "whole_hash"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a machine has of a checkpoint, as it was written."""
+    """The undamaged files of a checkpoint on one machine."""
 
     step: int
     whole: str
@@ -33,8 +34,9 @@ class Found:
 
 
 def found_on(folders: list[Path], world_size: int, attempt: str) -> list[Found]:
-    """Those of the folders of checkpoints whose files are undamaged, which as many processes saved, and a start no
-    older than `attempt`."""
+    """The checkpoints in these folders that are undamaged and were saved at the same world size by a start not older
+    than `attempt`.
+    """
     found = []
     for folder in folders:
         if damage(folder) is not None:
@@ -48,16 +50,16 @@ def found_on(folders: list[Path], world_size: int, attempt: str) -> list[Found]:
 
 
 def whole_on_all(by_machine: list[list[Found]], machines: list[list[int]]) -> list[Found] | None:
-    """Of the newest checkpoint that is whole over all machines, with each process's own files on its machine, what each
-    machine has; None: there is no such.
+    """For the newest checkpoint that is complete over all machines, with each process's files on its machine: the part
+    of each machine. None if there is no such checkpoint.
 
     Args:
-        by_machine: what each has, newest first.
+        by_machine: checkpoints found on each machine, newest first.
         machines: the ranks on each.
     """
     for first in by_machine[0]:
         parts = [each for found in by_machine for each in found if (each.step, each.whole) == (first.step, first.whole)]
-        if len(parts) < len(by_machine):  # of a step each machine has one at most
+        if len(parts) < len(by_machine):  # each machine has at most one checkpoint of a step
             continue
         files: dict[str, tuple[int, str]] = {
             name: (size, digest) for part in parts for name, (size, digest) in part.files.items()}
@@ -69,14 +71,15 @@ def whole_on_all(by_machine: list[list[Found]], machines: list[list[int]]) -> li
 
 
 def take_shared(folder: Path, parts: list[Found], machines: list[list[int]], rank: int, device: torch.device) -> bool:
-    """Copy the files that all processes need to the machines that lack them; whether they arrived. Collective.
+    """Copy the files that all processes need to the machines that lack them; returns whether they arrived undamaged.
+    Collective.
 
     Args:
-        folder: of the checkpoint, on each machine.
-        parts: what each machine has of it.
+        folder: folder of the checkpoint on each machine.
+        parts: files of the checkpoint on each machine.
 
     Raises:
-        UserError: a disk is full or refuses.
+        UserError: a disk is full or can't be written.
     """
     shared = {name: each for part in parts for name, each in part.files.items() if owner_of(name) is None}
     if all(shared.keys() <= part.files.keys() for part in parts):

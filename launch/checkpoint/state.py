@@ -15,7 +15,7 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class TrainState:
-    """Where a run stands; with the weights and optimizer states, all that a resume needs."""
+    """Progress of a run; with the weights and optimizer states all that a resume needs."""
 
     step: int = 0
     """Optimizer steps done."""
@@ -44,12 +44,12 @@ class TrainState:
 
     @property
     def optimizer_steps(self) -> int:
-        """Steps that the optimizer has made, in all."""
+        """Number of optimizer steps that changed the weights, including inherited ones."""
         return self.inherited_steps + self.step - self.skipped_steps
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a published checkpoint, or None if every file is as it was written."""
+    """Why a published checkpoint is damaged, or None if every file is as it was written."""
     try:
         checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         if STATE not in checksums:
@@ -63,7 +63,7 @@ def damage(folder: Path) -> str | None:
             if sha256_of(path) != digest:
                 return f"{name} has another SHA-256 than when it was written"
         state = read_state(folder)
-        # An earlier version wrote no such hash.
+        # Checkpoints of earlier versions lack this hash.
         if state.get("files_hash") not in (None, hash_of_files(checksums)):
             return f"{STATE} was written with other files than {CHECKSUMS} lists"
         if state["step"] != int(folder.name.removeprefix("step-").partition(".")[0]):
@@ -74,15 +74,16 @@ def damage(folder: Path) -> str | None:
 
 
 def describe(folder: Path, files: dict[str, tuple[int, str]], state: dict) -> None:
-    """Write state.json and, last, checksums.json of a folder with such files: by name their sizes and SHA-256."""
+    """Write state.json and, last, checksums.json (size and SHA-256 by file name) of a checkpoint's folder."""
     publish_text(folder / STATE, json.dumps(state | {"files_hash": hash_of_files(files)}, indent=1) + "\n")
     listed = {**files, STATE: ((folder / STATE).stat().st_size, sha256_of(folder / STATE))}
     publish_text(folder / CHECKSUMS, json.dumps(listed, indent=1) + "\n")
 
 
 def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:
-    """SHA-256 of the names and digests of a checkpoint's files but state.json, which holds it: no file can take
-    another's place, and none can come from another checkpoint, by checksums.json being written anew."""
+    """SHA-256 of the names and digests of a checkpoint's files except state.json, which contains it. It detects files
+    that were swapped or taken from another checkpoint, even with a rewritten checksums.json.
+    """
     parts = sorted((name, digest) for name, (_, digest) in checksums.items() if name != STATE)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

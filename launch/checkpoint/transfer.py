@@ -1,7 +1,7 @@
-"""Upload and download of checkpoint files: in parts of bounded size, hashed on both ways.
+"""Upload and download of checkpoint files, in parts of bounded size, with hashes checked both ways.
 
-In parts that are objects by themselves, and not in one upload of several parts: of that, when it is cut short,
-something stays that no listing shows and that is paid for.
+Each part is an object by itself, instead of a part of a multipart upload: an interrupted multipart upload leaves data
+that no listing shows and that is paid for.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from cloze.pipeline.storage import sha256_of
 from cloze.pipeline.stores.places import StorePath
 
 PART_BYTES = 128 << 20
-_AT_ONCE = 4  # parts on their way, for each process: they lie in its memory
+_AT_ONCE = 4  # concurrent parts of a process, which are in its memory
 
 
 class Damaged(Exception):
-    """What the store holds is not what was uploaded."""
+    """The store does not hold what was uploaded."""
 
 
 def parts_of(size: int) -> list[tuple[int, int]]:
-    """Byte ranges [start, stop) of a file's parts: one, or alike ones of more than half of PART_BYTES."""
+    """Byte ranges [start, stop) of a file's parts: one part, or parts of equal size above half of PART_BYTES."""
     count = max(1, -(-size // PART_BYTES))
     edges = [size * number // count for number in range(count + 1)]
     return list(zip(edges, edges[1:], strict=False))
 
 
 def part_name(name: str, number: int) -> str:
-    """The object of a file's part."""
+    """Name of the object of a file's part."""
     return f"{name}.{number:05d}"
 
 
 def upload(path: Path, size: int, digest: str, folder: StorePath, patience: Patience) -> None:
-    """Send a file as `folder`'s objects `NAME.00000` and so on.
+    """Upload a file as the objects `NAME.00000` and so on of `folder`.
 
     Raises:
-        UserError: the disk gives back something else than was written there, or the store can't be used.
+        UserError: the disk returns other bytes than were written, or the store can't be used.
     """
     found = hashlib.sha256()
     with open(path, "rb") as file, ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload") as senders:
@@ -64,12 +64,12 @@ def upload(path: Path, size: int, digest: str, folder: StorePath, patience: Pati
 
 
 def fetch(folder: StorePath, size: int, digest: str, target: Path) -> None:
-    """Write a file from its parts.
+    """Download a file from its parts.
 
     Raises:
-        Damaged: a part is missing, or they are not what was uploaded.
+        Damaged: a part is missing, or the content differs from what was uploaded.
         UserError: the store can't be used.
-        OSError: the disk is full or refuses.
+        OSError: the disk is full or can't be written.
     """
 
     def copy(number: int, start: int, stop: int) -> None:
@@ -91,10 +91,10 @@ def fetch(folder: StorePath, size: int, digest: str, target: Path) -> None:
 
 
 class StoreThread:
-    """The thread of a process that does one thing after another in a store; the first failure is kept, and ends it.
+    """A thread that runs tasks for the store one after another; the first failure is kept and ends it.
 
     Args:
-        ended: set when the process is about to end; later failures are not reported.
+        ended: set when the process is about to end; failures after that are not reported.
     """
 
     def __init__(self, ended: threading.Event) -> None:
@@ -106,7 +106,7 @@ class StoreThread:
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Have it done behind what waits."""
+        """Queue a task."""
         with self._lock:
             self._left += 1
         self._tasks.put(task)
@@ -115,12 +115,12 @@ class StoreThread:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all tasks are done."""
         return self._left == 0
 
     @property
     def failure(self) -> UserError | None:
-        """What could not be done."""
+        """The first failure, or None."""
         return self._failure
 
     def _work(self) -> None:
@@ -130,7 +130,7 @@ class StoreThread:
                 task()
             except UserError as error:
                 self._failure = error
-            except OSError as error:  # of the scratch disk
+            except OSError as error:  # an error of the scratch disk
                 self._failure = UserError(f"checkpoint.scratch: a checkpoint there can't be read "
                                           f"({error.strerror or error}); check the disk")
             except Exception as error:  # a bug must end the run, not leave it without checkpoints

@@ -14,7 +14,7 @@ def at_least(section: str, config: object, **minimums: float) -> None:
 
 
 def check_ends(name: str, ends: list[float | None]) -> None:
-    """Raise UserError, naming the field, unless every phase but the last one has an end, after the one before."""
+    """Raise UserError, naming the field, unless every phase except the last has an end, in ascending order."""
     if not ends:
         return
     before = 0.0

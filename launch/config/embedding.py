@@ -1,4 +1,4 @@
-"""Configuration of fine-tuning for vectors of texts (the section `embedding`)."""
+"""Configuration of fine-tuning for text vectors (the section `embedding`)."""
 
 from __future__ import annotations
 

@@ -202,14 +202,14 @@ class FinetuneConfig(RunConfig, HubConfig):
 
     def for_task(self, task: Task, positions: int, pooling: Literal["cls", "mean", "max"] | None = None
                  ) -> FinetuneConfig:
-        """With the metric's name and, unless they are given, the length and the pooling that task and model decide.
+        """With the metric's name and, unless given, the maximum length and pooling by task and model.
 
         Args:
-            positions: of the model.
-            pooling: of the vectors that the model has learned to give; None if it has learned none.
+            positions: number of positions of the model.
+            pooling: pooling of the model's text vectors; None if it was not trained for vectors.
 
         Raises:
-            UserError: the length that is given is more, or leaves no room for a tail; or evaluations are set twice.
+            UserError: the given length is larger, or leaves no room for a tail; or evaluations are set twice.
         """
         every = self.evaluation.every_steps
         if every != EvaluationConfig.every_steps and self.evaluate_every_epochs is not None:
@@ -235,16 +235,16 @@ class FinetuneConfig(RunConfig, HubConfig):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """`max_length` and `window_step`, which are known (`for_task`)."""
+        """`max_length` and `window_step`; call `for_task` first."""
         assert self.max_length is not None and self.window_step is not None, "for_task comes first"
         return self.max_length, self.window_step
 
     def for_size(self, parameters: int) -> FinetuneConfig:
-        """With the peak learning rate that the parameters of the encoder's layers decide, unless it is given."""
+        """With the peak learning rate by the number of parameters of the encoder's layers, unless it is given."""
         return replace(self, train=self.train.for_size(parameters))
 
     def for_units(self, num_units: int) -> FinetuneConfig:
-        """With the steps that the epochs make of `num_units` training units. Raises UserError."""
+        """With the number of steps of the epochs for `num_units` training units. Raises UserError."""
         per_epoch = num_units / self.train.global_batch_size
         train, evaluation = self.train, self.evaluation
         if train.max_steps is None and self.epochs is not None:  # __post_init__ asks for one of them

@@ -1,6 +1,6 @@
 """Whether a run may be resumed with another value of a field: metadata of the field.
 
-A field without a mark shapes the result: a run goes on with another value only by `checkpoint.accept_changes`.
+A field without a mark shapes the result: a run can resume with another value only with `checkpoint.accept_changes`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final, get_type_hints
 
 _KEY = "in_a_run"
-FREE: Final = {_KEY: "free"}  # says where and how, not what: a run may go on with another value
-FIXED: Final = {_KEY: "fixed"}  # weights or states have its shape: no run can go on with another value
+FREE: Final = {_KEY: "free"}  # does not change the result: a run may resume with another value
+FIXED: Final = {_KEY: "fixed"}  # determines shapes of weights or states: no run can resume with another value
 
 
 def marked(config: Any, mark: dict[str, str]) -> list[str]:
-    """Dotted names of the fields of a dataclass, and of its sections, that have a mark; `section.` for a whole one,
-    whose fields then have no marks of their own."""
+    """Dotted names of the marked fields of a dataclass and its sections; `section.` for a section that is marked as a
+    whole.
+    """
     return list(_marked(config, mark, ""))
 
 

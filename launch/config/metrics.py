@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Measure:
-    """A kind of value that an evaluation gives."""
+    """A kind of value that an evaluation measures."""
 
     lower_is_better: bool = False
 
@@ -41,7 +41,7 @@ _LOWER_IS_BETTER = ("loss", "perplexity", "error")  # in names that are no measu
 def measure_of(curve: str) -> Measure:
     """The measure of a curve `MEASURE`, `TERM_MEASURE` (mlm_loss) or either with `/SET` behind it.
 
-    Of a curve of a user's callback less is better if its name ends in loss, perplexity or error, else more.
+    For a curve of a user's callback lower is better if its name ends in loss, perplexity or error, otherwise higher.
     """
     own = name = curve.partition("/")[0]
     while name not in MEASURES:

@@ -12,7 +12,7 @@ from cloze.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How gradients move the weights; the defaults are the constants of the BERT release."""
+    """The optimizer; the defaults are the constants of the BERT release."""
 
     name: Literal["adamw", "lamb", "muon", "stable_adamw"] = field(default="adamw", metadata=FIXED)
     """adamw; lamb, for batches of tens of thousands; muon for the encoder's matrices with adamw for the rest;
@@ -58,7 +58,7 @@ class OptimizerConfig:
 
     @property
     def whole_tensors(self) -> bool:
-        """Whether an update depends on all of a tensor, so that it cannot be made of the parts that ZeRO keeps."""
+        """Whether an update depends on the whole tensor, so that it cannot be computed on the parts of ZeRO."""
         return self.name != "adamw"
 
 

@@ -137,7 +137,7 @@ class PretrainConfig(RunConfig):
         if isinstance(self.data, MixtureConfig):
             self.data.check()
             own = {source.label for source in self.sources}
-        # The parser takes what it can't read so, and of a file its content.
+        # The parser returns unparsable values as text, and for a file its content.
         elif self.data.startswith(("{", "[")) or "\n" in self.data or os.path.isfile(self.data):
             found = self.data if len(self.data) < 200 and "\n" not in self.data else f"a text, {self.data[:40]!r}..."
             raise UserError(f"data: found {found}, expected a folder, or a section (or a YAML file of one) with "
@@ -148,13 +148,13 @@ class PretrainConfig(RunConfig):
 
     @property
     def streams(self) -> int:
-        """The streams of the order of samples, whose number is known (`choose_data_streams`)."""
+        """The number of data streams; call `choose_data_streams` first."""
         assert self.data_streams is not None, "it has been chosen"
         return self.data_streams
 
     @property
     def sources(self) -> list[DataSource]:
-        """The prepared folders, whichever way they were given."""
+        """The prepared folders, given as one folder or as a mixture."""
         return self.data.sources if isinstance(self.data, MixtureConfig) else [DataSource(self.data)]
 
 

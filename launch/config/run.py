@@ -12,12 +12,12 @@ from cloze.pipeline.errors import UserError
 
 
 class RunConfig:
-    """What training, checkpoints and the run's folder read of a run, whatever it trains.
+    """The fields that training, checkpoints and the run's folder need of any run.
 
-    No dataclass: each kind of run declares the fields in its own order, with its own defaults and sentences.
+    Not a dataclass: each kind of run declares the fields in its own order, with its own defaults and descriptions.
     """
 
-    if TYPE_CHECKING:  # each kind of run is one; jsonargparse would take the annotation for a field
+    if TYPE_CHECKING:  # each kind of run is a dataclass; jsonargparse would read the annotation as a field
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     output: str
@@ -62,7 +62,7 @@ def check_sections(config: RunConfig) -> None:
 
 
 def check_seed(config: RunConfig) -> None:
-    """Raise UserError for a seed that generators don't take: torch's are signed 64-bit integers."""
+    """Raise UserError for a seed that generators don't accept: torch's are signed 64-bit integers."""
     if not 0 <= config.seed < 1 << 63:
         raise UserError(f"seed: found {config.seed}, expected 0 to {(1 << 63) - 1}")
 

@@ -11,7 +11,7 @@ from cloze.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class Task:
-    """A task: the names that its files and its results go by."""
+    """A task: columns of its files, labels and metrics."""
 
     kind: Literal["classification", "regression", "multi_label", "columns", "tagging", "answering", "choice",
                   "embedding"]

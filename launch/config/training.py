@@ -11,7 +11,7 @@ from cloze.launch.config.marks import FREE
 from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
-AUTO: Final = "auto"  # in place of a value: it is found out
+AUTO: Final = "auto"  # instead of a value: it is determined at the start
 
 # Peak rates of pretraining by the parameters of the encoder's layers, for models of fewer. BERT's own 1e-4 (Devlin et
 # al. 2019, A.2) leaves small ones near the frequencies of words in the steps that such models are given. 5e-4:
@@ -22,7 +22,7 @@ _RATES = ((1_000_000, 2e-3), (5_000_000, 1e-3), (20_000_000, 5e-4), (60_000_000,
 
 @dataclass(frozen=True)
 class BatchPhase:
-    """A size of the global batch for a part of the run, as where sequences are shorter."""
+    """A size of the global batch for a part of the run, such as one with shorter sequences."""
 
     global_batch_size: int
     """Samples in one optimizer step over all processes; a multiple of their number."""
@@ -122,26 +122,26 @@ class TrainConfig:
                             f"train.global_batch_size = {self.global_batch_size}")
 
     def for_size(self: Train, parameters: int) -> Train:
-        """With the peak learning rate that the parameters of the encoder's layers decide, unless it is given."""
+        """With the peak learning rate by the number of parameters of the encoder's layers, unless it is given."""
         if self.learning_rate != AUTO:
             return self
         return replace(self, learning_rate=next(rate for limit, rate in self.rates if parameters < limit))
 
     @property
     def peak_rate(self) -> float:
-        """The peak learning rate, which is known (`for_size`)."""
+        """The peak learning rate; call `for_size` first."""
         assert self.learning_rate != AUTO, "for_size comes first"
         return self.learning_rate
 
     @property
     def micro_batch(self) -> int:
-        """The size of a micro-batch, which is known (`on`, and what was found out on the device)."""
+        """The size of a micro-batch, after `on` and the choice by the device."""
         assert isinstance(self.micro_batch_size, int), "it has been found out"
         return self.micro_batch_size
 
     @property
     def growth(self) -> int:
-        """Samples by which the global batch grows in all."""
+        """Total growth of the global batch in samples."""
         return self.global_batch_size - (self.initial_global_batch_size or self.global_batch_size)
 
     @property
@@ -151,12 +151,12 @@ class TrainConfig:
 
     @property
     def increment(self) -> int | None:
-        """Samples by which the global batch grows at a time."""
+        """Growth of the global batch per increment in samples."""
         return self.batch_increment or self.initial_global_batch_size
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """What every micro-batch must divide, by the field's name."""
+        """The sizes that every micro-batch must divide, by field name."""
         sizes = {"global_batch_size": self.global_batch_size}
         if self.initial_global_batch_size is not None and self.increment is not None:
             sizes |= {"initial_global_batch_size": self.initial_global_batch_size, "batch_increment": self.increment}
@@ -164,13 +164,15 @@ class TrainConfig:
                         for number, phase in enumerate(self.batch_phases)}
 
     def on(self: Train, world_size: int) -> Train:
-        """With the micro-batch that so many processes take; auto and null, which the device decides, stay."""
+        """With the micro-batch size at this world size; auto and null, which depend on the device, stay."""
         if self.micro_batch_size in ("auto", None):
             return self
         return replace(self, micro_batch_size=BatchArithmetic.of(self, world_size).micro_batch_size)
 
     def compiles(self, kernel: str, stage: int) -> bool:
-        """Whether layers with this attention kernel are compiled at this ZeRO stage: as given, or where proven."""
+        """Whether layers with this attention kernel are compiled at this ZeRO stage: as given, else only for tested
+        combinations.
+        """
         return kernel == "varlen" and stage == 0 if self.compile is None else self.compile
 
     @property
@@ -181,8 +183,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EmaConfig:
-    """An exponential moving average of the weights, beside those that are trained: validation/ema_..., and
-    `cloze export --ema true`."""
+    """An exponential moving average of the weights: validation/ema_..., and `cloze export --ema true`."""
 
     decay: float | None = None
     """Share of the average that a step keeps, 0 <= decay < 1, as 0.9999; null: there is no average."""
@@ -208,7 +209,7 @@ class MaskingPhase:
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    """How much is masked in the course of a run, of shards whose masks are drawn at load time."""
+    """The masking rate during a run, for shards whose masks are drawn at load time."""
 
     rate: float | None = None
     """Share of a sample's tokens that is predicted at first, above 0, up to 1; null: the rate in the shards' manifest,
@@ -250,7 +251,7 @@ class MaskingConfig:
 
 
 def _nearest_divisors(size: int, count: int) -> list[int]:
-    """The largest divisor of a size below a number that is none, and the smallest above it, if there is one."""
+    """The largest divisor of a size below a number, and the smallest above it if there is one."""
     below = next(each for each in range(min(count, size), 0, -1) if size % each == 0)
     above = next((each for each in range(count + 1, size + 1) if size % each == 0), None)
     return [below] if above is None else [below, above]
@@ -268,7 +269,7 @@ class BatchArithmetic:
 
     @classmethod
     def of(cls, train: TrainConfig, world_size: int) -> BatchArithmetic:
-        """Divide. What the device decides (auto, null) counts as 1. Raises UserError if the processes leave a rest."""
+        """Divide the batch; auto and null count as 1. Raises UserError if it is not a multiple of the world size."""
         for name, size in train.batch_sizes.items():
             if size % world_size:
                 less = size - size % world_size

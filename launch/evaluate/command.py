@@ -30,7 +30,7 @@ _PROGRESS_SECONDS = 30.0
 
 
 def evaluate(config: EvaluateConfig) -> int:
-    """Measure, print and write what was asked for; returns the exit status."""
+    """Run the evaluation, print and write its results; returns the exit status."""
     console = Console()
     folder, step = _model(config)
     if config.suite == "glue":
@@ -63,7 +63,7 @@ def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"]
 
 
 def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
-    """The model's folder and the step; the folder of a checkpoint, RUN/checkpoints/step-00001000, says both."""
+    """The model's folder and the step; the folder of a checkpoint, RUN/checkpoints/step-00001000, determines both."""
     if config.every_checkpoint and is_url(config.model):
         raise UserError(f"every_checkpoint: found true with {config.model}, expected a folder, where results are kept "
                         "beside the checkpoints; name a checkpoint with step")
@@ -93,7 +93,7 @@ def _measure(config: EvaluateConfig, predictor: Predictor, texts: list, console:
 
 
 class _Progress:
-    """A line now and then: tokens done and the time left."""
+    """Prints a line at intervals: tokens done and the time left."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -109,7 +109,7 @@ class _Progress:
 
 
 def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: Console) -> int:
-    """Measure what checkpoints the run has now and have no result yet, oldest first; then write all curves anew."""
+    """Evaluate the run's current checkpoints that have no result yet, oldest first; then write all curves again."""
     if not runs.is_pretraining(run):
         raise UserError(f"every_checkpoint: found {run}, which is no run of pretraining, expected one; leave it out")
     folder = run / f"evaluate-{config.suite}"
@@ -135,7 +135,7 @@ def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: C
 
 
 def _write_curves(suite: str, folder: Path, settings: dict) -> None:
-    """The results of a folder that were measured with these settings as TensorBoard events, in the order of the steps.
+    """Write a folder's results with these settings as TensorBoard events, in the order of the steps.
     """
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()

@@ -19,17 +19,17 @@ from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 
-# Tasks of GLUE, as `cloze finetune` knows them; a folder is named so, or as GLUE's archive has it: SST-2 is sst2.
+# GLUE's tasks by their names in `cloze finetune`; folders have these names or those of GLUE's archive (SST-2 is sst2).
 _NAMES = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 _DEVELOPMENT = ("dev.tsv", "dev_matched.tsv")
-_RANDOM = "random-weights"  # folder of the runs that are not pretrained
+_RANDOM = "random-weights"  # folder of the runs from random weights
 
 
 def find_tasks(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Task -> its file to learn from and the one to measure, for every task that has a folder here.
+    """Task -> training file and development file, for every task that has a folder here.
 
     Raises:
-        UserError: there is none.
+        UserError: there are none.
     """
     found = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -45,13 +45,13 @@ def find_tasks(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 def fine_tune(folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]], config: EvaluateConfig,
               console: Console) -> dict | None:
-    """Run every task with every seed, each a `cloze finetune` of its own; None if it was asked to stop.
+    """Run every task with every seed, each a `cloze finetune` in its own process; None if a signal stopped it.
 
-    A run that is complete is not repeated. Measured is the development file, by the first metric of the task.
+    Complete runs are not repeated. The development file is evaluated by the first metric of the task.
 
     Args:
-        folder: of the model, a run's or a Hugging Face folder.
-        step: the run's checkpoint; None: the newest good one.
+        folder: folder of the model: a run or a Hugging Face folder.
+        step: checkpoint of the run; None: the newest good one.
 
     Returns:
         `tasks`: by name, `metric`, `median`, `mean`, `deviation` and `seeds`; with `config.random_weights` also
@@ -80,7 +80,8 @@ def fine_tune(folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]
 
 
 def _random_weights(folder: Path, output: Path) -> list[str]:
-    """Write the shape of a model; returns the arguments of `cloze finetune` for random weights of it."""
+    """Write the configuration of a model; returns the arguments of `cloze finetune` for random weights of that shape.
+    """
     shape = runs.model_config(folder) if runs.is_pretraining(folder) else load_pretrained(runs.model_folder(folder))[0]
     output.mkdir(parents=True, exist_ok=True)
     publish_text(output / "shape.yaml", yaml.safe_dump(asdict(shape)))
@@ -95,7 +96,7 @@ def _summary(task: str, planned: dict[int, Run]) -> dict:
         if found is None:
             raise UserError(f"{run.folder}: the run has no result; {run.log} says why")
         metric = found["metric"]
-        values[str(seed)] = found["validation"][metric] or 0.0  # a correlation of constants is none
+        values[str(seed)] = found["validation"][metric] or 0.0  # a correlation of constants is undefined
     numbers = list(values.values())
     return {"metric": metric, "median": statistics.median(numbers), "mean": statistics.fmean(numbers),
             "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None, "seeds": values}

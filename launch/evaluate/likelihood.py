@@ -1,5 +1,6 @@
-"""Pseudo-log-likelihoods of many texts: each token is masked in turn and predicted from all others (Salazar et al.
-2020, arXiv 1910.14659), in batches of sequences of one length, without padding.
+"""Pseudo-log-likelihoods of many texts (arXiv 1910.14659): each token is masked in turn and predicted from all others.
+
+Texts run in batches of sequences of one length, without padding (Salazar et al. 2020).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def pseudo_log_likelihoods(
         progress: called with the tokens processed since its last call.
     """
     sums = np.zeros(len(encodings))
-    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)  # where the special tokens stand -> numbers
+    # positions of the special tokens -> numbers of the sequences
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, encoding in enumerate(encodings):
         alike[tuple(encoding.parts)].append(number)
     model = _EncoderInBf16(loaded.model) if bf16 else loaded.model
@@ -53,13 +55,13 @@ def pseudo_log_likelihoods(
 
 
 def num_tokens(encodings: Sequence[Encoding]) -> int:
-    """Tokens that go through the model for them: every sequence once for each of its ordinary tokens."""
+    """Tokens that the model processes: every sequence once for each of its ordinary tokens."""
     return sum(len(encoding) * int(np.count_nonzero(encoding.parts)) for encoding in encodings)
 
 
 class _EncoderInBf16:
-    """A model with masked-LM head whose encoder alone makes products in bf16: rounded logits would double the error,
-    and the head, at one token of each sequence, takes little time.
+    """A model with masked-LM head of which only the encoder uses bf16: bf16 logits would double the error, and the head
+    takes little time, at one token per sequence.
     """
 
     def __init__(self, model: BertForPreTraining) -> None:
@@ -73,7 +75,7 @@ class _EncoderInBf16:
 
 def _hidden(loaded: LoadedModel, model: BertForPreTraining | _EncoderInBf16, rows: np.ndarray, columns: np.ndarray
             ) -> np.ndarray:
-    """Log-probabilities (N,) of the tokens in one column of each row of ids (N, L), which the mask hides."""
+    """Log-probabilities (N,) of one masked token in each row of ids (N, L)."""
     count, length = rows.shape
     hidden = rows[np.arange(count), columns]
     rows = rows.copy()

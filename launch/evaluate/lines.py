@@ -1,6 +1,4 @@
-"""Held-out text, line by line: pseudo-log-likelihood per character, which compares models with different vocabularies
-or masking rates, as the masked-LM loss cannot.
-"""
+"""Suite `lines`: pseudo-log-likelihood per character of held-out text, comparable between different vocabularies."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from cloze.pipeline.readers import plan, read
 
 
 def read_lines(data: str, every_nth: int = 1) -> list[str]:
-    """Lines that are not blank, without white space around them, of all documents in the source's order.
+    """Non-empty lines, without surrounding white space, of all documents in the source's order.
 
     Raises:
-        UserError: there is no such file, or it is no text.
+        UserError: there is no such file, or it is not text.
     """
     try:
         _, tasks = plan(PrepareConfig(input=[data]))
@@ -35,10 +33,10 @@ def read_lines(data: str, every_nth: int = 1) -> list[str]:
 def score_lines(
     loaded: LoadedModel, lines: list[str], *, max_length: int, bf16: bool, progress: Callable[[int, int], None],
 ) -> dict:
-    """What all lines have together; lines that repeat count each time and are scored once.
+    """Total scores of all lines; repeated lines count each time but are scored once.
 
     Raises:
-        UserError: a line has no token, as one of control characters alone.
+        UserError: a line has no tokens, such as one with only control characters.
     """
     number = {line: place for place, line in enumerate(dict.fromkeys(lines))}
     pieces, owners = [], []

@@ -1,6 +1,4 @@
-"""Minimal pairs, such as BLiMP (Warstadt et al. 2020, arXiv 1912.00582): how often the acceptable sentence of a pair is
-the more probable one.
-"""
+"""Suite `blimp`: minimal pairs (arXiv 1912.00582); how often the acceptable sentence of a pair is more probable."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ CLOSE = 0.25
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sentences, and where they belong."""
+    """Two sentences, with their paradigm and phenomenon."""
 
     good: str
     bad: str
@@ -38,8 +36,8 @@ class Pair:
 
 
 def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
-    """The pairs of all *.jsonl files of a folder. A paradigm is what `UID` names, without it the file; a phenomenon
-    what `linguistics_term` names, without it the paradigm.
+    """The pairs of all *.jsonl files of a folder. The paradigm is `UID`, else the file's name; the phenomenon is
+    `linguistics_term`, else the paradigm.
 
     Raises:
         UserError: there is no such file, or a line is not a pair.
@@ -51,7 +49,7 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
     pairs = []
     for path in files:
         with readable_errors(path):
-            lines = path.read_bytes().split(b"\n")  # not splitlines, which cuts inside of strings too
+            lines = path.read_bytes().split(b"\n")  # not splitlines, which also splits inside strings
         for number, line in enumerate(lines):
             if number % every_nth == 0 and line.strip():
                 pairs.append(_pair(line, path.stem, f"{path}:{number + 1}"))
@@ -78,11 +76,10 @@ def _pair(line: bytes, name: str, place: str) -> Pair:
 def score_pairs(
     loaded: LoadedModel, pairs: list[Pair], precision: str, progress: Callable[[int, int], None],
 ) -> np.ndarray:
-    """Log-probability of the good sentence over that of the bad one, (n,) float64. Sentences that repeat are scored
-    once.
+    """Log-probability of the good sentence minus that of the bad one, (n,) float64. Repeated sentences are scored once.
 
     Args:
-        precision: fp32; bf16; or auto: bf16, and fp32 for those that bf16 finds less than `CLOSE` apart.
+        precision: fp32; bf16; or auto: bf16, and fp32 for pairs whose difference in bf16 is below `CLOSE`.
         progress: called with the tokens done and the tokens in all.
 
     Raises:
@@ -107,14 +104,14 @@ def score_pairs(
         total += num_tokens(chosen)
         exact = scores.copy()
         exact[again] = pseudo_log_likelihoods(loaded, chosen, progress=count)
-        # A pair is decided by one precision: never by a sentence in fp32 and another in bf16.
+        # Both sentences of a pair are scored in the same precision.
         return np.where(close, exact[sides[:, 0]] - exact[sides[:, 1]], scores[sides[:, 0]] - scores[sides[:, 1]])
     return scores[sides[:, 0]] - scores[sides[:, 1]]
 
 
 def accuracies(pairs: list[Pair], differences: np.ndarray) -> dict:
-    """Percent of pairs whose good sentence is the more probable (a tie is not): of each paradigm; the means of these
-    over each phenomenon, over all paradigms, and of the phenomena's.
+    """Percent of pairs whose good sentence is more probable (ties count as wrong): for each paradigm; means over each
+    phenomenon, over all paradigms, and over the phenomena.
     """
     right, phenomenon = defaultdict(list), {}
     for pair, difference in zip(pairs, differences, strict=True):

@@ -10,6 +10,6 @@ from cloze.launch.run import runs
 
 
 def check_inputs(config: EvaluateConfig) -> None:
-    """Raise UserError for a model that is not there; the folder of a checkpoint is looked at when it is read."""
+    """Raise UserError for a missing model; the folder of a checkpoint is checked when it is read."""
     if Path(config.model).resolve().parent.name != runs.CHECKPOINTS:
         check_used(config)

@@ -14,7 +14,7 @@ _MEANS = ("mean_of_paradigms", "mean_of_phenomena")
 
 
 def print_result(console: Console, title: str, result: dict) -> None:
-    """A table: of pairs the phenomena with their paradigms, of lines its numbers."""
+    """Print a table: for pairs the phenomena with their paradigms, for lines the numbers."""
     if "paradigms" not in result:
         console.facts(title, [(name.replace("_", " "), f"{value:,.5f}" if isinstance(value, float) else f"{value:,}")
                               for name, value in result.items()])
@@ -27,7 +27,7 @@ def print_result(console: Console, title: str, result: dict) -> None:
 
 
 def print_tasks(console: Console, title: str, result: dict) -> None:
-    """A table of fine-tuned tasks: the median over the seeds, and their spread; beside it random weights', if measured.
+    """Print a table of fine-tuned tasks: median and spread over the seeds; and those of random weights, if measured.
     """
     starts = {"": "tasks"} | ({"random weights: ": "random_weights"} if "random_weights" in result else {})
     columns = [f"{start}{column}" for start in starts for column in ("median", "mean ± deviation")]
@@ -42,14 +42,14 @@ def _spread(task: dict) -> tuple[str, str]:
 
 
 def write_json(path: Path, result: dict) -> None:
-    """The result as it is."""
+    """Write the result as JSON."""
     with readable_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         publish_text(path, json.dumps(result, indent=1) + "\n")
 
 
 def draw(path: Path, title: str, result: dict) -> None:
-    """Bars of the phenomena, the least first from below, and their mean.
+    """Draw bars of the phenomena, sorted from the bottom, and their mean.
 
     Raises:
         UserError: matplotlib is missing.
@@ -77,7 +77,7 @@ def draw(path: Path, title: str, result: dict) -> None:
 
 
 def scalars(suite: str, result: dict) -> dict[str, float]:
-    """A result as curves: `SUITE/NAME`."""
+    """The values of a result as curves: `SUITE/NAME`."""
     if "paradigms" not in result:
         return {f"{suite}/log_likelihood_per_character": result["log_likelihood_per_character"]}
     return ({f"{suite}/{name}": result[name] for name in _MEANS}

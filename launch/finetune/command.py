@@ -41,8 +41,8 @@ from cloze.pipeline.tokenization.tokenizer import copy_tokenizer
 
 
 def finetune(config: FinetuneConfig, environment: Environment) -> int:
-    """Run or continue a fine-tuning; returns the exit status. Called by every process of the run, with what
-    `prepare_process` has returned.
+    """Run or resume a fine-tuning; returns the exit status. Called by every process of the run with the result of
+    `prepare_process`.
     """
     if config.seeds > 1 or config.grid:
         if is_url(config.output):
@@ -56,9 +56,10 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     console = Console(environment.is_main)
     console.say("reading the model and the examples")
     job = read_job(config)
-    deepspeed_config(job.config, environment.world_size)  # whatever is wrong in it is said before anything is written
+    # errors in the configuration are raised before anything is written
+    deepspeed_config(job.config, environment.world_size)
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
-    # `run`: in a store, for which a folder of this machine stands.
+    # `run`: the run in a store, if the output is one; the configuration then has a local folder.
     with stored(job.config, environment, console) as (config, run):
         job = replace(job, config=config)
         _warn_of_length(job, console)
@@ -85,14 +86,15 @@ def _warn_of_length(job: Job, console: Console) -> None:
 
 
 def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Job]:
-    """The trainer, at the step of the newest checkpoint if there is one, what evaluates, and the job with what it is
-    trained on; then the folder is described."""
+    """Build the trainer (with the newest checkpoint if there is one), the evaluation, and the job with its training
+    examples; write the run's description.
+    """
     config, environment = job.config, process.environment
     checkpoints, step, elastic = running.open_checkpoints(config, job.facts, process)
-    if step is not None:  # the newest checkpoint that it started from may be another one by now
+    if step is not None:  # the source's newest checkpoint may be another one than at the first start
         job = replace(job, source=replace(job.source, step=checkpoints.state(step).get("model_step")))
     process.console.say(running.BUILDING)
-    torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
+    torch.manual_seed(config.seed)  # our code does not use the global generator; seeded for libraries that do
     model, origin = start_model(job.architecture, job.source, job.head, config)
     count = num_parameters(model)
     freeze(model, config.freeze)
@@ -106,7 +108,7 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
         evaluate=Evaluation(job, engine, environment, process.device), flops=partial(_flops, model.config),
     )
     running.resume(trainer, step)
-    learned = _with_features(job, engine, process)  # by the encoder that was resumed
+    learned = _with_features(job, engine, process)  # with the weights after the resume
     trainer.evaluate = evaluation = Evaluation(learned, engine, environment, process.device)
     if environment.is_main:
         runs.describe(Path(config.output), process.shown(config), job.facts,
@@ -121,7 +123,8 @@ def _objective(job: Job, rank: int) -> TrainingObjective:
 
 
 def _with_features(job: Job, engine: Engine, process: Process) -> Job:
-    """The job, whose training and validation examples an encoder that does not learn has run over once. Collective."""
+    """The job with cached features of the frozen encoder in place of its training and validation examples. Collective.
+    """
     if job.config.freeze != "encoder":
         return job
     device, beat = process.device, partial(process.heartbeat.beat, 0, "compute")
@@ -139,7 +142,7 @@ def _with_features(job: Job, engine: Engine, process: Process) -> Job:
 
 
 def _flops(shape: BertConfig, micro_batch: dict) -> float:
-    """Model FLOPs of a micro-batch, from its real lengths; heads are below a thousandth."""
+    """Model FLOPs of a micro-batch, from its real lengths; heads are neglected (below a thousandth)."""
     if "features" in micro_batch:
         return 0.0
     return training_flops(shape, replace(TokenCounts.of_micro_batch(micro_batch), masked=0))
@@ -161,7 +164,7 @@ def _print_facts(job: Job, process: Process, engine: Engine, rows: list[tuple[st
 
 
 def open_stream(job: Job, trainer: Trainer) -> Iterator[RankBatch]:
-    """This rank's batches, from where the trainer stands."""
+    """This rank's batches from the trainer's position on."""
     config, environment = job.config, trainer.environment
     stream = ExampleStream(
         job.train, config.train.global_batch_size, config.train.micro_batch, environment.rank,

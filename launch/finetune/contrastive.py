@@ -1,9 +1,10 @@
 """Contrastive learning: each anchor is trained to find its own positive among all texts of a global batch.
 
-The loss of one row needs the vectors of all rows, of all ranks and micro-batches. So a step has two passes (GradCache;
-Gao et al. 2021, arXiv 2101.06983): the first gives all vectors without their graph; of the loss over them, gathered
-from all ranks, come the gradients of the vectors; the second pass runs each micro-batch again, with the same dropout,
-and carries its vectors' gradients into the weights. The gradient is that of the whole global batch, however split.
+The loss of one row needs the vectors of all rows, of all ranks and micro-batches. A step therefore has two passes
+(GradCache; Gao et al. 2021, arXiv 2101.06983). The first pass computes all vectors without a graph; the loss over the
+vectors, gathered from all ranks, gives their gradients. The second pass runs each micro-batch again, with the same
+dropout, and backpropagates the gradients of its vectors. The result is the gradient of the whole global batch, however
+it is split.
 """
 
 from __future__ import annotations
@@ -21,35 +22,37 @@ from cloze.model.sentences import SentenceOutput
 
 
 class ContrastiveObjective:
-    """Mean over the global batch's rows of the cross-entropy with which an anchor finds its positive, summed over the
+    """Mean over the global batch's rows of the cross-entropy of each anchor's positive among all texts, summed over the
     sizes of the vectors (`contrastive_losses`).
 
     Args:
         config: temperature, direction and sizes.
-        group_size: texts of a row: the anchor, its positive, its hard negatives; the rows of a batch have their texts
-            one row after another.
+        group_size: number of texts in a row: the anchor, its positive, its hard negatives; a batch has the texts of one
+            row after another.
         rank: of this process.
     """
 
-    # What `sums` holds, in this order.
+    # Names of the sums of a call, in their order.
     NAMES = ("loss", "correct", "rows")
-    STEP_SEED = False  # nothing is drawn
+    STEP_SEED = False  # the model samples nothing
     whole_batch = True
 
     def __init__(self, config: EmbeddingConfig, group_size: int, rank: int) -> None:
         self._config, self._group_size, self._rank = config, group_size, rank
-        self._next: deque[tuple[Tensor, Tensor]] = deque()  # of each micro-batch: its vectors' gradients, its sums
+        # for each micro-batch: the gradients of its vectors, and its sums
+        self._next: deque[tuple[Tensor, Tensor]] = deque()
 
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:
-        """Rows on this rank, to be summed over ranks before the first pass."""
+        """Number of rows on this rank, to be summed over the ranks before the first pass."""
         return [float(sum(len(micro["texts"]) for micro in micro_batches) // self._group_size)]
 
     def see(self, outputs: Sequence[SentenceOutput], totals: Tensor) -> None:
-        """Take the vectors of all micro-batches of this rank, as many rows as every other rank has. Collective.
+        """Compute losses and gradients from the vectors of all micro-batches; every rank has the same number of rows.
+        Collective.
 
         Args:
-            outputs: of the first pass, in the order of the micro-batches.
-            totals: (1,) float64, the rows of the global batch.
+            outputs: outputs of the first pass, in the order of the micro-batches.
+            totals: (1,) float64, number of rows of the global batch.
         """
         sizes = [len(output.vectors) for output in outputs]
         vectors = torch.cat([output.vectors.detach() for output in outputs])
@@ -72,10 +75,10 @@ class ContrastiveObjective:
             for part, share, hit in zip(gradients, losses.detach().split(rows), hits.float().split(rows), strict=True))
 
     def __call__(self, output: SentenceOutput, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
-        """What has, for the next micro-batch, the gradient of the global loss (scalar); and its sums, float64 (3,).
+        """A scalar whose gradient is that of the global loss for the next micro-batch; and its sums, float64 (3,).
 
         Args:
-            output: of the second pass, in the order of the first.
+            output: output of the second pass, in the order of the first.
         """
         gradient, sums = self._next.popleft()
         return (output.vectors * gradient).sum(), sums
@@ -86,16 +89,16 @@ class ContrastiveObjective:
 
 
 def contrastive_losses(groups: Tensor, texts: Tensor, own: slice, config: EmbeddingConfig) -> tuple[Tensor, Tensor]:
-    """Losses of some rows of a global batch, (n,) fp32, and whether their positive has the largest cosine, (n,) bool.
+    """Losses of some rows of a global batch (n,) fp32, and whether the positive has the largest cosine (n,) bool.
 
     -log softmax over the cosines of an anchor with the positives and hard negatives of all rows, over the temperature:
-    the multiple negatives ranking loss of sentence-transformers, whose scale is one over it; symmetric: the mean with
-    that of a positive with the anchors of all rows.
+    the multiple negatives ranking loss of sentence-transformers (scale = 1 / temperature). Symmetric: the mean with the
+    loss of a positive over the anchors of all rows.
 
     Args:
-        groups: (N, texts of a row, size): the vectors of all rows: anchor, positive, hard negatives.
-        texts: (N, texts of a row) int64, equal for equal texts.
-        own: the rows whose losses are asked for.
+        groups: (N, texts of a row, size): vectors of all rows: anchor, positive, hard negatives.
+        texts: (N, texts of a row) int64, the same number for equal texts.
+        own: the rows whose losses are computed.
     """
     groups = functional.normalize(groups, dim=-1)
     candidates, names = groups[:, 1:].transpose(0, 1).flatten(0, 1), texts[:, 1:].T.flatten()
@@ -113,8 +116,8 @@ def contrastive_losses(groups: Tensor, texts: Tensor, own: slice, config: Embedd
 
 
 def _without_same_texts(scores: Tensor, names: Tensor, texts: Tensor, right: Tensor) -> Tensor:
-    """Scores (n, candidates) with -inf where a candidate, but for the right one, has the text of the row's anchor or
-    positive: texts (n, texts of a row).
+    """Scores (n, candidates) with -inf for candidates other than the right one that have the text of the row's anchor
+    or positive; texts (n, texts of a row).
     """
     same = (names == texts[:, :1]) | (names == texts[:, 1:2])
     return scores.masked_fill(same.scatter(1, right[:, None], False), -torch.inf)

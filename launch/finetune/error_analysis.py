@@ -7,11 +7,11 @@ from cloze.launch.finetune.examples.predicted import markdown
 from cloze.launch.system.console import figure
 
 _WORST = 20
-_LONGEST = 300  # characters of a text that are shown
+_LONGEST = 300  # number of characters of a text that are shown
 
 
 def tables(examples: Examples, predictions: list[dict]) -> dict[str, str]:
-    """Tables in Markdown by name: `worst`, and what the kind of the predictions has of what is taken for what."""
+    """Tables in Markdown by name: `worst`, and the confusion tables of the kind of prediction."""
     found = examples.kind.confusions(predictions)
     if worst := _worst(examples, predictions):
         found["worst"] = worst
@@ -19,13 +19,13 @@ def tables(examples: Examples, predictions: list[dict]) -> dict[str, str]:
 
 
 def page(examples: Examples, predictions: list[dict]) -> str:
-    """The tables, one under the other."""
+    """All tables on one page."""
     found = tables(examples, predictions) or {"no mistakes": ""}
     return "\n".join(f"## {name}\n\n{table}" for name, table in found.items())
 
 
 def _worst(examples: Examples, predictions: list[dict]) -> str:
-    """The wrong predictions, worst first; empty if none is wrong."""
+    """Table of the wrong predictions, worst first; empty if there are none."""
     wrong = [(badness, number) for number, each in enumerate(predictions)
              if (badness := examples.kind.error_size(each)) is not None]
     wrong.sort(key=lambda pair: (-pair[0], pair[1]))

@@ -15,11 +15,11 @@ from cloze.launch.system.environment import Environment, processes_on_this_machi
 from cloze.launch.system.memory import available_bytes
 from cloze.pipeline.errors import UserError
 
-_IDS = ("input_ids", "token_type_ids", "position_ids")  # what only the encoder takes
+_IDS = ("input_ids", "token_type_ids", "position_ids")  # inputs of the encoder only
 
 
 class CachedExamples(Examples):
-    """Examples whose batches hold features instead of ids; everything else is the examples' own."""
+    """Examples whose batches hold features instead of ids; everything else is delegated to the original examples."""
 
     def __init__(self, examples: Examples, features: torch.Tensor) -> None:
         """features: (rows, ...) on the host, in the order of `examples.feature_rows`."""
@@ -63,9 +63,9 @@ class CachedExamples(Examples):
 @torch.no_grad()
 def encode_once(features: Callable[..., torch.Tensor], examples: Examples, micro_batch_size: int,
                 environment: Environment, device: torch.device, beat: Callable[[], None]) -> CachedExamples:
-    """The examples with what `features` makes of each, computed by one of the processes each. Collective.
+    """The examples with their features, each computed by one of the processes. Collective.
 
-    Every process keeps all of them, in host memory, since each epoch deals them anew.
+    Every process keeps all features in host memory, since each epoch distributes them differently.
 
     Raises:
         UserError: on all ranks, if there is too little memory on the machine of one of them.
@@ -75,7 +75,7 @@ def encode_once(features: Callable[..., torch.Tensor], examples: Examples, micro
     num_rows = len(examples.feature_rows(np.arange(len(examples))))
     for everyone in rounds(examples.lengths, micro_batch_size, world_size):
         mine = everyone[rank::world_size]
-        # A rank with no unit left repeats one, to learn the shape if nothing else.
+        # A rank without units repeats one, at least to get the shape.
         made = features(**to_device(examples.batch(mine if len(mine) else np.zeros(1, np.int64)), device))
         rows = examples.feature_rows(everyone)
         order = np.argsort(rows)
@@ -93,7 +93,9 @@ def encode_once(features: Callable[..., torch.Tensor], examples: Examples, micro
 
 
 def _check_memory(num_rows: int, made: torch.Tensor, processes: int, device: torch.device) -> None:
-    """Raise UserError unless each process of this machine can keep so many rows like those made. Collective."""
+    """Raise UserError unless the memory of each machine can hold `num_rows` rows like `made` for each of its processes.
+    Collective.
+    """
     needed = num_rows * made[0].numel() * made.element_size()
     free = available_bytes()
     short = free is not None and needed * processes > free

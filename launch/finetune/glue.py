@@ -17,10 +17,10 @@ _STSB_RANGE = 0.0, 5.0
 
 
 def submission_names(config: FinetuneConfig) -> dict[str, str]:
-    """The name of each test file's submission, by the file's name without endings; empty unless it is wished.
+    """Name of each test file's submission by the file's stem; empty unless submissions are requested.
 
     Raises:
-        UserError: the task is none of GLUE's, a test file none of MNLI's, or labels and rows are not the data set's.
+        UserError: the task is not one of GLUE, a test file is not one of MNLI, or labels or rows differ from GLUE's.
     """
     if not config.glue_submission:
         return {}
@@ -44,7 +44,7 @@ def submission_names(config: FinetuneConfig) -> dict[str, str]:
 
 
 def submission(predictions: list[dict]) -> str:
-    """The content of a file: a row's number from 0 and its label, or its value between 0 and 5."""
+    """Content of a submission: each row's number from 0 and its label, or its value between 0 and 5."""
     rows = "".join(f"{number}\t{_value(each['prediction'])}\n" for number, each in enumerate(predictions))
     return "index\tprediction\n" + rows
 

@@ -22,7 +22,7 @@ from cloze.pipeline.storage import sha256_of
 
 @dataclass(frozen=True)
 class Job:
-    """What a fine-tuning run has read: its files, its model, and what its configuration comes to with them."""
+    """The inputs of a fine-tuning run: its examples, its model, and the configuration completed from them."""
 
     config: FinetuneConfig
     """With what files and model decide filled in."""
@@ -38,13 +38,13 @@ class Job:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Hashes that a resume compares: a run is refused with other ones."""
+        """Hashes of the inputs, which must be the same at a resume."""
         return {"train_hash": _hash(Path(self.config.train_file)),
                 "tokenizer_fingerprint": self.source.tokenizer.fingerprint}
 
 
 def _hash(path: Path) -> str:
-    """SHA-256 of a file; of a folder's files by name."""
+    """SHA-256 of a file, or of all files of a folder in the order of their names."""
     if path.is_file():
         return sha256_of(path)
     return json.dumps({file.name: sha256_of(file) for file in sorted(path.iterdir()) if file.is_file()})
@@ -57,7 +57,7 @@ def read_job(config: FinetuneConfig) -> Job:
         UserError, ModelError: one of them is missing, damaged or does not fit.
     """
     task = find_task(config.task)
-    submission_names(config)  # whatever is wrong with them is said before anything is read
+    submission_names(config)  # errors in the columns are raised before anything is read
     check_fields(config, task)
     check_columns(config, task)
     task = measured_task(config, task)

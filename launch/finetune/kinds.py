@@ -31,7 +31,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _TABLES = ("classification", "regression", "multi_label", "columns", "choice")
 _TEXTS = _TABLES[:-1]
-# Fields that only some kinds of task read, with their usual values: anything else is refused, not ignored.
+# Fields that only some kinds of task read, with their defaults: other values are refused, not ignored.
 _ONLY_FOR = {
     "pooling": ("pooler", (*_TEXTS, "embedding")), "keep": ("head", _TEXTS),
     "read_layers": ("last", (*_TEXTS, "tagging")), "embedding": (EmbeddingConfig(), ("embedding",)),
@@ -45,8 +45,8 @@ Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, Sequen
 
 
 def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
-    """How a run cuts what is too long (sentences to tag it splits, between words, at that length); None where it cuts
-    nothing: pieces, windows over a text to answer from.
+    """How a run truncates long texts (for tagging: splits sentences between words); None if it truncates nothing
+    (pieces, windows).
     """
     if task.kind == "answering" or config.keep == "pieces":
         return None
@@ -54,7 +54,7 @@ def truncation_of(config: FinetuneConfig, task: Task) -> Truncation | None:
 
 
 def answering_of(config: FinetuneConfig) -> Answering:
-    """How a run for questions about texts finds their answers."""
+    """How a question answering run finds answers."""
     return Answering(*config.lengths, config.max_answer_tokens, config.task == "squad2")
 
 
@@ -66,7 +66,7 @@ def check_fields(config: FinetuneConfig, task: Task) -> None:
             raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
                             "the results go; rename one")
     for name, (usual, kinds) in _ONLY_FOR.items():
-        # null is what a user says, a name what the configuration of a run does.
+        # null in a user's configuration, a name in that of a run.
         plain = name == "pooling" and config.pooling is None or getattr(config, name) == usual
         if not plain and task.kind not in kinds:
             expected = "none" if usual == [] else "its defaults" if name == "embedding" else str(usual).lower()
@@ -88,7 +88,7 @@ def check_fields(config: FinetuneConfig, task: Task) -> None:
 
 
 def _check_embedding(config: FinetuneConfig) -> None:
-    """Raise UserError for what leaves an encoder without a head nothing to learn, or no vector."""
+    """Raise UserError for settings by which a headless encoder has nothing to train, or no vector."""
     if config.pooling == "pooler":
         raise UserError(f"pooling: found pooler with the task {config.task}, expected one of {', '.join(POOLINGS)}: "
                         "sentence-transformers has no pooler")
@@ -107,10 +107,10 @@ def _check_embedding(config: FinetuneConfig) -> None:
 
 
 def check_shape(config: FinetuneConfig, shape: BertConfig, dropout_pairs: bool) -> None:
-    """Raise UserError for sizes that the model's vectors do not have, and for dropout pairs without dropout.
+    """Raise UserError for sizes that are not below that of the model's vectors, and for dropout pairs without dropout.
 
     Args:
-        shape: of the model.
+        shape: configuration of the model.
         dropout_pairs: whether each text is its own positive.
     """
     for size in config.embedding.dimensions:
@@ -125,7 +125,7 @@ def check_shape(config: FinetuneConfig, shape: BertConfig, dropout_pairs: bool) 
 
 
 def check_columns(config: FinetuneConfig, task: Task) -> None:
-    """Raise UserError for all columns that the first rows of the files lack, before anything is loaded."""
+    """Raise UserError for all columns missing from the first rows of the files, before anything is loaded."""
     if task.kind == "embedding":
         check_files(config, task)
         return
@@ -133,7 +133,7 @@ def check_columns(config: FinetuneConfig, task: Task) -> None:
     if columns is None:
         return
     targets = tuple(config.label_columns) or task.targets
-    lacking: dict[tuple, list[str]] = {}  # the files of each finding
+    lacking: dict[tuple, list[str]] = {}  # files by their missing columns
     for path in (config.train_file, config.validation, *config.test):
         reading = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows)
         first = next(reading.rows)
@@ -152,7 +152,7 @@ def check_columns(config: FinetuneConfig, task: Task) -> None:
 
 
 def columns_of_task(config: FinetuneConfig, task: Task) -> Columns | None:
-    """The columns that a run's texts stand in; None for files that are no tables."""
+    """The columns of a run's texts; None for files that are not tables."""
     if task.kind not in _TABLES:
         return None
     texts = tuple(config.text_columns) or task.texts
@@ -163,7 +163,7 @@ def columns_of_task(config: FinetuneConfig, task: Task) -> Columns | None:
 
 
 def measured_task(config: FinetuneConfig, task: Task) -> Task:
-    """The task with the metrics of its validation file, where they depend on what the file holds. Raises UserError."""
+    """The task with the metrics of its validation file, if they depend on the file's columns. Raises UserError."""
     if task.kind != "embedding":
         return task
     return replace(task, metrics=metrics_of(columns_in(config, task, config.validation)))
@@ -172,7 +172,7 @@ def measured_task(config: FinetuneConfig, task: Task) -> Task:
 def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1),
                   hidden_size: int = 0) -> Read:
     """The model's class, its head, and the examples of the training, validation and test files. segments, hidden_size:
-    the model's.
+    those of the model.
 
     Raises:
         UserError: a file does not hold what the task needs.
@@ -231,7 +231,7 @@ def _tags(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
     sentences = read_file(config.train_file)
     head = find_tags(sentences, config.labels)
     if config.read_layers != "last":
-        head = replace(head, layers=config.read_layers, pooling="cls")  # nothing is pooled; cls is what any model has
+        head = replace(head, layers=config.read_layers, pooling="cls")  # nothing is pooled; cls works for any model
 
     def examples(read: Sentences) -> TagExamples:
         return TagExamples(read, task, head, tokenizer, config.lengths[0], sentences.by_character)

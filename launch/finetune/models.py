@@ -20,10 +20,10 @@ from cloze.pipeline.loading.batches import RankBatch
 
 def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | None, config: FinetuneConfig
                 ) -> tuple[BertPreTrained, str]:
-    """The model to train, and one line about where its weights come from. Alike on every process.
+    """The model to train, the same on every process, and one line about the source of its weights.
 
-    A head is taken over if it is for the same labels, one without labels if it is of the same class; else it is drawn
-    from `config.seed`.
+    A head is kept if it is for the same labels (without labels: of the same class); else it is initialized from
+    `config.seed`.
     """
     shape = source.config
     if config.dropout is not None:
@@ -57,7 +57,7 @@ def head_options(cls: type[BertPreTrained], head: HeadConfig | None, config: Fin
 
 
 def reinitialize(model: BertPreTrained, num_layers: int, seed: int) -> list[str]:
-    """Draw the top layers, and the pooler, from random weights; returns what was drawn. Raises UserError."""
+    """Reinitialize the top layers and the pooler; returns their names for the message. Raises UserError."""
     if not num_layers:
         return []
     layers = model.bert.encoder.layers
@@ -72,7 +72,7 @@ def reinitialize(model: BertPreTrained, num_layers: int, seed: int) -> list[str]
 
 
 def freeze(model: BertPreTrained, what: str) -> None:
-    """Keep parts of the encoder from learning, as FinetuneConfig.freeze says. Raises UserError."""
+    """Freeze parts of the encoder by FinetuneConfig.freeze. Raises UserError."""
     if what == "none":
         return
     layers = model.bert.encoder.layers
@@ -87,8 +87,8 @@ def freeze(model: BertPreTrained, what: str) -> None:
 
 
 def unfreezing(stream: Iterator[RankBatch], model: BertPreTrained, step: int, steps_each: int) -> Iterator[RankBatch]:
-    """The same batches; before each the top layers learn that are due: one more every `steps_each` steps, none at
-    first, the embeddings last (Howard and Ruder 2018, section 3.3). A function of the step alone.
+    """The same batches. Before each, layers are unfrozen from the top: none at first, one more every `steps_each`
+    steps, the embeddings last (Howard and Ruder 2018, section 3.3). A function of the step only.
     """
     parts = [*reversed(model.bert.encoder.layers), model.bert.embeddings]
     for number, batch in enumerate(stream, step):

@@ -17,29 +17,29 @@ class FinetuningObjective:
     The mean is over the global batch, so that the gradient is the same for any split into ranks and micro-batches.
     """
 
-    # What `sums` holds, in this order.
+    # Names of the sums of a call, in their order.
     NAMES = ("loss",)
-    STEP_SEED = False  # nothing is drawn
+    STEP_SEED = False  # the model samples nothing
     whole_batch = False
 
     def __init__(self, examples: Examples) -> None:
-        """examples: those that are learned from, which know their losses."""
+        """examples: the training examples, which define their losses."""
         self._examples = examples
 
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:
-        """Targets of each part on this rank, to be summed over ranks before the first backward."""
+        """Number of targets of each part on this rank, to be summed over the ranks before the first backward."""
         return torch.stack([self._examples.num_targets(micro) for micro in micro_batches]).sum(0).tolist()
 
     def __call__(self, output: Any, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss (scalar), and its sums, float64 (1,).
 
         Args:
-            output: what the model has returned.
-            totals: (parts,) float64, `counts` summed over ranks; a zero divides nothing and counts as 1.
+            output: output of the model.
+            totals: (parts,) float64, `counts` summed over the ranks; 0 counts as 1.
         """
         loss = (self._examples.losses(output) / totals.clamp(min=1).float()).sum()
         return loss, loss.detach().double().reshape(1)
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
-        """Nothing beside the loss."""
+        """No curves besides the loss."""
         return {}

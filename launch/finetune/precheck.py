@@ -9,14 +9,14 @@ from cloze.launch.config.tasks import find_task
 from cloze.launch.pretrained.precheck import check_model
 from cloze.pipeline.errors import UserError
 
-# What examples are read from, by the kind of the task.
+# Formats of the files of examples by the kind of the task.
 _FORMS = {"tagging": "CoNLL (a word a line with its tag behind, an empty line between sentences)",
           "answering": "SQuAD's JSON"}
 _TABLES = ".tsv, .csv, .jsonl, .parquet or a saved data set"
 
 
 def check_inputs(config: FinetuneConfig) -> None:
-    """Raise UserError for a task, a file, a model or a tokenizer of which it is clear at once that there is none."""
+    """Raise UserError for an unknown task, or a missing file, model or tokenizer."""
     form = _FORMS.get(find_task(config.task).kind, _TABLES)
     check_model(config)
     for flag, paths in (("train", [config.train_file]), ("validation", [config.validation]), ("test", config.test)):

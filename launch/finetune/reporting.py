@@ -48,7 +48,7 @@ PREDICTIONS = "predictions"
 
 
 class Evaluation:
-    """Every metric of the validation file, and what TensorBoard shows beside them. Collective."""
+    """Evaluates the validation file, and shows errors in TensorBoard. Collective."""
 
     def __init__(self, job: Job, engine: Engine, environment: Environment, device: torch.device) -> None:
         self._job, self._engine, self._environment, self._device = job, engine, environment, device
@@ -63,7 +63,9 @@ class Evaluation:
         return self._job.validation.metrics(self._outputs)
 
     def showing(self, metrics: MetricsWriter | None) -> Callable[[int], None]:
-        """What shows the evaluation before: confused classes, worst errors, precision over recall of two classes."""
+        """A function that shows the last evaluation: confused classes, worst errors, the precision-recall curve of two
+        classes.
+        """
         def show(step: int) -> None:
             if not metrics:
                 return
@@ -78,16 +80,15 @@ class Evaluation:
 
 
 def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest) -> bool:
-    """Write results.json, predictions and the model of the best checkpoint, and send them to the store of a run that
-    has one; returns False if asked to stop before a file's predictions: the next start reports from the beginning.
-    Collective.
+    """Write results.json, predictions and the model of the best checkpoint, and upload them if the run is in a store.
+    Returns False if a stop was requested between files: the next start writes the report again. Collective.
     """
     config, environment, console = job.config, trainer.environment, trainer.console
     submissions = submission_names(config)
     output = Path(config.output)
     best: int | None = trainer.state.best_step
-    # Looked at by rank 0 alone: others may see a shared folder as it was. The evaluation before the first step is never
-    # saved.
+    # Checked by rank 0 only: other ranks may see an outdated shared folder. The evaluation before the first step is
+    # never saved.
     if not distributed.from_main(best in trainer.checkpoints.steps(), trainer.device):
         console.warn(f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
                      "checkpoint holds; the last one is taken")
@@ -129,7 +130,7 @@ def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest)
 
 
 def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
-    """Send what is left of a run to its store, last what makes a model's folder of it (runs.is_pretraining)."""
+    """Upload the rest of a run to its store; last the file that marks it as a complete model (runs.is_pretraining)."""
     last = run.folder / runs.MODEL / "config.json"
     found = [path for name in (PREDICTIONS, runs.MODEL) for path in sorted((run.folder / name).rglob("*"))]
     for path in [*(path for path in found if path.is_file() and path != last), run.folder / RESULTS, last]:
@@ -137,7 +138,7 @@ def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
         patience(partial(run.send, path))
 
 
-# How a finished model is asked, by the kind of its task.
+# The command for predictions of the model by the kind of its task.
 _QUESTIONS = {
     "answering": 'predict answer {run} "QUESTION" --context "TEXT"', "tagging": 'predict tag {run} "TEXT"',
     "choice": 'predict choose {run} "TEXT" "CHOICE" "CHOICE"', "embedding": 'predict similarity {run} "TEXT" "TEXT"',
@@ -145,7 +146,7 @@ _QUESTIONS = {
 
 
 def where(config: FinetuneConfig, task: Task, run: StoredRun | None) -> list[str]:
-    """The last lines of a run: where its model, its mistakes and its results lie, and what to type next."""
+    """The last lines of a run: the paths of its model, results and mistakes, and a command to use the model."""
     output = run.place if run else Path(config.output)
     pair = "" if task.kind == "choice" or len(config.text_columns or task.texts) < 2 else ' --pair "SECOND TEXT"'
     asked = _QUESTIONS.get(task.kind, 'predict classify {run} "TEXT"' + pair)
@@ -156,18 +157,18 @@ def where(config: FinetuneConfig, task: Task, run: StoredRun | None) -> list[str
 
 
 def _without_nan(results: dict) -> dict:
-    """NaN (a correlation with constant predictions) as null: JSON has no other word for it."""
+    """NaN (a correlation with constant predictions) as null: JSON has no NaN."""
     return {name: _without_nan(value) if isinstance(value, dict) else None if value != value else value
             for name, value in results.items()}
 
 
 def _json(prediction: dict) -> str:
-    """Dates and the like, which a table may hold beside, as text."""
+    """A prediction as JSON; dates and other values of a table's columns as text."""
     return json.dumps(prediction, ensure_ascii=False, default=str)
 
 
 def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.ndarray) -> list[dict]:
-    """One JSON object a line; and where the examples have labels, a page of what was confused and the worst errors."""
+    """Write one JSON object per line; if the examples have labels, also a page with confusions and the worst errors."""
     predictions = examples.predictions(outputs)
     publish_text(folder / f"{name}.jsonl", "".join(_json(each) + "\n" for each in predictions))
     if examples.labelled:
@@ -176,7 +177,8 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.
 
 
 def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
-    """DIR/model: a Hugging Face folder with labels, task, tokenizer's fingerprint, and how texts are read."""
+    """Write DIR/model: a Hugging Face folder with labels, task, the tokenizer's fingerprint and how texts are encoded.
+    """
     notes: dict[str, Any] = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
     if truncation := truncation_of(job.config, job.task):
         if isinstance(job.train, TagExamples) and job.train.by_character:

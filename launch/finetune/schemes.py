@@ -8,8 +8,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 OUTSIDE = "O"
-_KIND = "entity"  # of tags without one, such as B, I, O
-_FIRST, _LAST = "BSUW", "ESUWL"  # prefixes of an entity's first and of its last word
+_KIND = "entity"  # the kind of tags without a kind, such as B, I, O
+_FIRST, _LAST = "BSUW", "ESUWL"  # prefixes of the first and of the last word of an entity
 PREFIXES = "BIEMLSUW"
 
 Parts = tuple[str, str]
@@ -17,7 +17,7 @@ Parts = tuple[str, str]
 
 
 def split_tag(tag: str) -> Parts | None:
-    """None if the tag is of no scheme.
+    """Prefix and kind of a tag; None if it belongs to no scheme.
 
     >>> split_tag("B-PER"), split_tag("O"), split_tag("M"), split_tag("PER")
     (('B', 'PER'), ('O', ''), ('M', 'entity'), None)
@@ -29,7 +29,7 @@ def split_tag(tag: str) -> Parts | None:
 
 
 def to_iob2(sentences: list[list[Parts]]) -> tuple[list[list[str]], str]:
-    """The tags of the same entities in IOB2, and the scheme that they were in. A file of IOB2 keeps its mistakes."""
+    """The same entities in IOB2, and the scheme of the given tags. Errors of an IOB2 file are kept."""
     pairs = [list(pairwise([(OUTSIDE, ""), *parts])) for parts in sentences]
     scheme = _find_scheme([pair for sentence in pairs for pair in sentence])
     return [[_tag(before, part, scheme) for before, part in sentence] for sentence in pairs], scheme
@@ -53,7 +53,7 @@ def _find_scheme(pairs: list[tuple[Parts, Parts]]) -> str:
         return "BILOU"
     if prefixes & set("ES"):
         return "IOBES" if prefixes & set("BS") else "IOE"
-    # In IOB2 no entity begins with I-; in IOB1 only one directly behind another of its kind begins with B-. Files have
-    # mistakes, so that the scheme is the one that fewer words speak against.
+    # In IOB2 no entity begins with I-; in IOB1 only one directly after another of its kind begins with B-. Since files
+    # have errors, the scheme with fewer contradicting words is chosen.
     begins = [prefix for (_, before), (prefix, kind) in pairs if kind and kind != before]
     return "IOB1" if begins.count("I") > begins.count("B") else "IOB2"

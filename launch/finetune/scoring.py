@@ -33,19 +33,18 @@ def _correlation(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
     def measure(true: np.ndarray, guessed: np.ndarray) -> float:
         if len(true) < 2:
             return math.nan
-        with warnings.catch_warnings():  # of constant predictions, which correlate with nothing: NaN says so
+        with warnings.catch_warnings():  # scipy's warning for constant predictions, whose correlation is NaN
             warnings.simplefilter("ignore", stats.ConstantInputWarning)
             return getattr(stats, name)(true, guessed).statistic
 
     return measure
 
 
-# Each takes what is true and what was guessed: numbers of classes (N,), values (N,), or for independent labels 0 and 1
-# (N, labels).
+# Each takes true and predicted values: class indices (N,), values (N,), or for independent labels 0 and 1 (N, labels).
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": lambda true, guessed: np.mean(true == guessed),
-    "exact_match": lambda true, guessed: np.mean((true == guessed).all(1)),  # all labels of an example
-    "f1": _f1("binary"),  # of the second class, as GLUE measures MRPC and QQP
+    "exact_match": lambda true, guessed: np.mean((true == guessed).all(1)),  # all labels of an example must be right
+    "f1": _f1("binary"),  # F1 of the second class, as GLUE measures MRPC and QQP
     "f1_macro": _f1("macro"),
     "f1_micro": _f1("micro"),
     "matthews_correlation": lambda true, guessed: sklearn_metrics.matthews_corrcoef(true, guessed),
@@ -56,7 +55,7 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 def explained(names: tuple[str, ...], meanings: dict[str, str]) -> str:
-    """Metrics in one line, with a word on each that has one."""
+    """Metrics in one line, each with its explanation if there is one."""
     return ", ".join(f"{name} ({meanings[name]})" if name in meanings else name for name in names)
 
 
@@ -66,17 +65,17 @@ def measure(names: tuple[str, ...], true: np.ndarray, guessed: np.ndarray) -> di
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Rank of each of the values (N,), from 1 for the least; equal ones have the mean of theirs."""
+    """Rank of each of the values (N,), from 1 for the least; equal values get their mean rank."""
     return stats.rankdata(values)
 
 
-# Of retrieval; the first one decides what is best. Ranks beyond the number behind a name do not count.
+# Metrics of retrieval; the first one selects the best checkpoint. NAME@k counts only the first k ranks.
 RETRIEVAL = ("ndcg_at_10", "recall_at_1", "recall_at_5", "recall_at_10")
-_QUERIES = 256  # whose scores of all documents are there at once
+_QUERIES = 256  # number of queries whose scores of all documents are computed at once
 
 
 class Ranked(NamedTuple):
-    """What a query has found."""
+    """Result of a query."""
 
     ranks: np.ndarray
     """Of the documents that are right, from 1, in the order in which they were named: (documents,) int64."""
@@ -86,12 +85,12 @@ class Ranked(NamedTuple):
 
 def ranked(queries: np.ndarray, documents: np.ndarray, without: np.ndarray, right: Sequence[np.ndarray]
            ) -> list[Ranked]:
-    """Documents by their product with each query; of equal ones the earlier stands first.
+    """Documents ranked by their dot product with each query; of equal ones the earlier comes first.
 
     Args:
         queries: (Q, size). documents: (D, size).
-        without: (Q,) int64: the place of a document that does not count for a query, -1: none.
-        right: of each query the places of the documents that are right, at least one.
+        without: (Q,) int64: index of a document that is excluded for a query, -1: none.
+        right: for each query the indices of its right documents, at least one.
     """
     found = []
     for start in range(0, len(queries), _QUERIES):
@@ -106,8 +105,8 @@ def ranked(queries: np.ndarray, documents: np.ndarray, without: np.ndarray, righ
 
 
 def measure_ranks(ranks: Sequence[np.ndarray]) -> dict[str, float]:
-    """Means over queries of what the ranks of their right documents say: the share of these among the first k; and
-    the normalised discounted cumulative gain of the first ten, each right one with the gain 1 (Jarvelin and Kekalainen
+    """Means over queries from the ranks of their right documents: the share of these among the first k; and the
+    normalised discounted cumulative gain of the first ten with gain 1 for each right document (Jarvelin and Kekalainen
     2002).
     """
     gains = [(1 / np.log2(1 + each[each <= 10])).sum() / (1 / np.log2(1 + np.arange(1, min(len(each), 10) + 1))).sum()

@@ -66,7 +66,7 @@ _KINDS = {dict: "an object", list: "a list", str: "a text", int: "a number", flo
 
 
 def _field(path: Path, place: str, holder: object, name: str, kind: type) -> Any:
-    """A field of an object of the file. Raises UserError that says what stands in its place."""
+    """A field of an object of the file. Raises UserError naming what was found instead."""
     if not isinstance(holder, dict):
         found, expected = _KINDS[type(holder)], f"an object with {name!r}"
     elif name not in holder:
@@ -107,24 +107,24 @@ def _question(path: Path, place: str, qa: object, number: int, context: str) -> 
 
 
 def normalized_words(answer: str) -> list[str]:
-    """Words in small letters, without punctuation and articles (SQuAD's evaluate-v1.1.py and v2.0)."""
+    """Words in lower case, without punctuation and articles (SQuAD's evaluate-v1.1.py and v2.0)."""
     kept = "".join(character for character in answer.lower() if character not in _PUNCTUATION)
     return _ARTICLES.sub(" ", kept).split()
 
 
 def normalized_characters(answer: str) -> list[str]:
-    """Letters and figures one by one, in small letters, without any punctuation: for Chinese, which has no spaces."""
+    """Single letters and digits in lower case, without punctuation: for Chinese, which has no spaces."""
     return [character for character in answer.lower() if unicodedata.category(character)[0] not in "PZSC"]
 
 
 def exact_match(answer: str, right: str, units: Callable[[str], list[str]]) -> float:
-    """1 if both are the same after normalising."""
+    """1 if both are equal after normalisation, else 0."""
     return float(units(answer) == units(right))
 
 
 def f1(answer: str, right: str, units: Callable[[str], list[str]], version_2: bool) -> float:
-    """Harmonic mean of the shares of units that the two have in common; where neither has any, 1 by the script of
-    SQuAD 2.0 and 0 by that of 1.1.
+    """F1 of the units that the two have in common; if neither has any, 1 by the script of SQuAD 2.0 and 0 by that of
+    1.1.
     """
     guessed, true = units(answer), units(right)
     if not guessed or not true:
@@ -137,7 +137,7 @@ def squad_scores(questions: list[Question], answers: list[str], units: Callable[
                  ) -> np.ndarray:
     """Exact match and F1 of each answer against the best of the right ones, (questions, 2), 0 to 1.
 
-    SQuAD 2.0's script leaves right answers out that have no units; without any left, no answer is the right one.
+    SQuAD 2.0's script ignores right answers without units; if none is left, giving no answer is right.
     """
     scores = []
     for question, answer in zip(questions, answers, strict=True):
@@ -153,7 +153,7 @@ def squad_metrics(questions: list[Question], answers: list[str], units: Callable
     has exact_match here too).
 
     Args:
-        answers: the best answer of each; the empty text where none is given.
+        answers: the best answer to each question; empty for no answer.
         version_2: whether questions may have no answer.
     """
     scores = 100 * squad_scores(questions, answers, units, version_2)
@@ -171,12 +171,12 @@ def squad_metrics(questions: list[Question], answers: list[str], units: Callable
 
 def best_threshold(scores: np.ndarray, none: np.ndarray, answered: np.ndarray, odds: np.ndarray
                    ) -> tuple[float, float]:
-    """Mean of scores (N,) if no answer is given where `odds` exceed the best threshold, and that threshold.
+    """Mean of scores (N,) if no answer is given above the best threshold of `odds`, and that threshold.
 
     Args:
         none: whether a question has no answer. answered: whether a text was predicted at all. All (N,).
 
-    Where never answering is best, the threshold is below all odds (the official script says 0, as if odds were
+    If never answering is best, the threshold is below all odds (the official script returns 0, as if odds were
     probabilities).
     """
     order = np.argsort(odds, kind="stable")

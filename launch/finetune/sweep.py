@@ -1,6 +1,4 @@
-"""Fine-tuning with several seeds and a grid of settings: one run each; medians, deviations, failures and the best
-settings as a table and a picture.
-"""
+"""Fine-tuning sweeps: a run for each seed and combination of settings; results as a table and a picture."""
 
 from __future__ import annotations
 
@@ -36,18 +34,18 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 
 PICTURE = "spread.png"
-# What one run does not share with the others, or what would make their values another thing.
+# Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
 _NO_SETTINGS = ("task", "output", "seed", "seeds", "grid", "evaluation.metric")
 
 
 def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> int:
     """Run every combination with every seed, each in a process of its own; returns the exit status.
 
-    On every GPU that is visible runs one at a time; on a CPU one after another. A run that is complete is not
-    repeated; one that was cut short goes on.
+    One run at a time on each visible GPU; one after another on a CPU. Complete runs are not repeated; interrupted ones
+    are resumed.
 
     Args:
-        read_job: reads all that a run reads, and raises what is wrong with it (finetune/command.py).
+        read_job: reads all inputs of a run, and raises UserError for wrong ones (finetune/command.py).
 
     Raises:
         UserError: a setting or a file is wrong, or the folder holds the runs of another sweep.
@@ -64,11 +62,11 @@ def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> 
 
 
 def _plan(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> list[Run]:
-    """All runs, each with its configuration written beside its folder, once everything that they read is read."""
+    """All runs; the configuration of each is written beside its folder after all inputs were read."""
     folder, base = Path(config.output), asdict(replace(config, seeds=1, grid=[]))
     planned: list[Run] = []
     written, settled = {}, []
-    steps: dict[str, int | None] = {}  # of each model the checkpoint, which may be the newest one only for now
+    steps: dict[str, int | None] = {}  # the checkpoint of each model: the newest one may change
     for settings in combinations(config.grid, _NO_SETTINGS):
         part = part_of_name(settings)
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
@@ -106,16 +104,16 @@ def _name(settings: str, seed: int) -> str:
 
 
 def _begun_from(path: Path, model: str) -> dict[str, int]:
-    """The checkpoint of a model from which a run of a sweep that was stopped began: by now there may be a newer one."""
+    """The checkpoint of a model from which an earlier run of this sweep began: there may be a newer one now."""
     begun = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {model: begun["model_step"]} if begun.get("model") == model and begun.get("model_step") is not None else {}
 
 
 def summarize(config: FinetuneConfig, planned: list[Run]) -> dict:
-    """What all runs make together.
+    """The results of all runs together.
 
     `settings`: one entry for each, with the statistics of each metric of each file over its seeds. `failed`: runs
-    without a result, and those that are no better than always answering what is most frequent (Mosbach et al. 2021,
+    without a result, and those that are no better than always predicting the most frequent answer (Mosbach et al. 2021,
     arXiv 2006.04884, section 4). `best`: the settings with the best median, and the best single run.
     """
     finished = {run.name: results for run in planned if (results := run.results()) is not None}
@@ -152,7 +150,7 @@ def _failure(run: Run, results: dict | None, evaluation: EvaluationConfig) -> st
 
 
 def _values(made: dict[str, dict]) -> dict[str, dict[str, float]]:
-    """`FILE/METRIC` -> run -> value; values that are not defined are left out."""
+    """`FILE/METRIC` -> run -> value; undefined values are omitted."""
     values: dict[str, dict[str, float]] = {}
     for run, results in made.items():
         for split, measured in results.items():
@@ -164,7 +162,7 @@ def _values(made: dict[str, dict]) -> dict[str, dict[str, float]]:
 
 
 def show(summary: dict, console: Console) -> None:
-    """The table of the settings, and where the best run lies."""
+    """Print the table of the settings, failed runs and the best run."""
     rows: list[tuple[str, ...]] = []
     for each in summary["settings"]:
         measured = each["metrics"].get(f"validation/{summary['metric']}")
@@ -182,7 +180,7 @@ def show(summary: dict, console: Console) -> None:
 
 
 def draw(summary: dict, path: Path) -> None:
-    """A point a run, a column a setting, a line at each median."""
+    """Draw one point per run, one column per setting, and a line at each median."""
     from matplotlib.figure import Figure
 
     settings = summary["settings"]

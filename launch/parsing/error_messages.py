@@ -18,14 +18,14 @@ _LONGEST = 80  # characters of a value that are quoted
 
 
 def quoted(value: object) -> str:
-    """A value on one line, cut where it is long, in quotes where it is no plain word."""
+    """A value on one line, shortened if long, in quotes unless it is a plain word."""
     text = " ".join(str(value).split())
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     return text if re.fullmatch(r"[\w.,+\-/:*]+", text) else repr(text)
 
 
 def nearest(name: str, known: Mapping[str, Described], section: str = "") -> str:
-    """A hint at the field of the nearest name; those of a section are asked first."""
+    """A hint at the field with the nearest name, fields of the same section first."""
     last = {each.rpartition(".")[2]: each for each in known}
     last |= {each.rpartition(".")[2]: each for each in known if section and each.startswith(f"{section}.")}
     near = difflib.get_close_matches(name, [*known, *last], 1)
@@ -39,7 +39,7 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
         known: the command's fields.
 
     Raises:
-        UserError: it is not there, can't be read or is something else; with the line and column if it is no YAML.
+        UserError: it is missing, unreadable or not such a mapping; with line and column for invalid YAML.
     """
     path = Path(value)
     try:
@@ -80,7 +80,7 @@ def _names(values: dict) -> list:
 
 def explain(message: str, known: Mapping[str, Described], words: list[str],
             flags: Mapping[str, str]) -> str:
-    """What the parser's library found wrong, in our words.
+    """Our message for an error of jsonargparse.
 
     Args:
         message: the library's.
@@ -158,7 +158,7 @@ def _wrong_value(message: str, known: Mapping[str, Described], words: list[str])
 
 
 def _wrong_item(message: str, field: Described, keys: list[str], words: list[str]) -> str:
-    """What is wrong with a list whose items have fields of their own, or with one of them."""
+    """The message for a wrong list of sections, or a wrong item in it."""
     inner = describe(field.items)
     if found := re.search(r"Option '([^']*)' is not accepted", message):
         return f"--{field.name}: found {quoted(found[1])}, which is no field of it, expected {field.expected}"
@@ -170,7 +170,7 @@ def _wrong_item(message: str, field: Described, keys: list[str], words: list[str
 
 
 def _typed(name: str, words: list[str]) -> str | None:
-    """The value that a flag was given on the command line, the last one; None if it stands in a file."""
+    """The last value of a flag on the command line; None if the value is in a file."""
     typed = None
     for number, word in enumerate(words):
         option, equals, value = word.partition("=")

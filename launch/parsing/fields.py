@@ -32,12 +32,12 @@ class Described:
 
     @property
     def section(self) -> str:
-        """The section that it stands in; empty for the command's own fields."""
+        """The section of the field; empty for the command's own fields."""
         return self.name.rpartition(".")[0]
 
     @property
     def nullable(self) -> bool:
-        """Whether it may have no value (null)."""
+        """Whether null is accepted."""
         return NoneType in _members(self.kind)
 
     @property
@@ -53,13 +53,13 @@ class Described:
 
     @property
     def takes_files(self) -> bool:
-        """Whether a value may name a file: not if it is a number, or one of those that can be listed."""
+        """Whether a value may be a file: not for numbers and enumerated values."""
         return not all(member in (int, float, bool, NoneType) or get_origin(member) is Literal
                        for member in _members(self.kind))
 
     @property
     def expected(self) -> str:
-        """What values it takes, in words, without null."""
+        """Accepted values in words, without null."""
         return in_words(self.kind)
 
 
@@ -98,7 +98,7 @@ def _listed(member: Any) -> list[str]:
 
 
 def in_words(kind: Any) -> str:
-    """What a field takes: `a number`, `one of: a, b`, `a whole number or auto`."""
+    """The accepted values of a type in words: `a number`, `one of: a, b`, `a whole number or auto`."""
     members = [member for member in _members(kind) if member is not NoneType]
     return " or ".join(_in_words(member, alone=len(members) == 1) for member in members)
 

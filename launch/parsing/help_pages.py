@@ -20,7 +20,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Page:
-    """What the table of commands says of one."""
+    """The facts of a command for its help page."""
 
     name: str
     about: str
@@ -40,7 +40,7 @@ def explain_command(page: Page, topic: str = "") -> str:
     """The help of a command, for a terminal.
 
     Args:
-        topic: empty: what matters; all; the name of a section or of a field.
+        topic: empty: the most used fields; all; the name of a section or of a field.
 
     Raises:
         UserError: there is no such topic.
@@ -143,14 +143,14 @@ def _entries(page: Page, fields: Iterable[Described]) -> list[str]:
 
 
 def _plain(described: Described) -> str:
-    """The sentence, in which no value is what a field has that is not given."""
+    """The field's description, with null explained as "not given"."""
     if described.default in (None, [], ""):
         return re.sub(r"\b(?:null|empty):", "without it:", described.sentence)
     return described.sentence
 
 
 def _remark(described: Described) -> str:
-    """What values a field takes and which it has, where the sentence leaves that open."""
+    """Accepted values and default of a field, unless its description has them."""
     parts = []
     if described.expected.endswith("texts"):
         parts.append("one or more")

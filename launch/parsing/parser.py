@@ -25,10 +25,10 @@ from cloze.pipeline.yaml_text import load_yaml
 
 Config = TypeVar("Config")
 
-# What reads files and values for jsonargparse, with a bound on what they expand to.
+# The YAML loader for jsonargparse, with a bound on expanded aliases.
 jsonargparse.set_loader("yaml", partial(load_yaml, load=jsonargparse.get_loader("yaml")), (yaml.YAMLError,))
 
-CONFIGS = Path(cloze.__file__).parent / "configs"  # those that are installed with the code, a folder a kind
+CONFIGS = Path(cloze.__file__).parent / "configs"  # installed configurations, one folder per kind
 
 
 def shipped(kind: str) -> dict[str, Path]:
@@ -37,10 +37,10 @@ def shipped(kind: str) -> dict[str, Path]:
 
 
 def named_file(flag: str, kind: str, value: str) -> str:
-    """The file that `--config` or a section names: what exists, else a shipped one by its name.
+    """The file of a value of `--config` or a section: an existing path, else a shipped configuration by name.
 
     Raises:
-        UserError: the value is a bare name of neither.
+        UserError: the value is a plain name and matches neither.
     """
     if not re.fullmatch(r"[A-Za-z][\w.-]*", value) or value in ("null", "None") or Path(value).is_file():
         return value  # a path, YAML or JSON: the parser's
@@ -57,7 +57,7 @@ def named_file(flag: str, kind: str, value: str) -> str:
 
 
 def takes_flags(name: str) -> bool:
-    """Whether a command's required fields are flags; else they stand without one: `cloze inspect FOLDER`."""
+    """Whether a command's required fields are flags; otherwise they are positional: `cloze inspect FOLDER`."""
     return name in {"pretrain", "sweep", "finetune", "deepspeed-config", "vocab", "prepare"}
 
 
@@ -133,7 +133,7 @@ def _fields_of(values: object) -> list[tuple[str, object]]:
 
 
 def _infinite(values: object, prefix: str = "") -> str | None:
-    """The dotted name of the first number that is infinite or NaN, which no field takes; None: there is none."""
+    """The dotted name of the first infinite or NaN value, which no field accepts; None if there is none."""
     if isinstance(values, float):
         return None if math.isfinite(values) else prefix
     if isinstance(values, dict):
@@ -147,7 +147,7 @@ def _infinite(values: object, prefix: str = "") -> str | None:
 
 
 def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
-    """`--input a b` as the list that jsonargparse reads: several words are what a shell makes of a glob."""
+    """Convert `--input a b` to the list that jsonargparse reads, since a shell expands a glob to several words."""
     result, rest = [], list(arguments)
     while rest:
         word = rest.pop(0)
@@ -164,7 +164,7 @@ def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
 
 
 def words_first(arguments: list[str]) -> list[str]:
-    """Move options with their values to the end: argparse takes a list of words in one piece only."""
+    """Move options with their values to the end: argparse accepts positional arguments only in one piece."""
     words: list[str] = []
     options: list[str] = []
     rest = iter(arguments)
@@ -184,7 +184,7 @@ def _files_first(arguments: list[str], known: dict[str, Described], configs: str
     """Move `--config FILE`, then `--SECTION FILE`, to the front, so that single fields win whatever the order.
 
     Raises:
-        UserError: a file is not there, or holds something else than fields.
+        UserError: a file is missing, or holds anything but fields.
     """
     sections = {name for name, field in known.items() if field.is_section}
     whole: list[str] = []

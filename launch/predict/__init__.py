@@ -9,7 +9,9 @@ __all__ = ["Predictor"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Predictor`, imported when it is asked for, and torch with it: the options of commands are in this room too."""
+    """`Predictor`, imported lazily since it imports torch, which the configurations of commands in this room do not
+    need.
+    """
     if name != "Predictor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cloze.launch.predict.predictor import Predictor

@@ -16,7 +16,7 @@ from cloze.launch.texts.encoding import Answering, Encoder, Encoding
 
 @dataclass(frozen=True)
 class Span:
-    """An answer: characters `start` to `end` (one past the last) of the context; an empty text says there is none."""
+    """An answer: characters `start` to `end` (exclusive) of the context; an empty text means no answer."""
 
     text: str
     start: int
@@ -57,7 +57,7 @@ class AnswerQuestion(Operation):
         return encoder.windows(row.second, row.text, length=asked.max_length, step=asked.window_step, place=row.place)
 
     def _as_learned(self, answering: Answering) -> Answering:
-        """What was asked for, else as the model has learned it."""
+        """The options as given, else those saved with the model."""
         asked = {name: getattr(self, name) for name in asdict(answering)}
         return replace(answering, **{name: value for name, value in asked.items() if value is not None})
 
@@ -74,7 +74,7 @@ class AnswerQuestion(Operation):
                    "probability": figure(span.probability)}
 
     def columns(self, loaded: LoadedModel | None, result: list[Span]) -> dict[str, Any]:
-        """The best answer, with nothing in it for an empty context; with `top_k` all of them, as a list."""
+        """The best answer (null values for an empty context); with `top_k` a list of all."""
         if self.top_k > 1:
             return {self.key: plain(result)}
         names = {"answer": "text", "start": "start", "end": "end", "probability": "probability"}

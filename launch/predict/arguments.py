@@ -15,8 +15,9 @@ _NAMES = {int: "a whole number", str: "text", NoneType: "None"}
 
 
 def check_options(options: object) -> None:
-    """Raise UserError, naming it, for a field of a dataclass that holds another kind of value than it is declared to,
-    or none of its names."""
+    """Raise UserError for the first field of a dataclass whose value is not of the declared type, or not one of its
+    names.
+    """
     for name, kinds in _kinds(type(options)).items():
         value = getattr(options, name)
         if not any(_is_of(value, kind) for kind in kinds):
@@ -26,7 +27,7 @@ def check_options(options: object) -> None:
 
 
 def _kinds(options: type) -> dict[str, tuple[Any, ...]]:
-    """Of each field the kinds of value that it may have."""
+    """Types of values that each field may have."""
     hints = get_type_hints(options)
     return {field.name: get_args(hints[field.name]) if get_origin(hints[field.name]) in (Union, UnionType)
             else (hints[field.name],) for field in dataclasses.fields(options)}
@@ -35,16 +36,16 @@ def _kinds(options: type) -> dict[str, tuple[Any, ...]]:
 def _is_of(value: object, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
-    if kind is int:  # numpy's are whole numbers, too
+    if kind is int:  # numpy's integers count as whole numbers
         return isinstance(value, Integral) and not isinstance(value, bool)
     return isinstance(value, get_origin(kind) or kind)
 
 
 def model_name(model: object) -> str:
-    """The path, URL or name of a model as it was given, with the home folder for ~.
+    """The path, URL or name of a model as text, with ~ replaced by the home folder.
 
     Raises:
-        UserError: it is empty, or no text and no path.
+        UserError: it is empty, or neither text nor path.
     """
     if not isinstance(model, str | os.PathLike) or not str(model).strip():
         raise UserError(f"model: found {shown(model)}, expected the folder of a Cloze run or a Hugging Face folder, or "
@@ -54,6 +55,6 @@ def model_name(model: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in one short line."""
+    """A value as one short line."""
     text = " ".join(repr(value).splitlines())
     return text if len(text) <= 60 else text[:57] + "..."

@@ -67,7 +67,7 @@ class FillMask(Operation):
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A token and its log-probability where it stands, the rest of the sentence seen."""
+    """A token and its log-probability given the rest of the sentence."""
 
     token: str
     log_probability: float
@@ -112,13 +112,13 @@ class Score(Operation):
 
 
 def hidden_log_probabilities(model: Any, inputs: dict[str, Any], positions: Any, hidden: Any) -> Any:
-    """Natural log-probabilities (N,) fp32 of the tokens `hidden` (N,) at `positions` (N,) among the concatenated ones
-    of `inputs`, which have the mask there; tensors all.
+    """Natural log-probabilities (N,) fp32 of the tokens `hidden` (N,) at the masked `positions` (N,) of concatenated
+    `inputs`.
     """
     logits = model(masked_positions=positions, **inputs).prediction_logits.float()
     return logits.gather(1, hidden[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def _hidden(encoding: Encoding) -> int:
-    """The token that stands where the one blank is."""
+    """The token replaced by the only mask."""
     return encoding.ids[encoding.blanks[0]]

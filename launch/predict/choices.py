@@ -35,7 +35,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Choose(Operation):
-    """Which of several choices goes on with a text best."""
+    """Which of several choices continues a text best."""
 
     name, head, fields, takes_choices = "choose", "BertForMultipleChoice", ("text", "choices"), True
 

@@ -23,7 +23,7 @@ def predict(config: Input) -> int:
     """Print the results of an operation for every text; returns the exit status."""
     predictor = Predictor.from_folder(model_path(config))
     if isinstance(config, FeaturesConfig) and (config.word or config.attention):
-        return _look_inside(predictor, config)
+        return _print_features(predictor, config)
     console = Console()
     cut: Counter[str] = Counter()
     results = _answered(predictor, config, cut)
@@ -49,7 +49,7 @@ def _warn_of_longer_texts(predictor: Predictor) -> None:
 
 
 def _answered(predictor: Predictor, config: Input, cut: Counter) -> Iterator[tuple[Row, Any]]:
-    """Each text with its result. cut: counts the tokens that were left out."""
+    """Each text with its result. cut: counts truncated tokens."""
     seen: deque[Row] = deque()
 
     def noting() -> Iterator[Row]:
@@ -63,7 +63,7 @@ def _answered(predictor: Predictor, config: Input, cut: Counter) -> Iterator[tup
 
 
 def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> None:
-    """Print results as they come, or as a table at the end."""
+    """Print each result when it is ready, or a table at the end."""
     if not wants_table(config):
         for row, result in results:
             print(encoded(as_json(config, row, result)), flush=True)
@@ -74,7 +74,7 @@ def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> None:
     print_table(line for row, result in found for line in config.table_lines(row, result))
 
 
-def _look_inside(predictor: Predictor, config: FeaturesConfig) -> int:
+def _print_features(predictor: Predictor, config: FeaturesConfig) -> int:
     rows = list(read_rows(config, predictor.loaded.columns))
     if config.attention:
         if len(rows) != 1:

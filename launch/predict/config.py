@@ -17,13 +17,13 @@ from cloze.pipeline.errors import UserError
 
 
 def typed_text() -> Any:
-    """A field of text as it is typed: as an optional field of another kind, "#1" and "null" would be YAML's nothing."""
+    """A text field that is not parsed as YAML, where "#1" and "null" would become null."""
     return field(default=None, metadata={"typed_text": True})
 
 
 @dataclass(frozen=True)
 class Input(ModelConfig, Operation):
-    """An operation with which model it asks, of which texts, and in which form the results are given."""
+    """An operation with its model, the source of its texts and the format of its results."""
 
     outputs: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".parquet", ".jsonl")
 
@@ -59,7 +59,7 @@ class Input(ModelConfig, Operation):
             yield Row(text, pair, "text" if len(self.text) == 1 else f"text {number}")
 
     def second_text(self) -> str | None:
-        """That of each pair on the command line; None: there are no pairs. Raises UserError."""
+        """The second text of all pairs on the command line; None: no pairs. Raises UserError."""
         return None
 
 
@@ -109,7 +109,8 @@ class AnswerConfig(AnswerQuestion, Input):
 
 @dataclass(frozen=True)
 class ChooseConfig(Choose, Input):
-    """Choose what goes on with a text best: on the command line and in a line (with tabs) a text, then its choices."""
+    """Choose the best continuation of a text: on the command line and in a line (with tabs) a text, then its choices.
+    """
 
     def given(self) -> Iterator[Row]:
         yield Row(self.text[0], choices=tuple(self.text[1:]))
@@ -117,7 +118,8 @@ class ChooseConfig(Choose, Input):
 
 @dataclass(frozen=True)
 class SimilarityConfig(Compare, Input):
-    """Compare texts: on the command line the first one with each of the others, in a file the two of each line."""
+    """Compare texts: on the command line the first one with each of the others, in a file the two texts of each line.
+    """
 
     def given(self) -> Iterator[Row]:
         if len(self.text) == 1:
@@ -138,7 +140,7 @@ class EmbedConfig(Embed, PairInput):
 
 @dataclass(frozen=True)
 class FeaturesConfig(Features, PairInput):
-    """A vector for each token, or for one word wherever it stands."""
+    """A vector for each token, or for all occurrences of a word."""
 
     word: str | None = typed_text()
     """Only the vectors of this word, each with its cosine to the word's static vector and to the other ones."""
@@ -154,6 +156,6 @@ class FeaturesConfig(Features, PairInput):
 
 @dataclass(frozen=True)
 class TokenizeConfig(Tokenize, PairInput):
-    """What a model is given for texts: tokens, ids, segments, mask, and the characters of each token."""
+    """The inputs of a model for texts: tokens, ids, segments, mask, and the characters of each token."""
 
 

@@ -14,17 +14,17 @@ _OPERATIONS = {
 
 
 def operation_for(words: list[str]) -> str:
-    """The operation that the head of a model is for; embed for a bare encoder.
+    """The operation for the head of a model; embed for an encoder without a head.
 
     Args:
-        words: of the command line, behind `predict`: the model, texts, options.
+        words: words after `predict` on the command line: the model, texts, options.
 
     Raises:
-        UserError, ModelError: there is no model among them, or it is none.
+        UserError, ModelError: the words name no model, or it can't be read.
     """
     folder = model_path(named_model(words))
     runs.check_holds_model(folder)
     if runs.is_pretraining(folder):
-        # What ELECTRA's discriminator says of tokens is for its training alone.
+        # The outputs of ELECTRA's discriminator are for its training only.
         return "embed" if runs.fields_of(folder).get("objective") == "replaced_tokens" else "fill-mask"
     return _OPERATIONS.get(saved_class(runs.model_folder(folder)).__name__, "embed")

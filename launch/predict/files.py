@@ -19,17 +19,17 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publishing
 
-_CHUNK = 4096  # rows that the columns of a table, and their kinds, are taken from
+_CHUNK = 4096  # number of rows that determine the columns of a table and their types
 
 Results = Iterable[tuple[Row, Any]]
 
 
 def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, results: Results) -> int:
-    """Write results as they come: *.jsonl as they are printed; *.csv, *.tsv, *.parquet with a row a text: the columns
-    of the input, then the result's; *.npy: vectors (N, hidden) fp32. Returns their number.
+    """Write results as they are computed; returns their number. *.jsonl: as printed; *.csv, *.tsv, *.parquet: one row
+    per text with the columns of the input, then the result; *.npy: vectors (N, hidden size) fp32.
 
     Raises:
-        UserError: a row has other columns than those before, or values of another kind; the file cannot be written.
+        UserError: a row has other columns or types than earlier rows; the file cannot be written.
     """
     with publishing(path) as aside:
         if path.suffix == ".npy":
@@ -50,7 +50,7 @@ def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, 
 
 
 def _write_separated(path: Path, file: IO[str], rows: Iterator[dict[str, Any]]) -> int:
-    """Lists and objects are JSON in their cell, nothing is an empty one."""
+    """Write CSV or TSV; lists and objects are JSON in their cell, null is an empty cell."""
     columns: tuple[str, ...] = ()
     number = 0
     for chunk in _chunks(rows):
@@ -86,7 +86,7 @@ def _write_parquet(path: Path, aside: Path, rows: Iterator[dict[str, Any]]) -> i
 
 
 def _schema(path: Path, chunk: list[dict[str, Any]]) -> pa.Schema:
-    """A column without any value is one of text; numbers of vectors are fp32."""
+    """Schema from the first rows; a column without values is text; numbers in vectors are fp32."""
     found = _table(path, [dict.fromkeys(_columns(chunk)), *chunk], None).schema
     kinds = {pa.null(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.float32())}
     return pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in found])
@@ -110,7 +110,7 @@ def _columns(chunk: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _check(path: Path, columns: Iterable[str], chunk: list[dict[str, Any]]) -> None:
-    """A column that comes late has no place in a file whose rows before are written."""
+    """Raise UserError for a new column after the first rows, which are written already."""
     if late := [name for name in _columns(chunk) if name not in columns]:
         raise UserError(f"output: {path}: found the column {late[0]!r}, which none of the first {_CHUNK:,} rows has, "
                         "expected theirs; write *.jsonl")

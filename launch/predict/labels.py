@@ -15,7 +15,7 @@ from cloze.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class Label:
-    """A label and its probability; of a regression: a target and its value."""
+    """A label and its probability; for a regression a target and its value."""
 
     label: str
     score: float
@@ -25,7 +25,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of a text, the most probable first; of a regression in the order of its targets."""
+    """Labels of a text, the most probable first; for a regression in the order of its targets."""
 
     labels: list[Label]
     cut_tokens: int
@@ -62,13 +62,14 @@ class Classify(Operation):
         return encoder.windows(row.text, length=length, step=step, place=row.place)
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
-        if model.head.pieces != "none":  # a text's pieces may be in several batches
+        if model.head.pieces != "none":  # the pieces of a text may be in several batches
             return list(model.vectors(**batch.inputs))
-        return _chances(model, model(**batch.inputs).logits)
+        return _probabilities(model, model(**batch.inputs).logits)
 
     def columns(self, loaded: LoadedModel | None, result: Labels) -> dict[str, Any]:
-        """`prediction` and the probability of each label (of the first only, if not all are asked for); of a regression
-        its values; of independent labels those of more than one half, with commas between them."""
+        """`prediction` and the probability of each label (with `top_k` only of the first); for a regression its values;
+        for independent labels those above one half, separated by commas.
+        """
         assert loaded is not None, "a model has said it"
         head = loaded.model.head
         found: dict[str, Any] = {}
@@ -107,8 +108,8 @@ class Classify(Operation):
         return Labels(result, encodings[0].cut_tokens)
 
 
-def _chances(model: Any, logits: Any) -> list[dict[str | None, list[float]]]:
-    """Of each row of logits the probabilities (of a regression the values), by label column; None: the only one."""
+def _probabilities(model: Any, logits: Any) -> list[dict[str | None, list[float]]]:
+    """Probabilities (for a regression values) of each row of logits, by label column; None: the only column."""
     logits = logits.float()
     if model.head.problem == "columns":
         parts = model.split_columns(logits)
@@ -120,9 +121,9 @@ def _chances(model: Any, logits: Any) -> list[dict[str | None, list[float]]]:
 
 
 def _classified(model: Any, vectors: Sequence[Any]) -> list[dict[str | None, list[float]]]:
-    """The same of one text, from the vectors of its pieces."""
+    """The same for one text, from the vectors of its pieces."""
     import torch
 
     stacked = torch.stack(list(vectors))
     offsets = torch.tensor([0, len(stacked)], device=stacked.device)
-    return _chances(model, model.classify(model.pool_pieces(stacked, offsets)))
+    return _probabilities(model, model.classify(model.pool_pieces(stacked, offsets)))

@@ -17,7 +17,7 @@ from cloze.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class Row:
-    """A text, a pair of texts, or a text with its choices; and where it comes from (for messages)."""
+    """A text, a pair of texts, or a text with its choices; and its source (for messages)."""
 
     text: str
     pair: str | None = None
@@ -28,19 +28,19 @@ class Row:
 
     @property
     def both(self) -> str:
-        """The text, or the two of a pair in one line."""
+        """The text, or both texts of a pair, in one line."""
         return self.text if self.pair is None else f"{self.text} | {self.pair}"
 
     @property
     def second(self) -> str:
-        """The second text of a pair, where an operation always takes one."""
+        """The second text of a pair, for operations that always take one."""
         assert self.pair is not None, "check_row asks for it"
         return self.pair
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences one after another, without padding."""
+    """Concatenated sequences, without padding."""
 
     encodings: Sequence[Encoding]
     bounds: list[int]
@@ -49,7 +49,7 @@ class Batch:
     """What a model's forward takes (cloze.pipeline.loading.collate.concatenated), with [MASK] at the blanks."""
 
     def blanks(self) -> list[int]:
-        """Positions of all blanks among the T tokens."""
+        """Positions of all masks among the T tokens."""
         starts = zip(self.bounds, self.encodings, strict=False)
         return [start + blank for start, each in starts for blank in each.blanks]
 
@@ -59,16 +59,16 @@ class Batch:
         return [host[low:high] for low, high in zip(self.bounds, self.bounds[1:], strict=False)]
 
 
-_SHOWN_NUMBERS = 4  # of a vector in a table
+_SHOWN_NUMBERS = 4  # numbers of a vector shown in a table
 
 
 def shown_vector(vector: np.ndarray) -> str:
-    """The first numbers of a vector, and how many it has."""
+    """The first numbers of a vector, and its size."""
     return " ".join(figure(number) for number in vector[:_SHOWN_NUMBERS]) + f" ... ({len(vector)})"
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, arrays and tuples as dicts and lists; a field that is None is left out."""
+    """Convert dataclasses, arrays and tuples to dicts and lists; fields that are None are omitted."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {name: plain(each) for name, each in pairs if each is not None}
@@ -78,14 +78,14 @@ def plain(value: Any) -> Any:
 
 
 class Operation:
-    """Something to ask a model for. Subclasses are frozen dataclasses of their options.
+    """An operation of a model on texts. Subclasses are frozen dataclasses of their options.
 
-    head: the attribute of a model that the operation needs, None for any encoder. fields: names of its one or two
-    texts in JSON; `takes_pair`: never, maybe or always the second; `takes_choices`: the second is a list of them. key:
-    name of a result that is no object, in JSON.
+    head: attribute of a model that the operation needs, None for any encoder. fields: names of its one or two texts in
+    JSON; `takes_pair`: whether there is a second text (never, maybe, always); `takes_choices`: the second one is a
+    list. key: name in JSON of a result that is not an object.
     """
 
-    if TYPE_CHECKING:  # each subclass is one; jsonargparse would take the annotation for a field
+    if TYPE_CHECKING:  # each subclass is a dataclass; jsonargparse would read the annotation as a field
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     name: ClassVar[str]
@@ -97,23 +97,23 @@ class Operation:
 
     def __post_init__(self) -> None:
         check_options(self)
-        # A command's configuration is an operation and what it reads its texts from: each checks its own fields.
+        # A command's configuration inherits from an operation and from Input: each checks its own fields.
         if checks := getattr(super(), "__post_init__", None):
             checks()
 
     def check(self, loaded: LoadedModel) -> None:
-        """Raise UserError for options that this model cannot serve."""
+        """Raise UserError for options that this model does not support."""
 
-    def settled(self, loaded: LoadedModel) -> "Operation":
-        """The same with the options that are left to the model."""
+    def with_model_defaults(self, loaded: LoadedModel) -> "Operation":
+        """The operation with the model's values for options that are not given."""
         return self
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
-        """Sequences of a text, one after another where they may be many. Raises UserError."""
+        """Encode a text to one or more sequences, lazily if there may be many. Raises UserError."""
         return [encoder.encode(row.text, row.pair, place=row.place)]
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
-        """Run the model; one value a sequence, on the host."""
+        """Run the model; returns one value per sequence, on the host."""
         raise NotImplementedError
 
     def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Any:
@@ -121,21 +121,24 @@ class Operation:
         raise NotImplementedError
 
     def columns(self, loaded: LoadedModel | None, result: Any) -> dict[str, Any]:
-        """A result as columns of a table, the same names for every text. loaded: None for what runs no model."""
+        """A result as columns of a table, with the same names for every text. loaded: None for an operation without a
+        model.
+        """
         content = plain(result)
         return content if isinstance(content, dict) else {self.key: content}
 
     def table_lines(self, row: Row, result: Any) -> Iterator[dict[str, str]]:
-        """A result as lines of a table that people read, column by column."""
+        """A result as lines of a table for the terminal, by column."""
         raise NotImplementedError
 
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
-        """Numbers that the result of a text is made of, where they may be many for its tokens: a server bounds them."""
+        """Count of numbers in the result of a text, which a server bounds; 0 if they are few."""
         return 0
 
     def check_row(self, row: Row, learned: Columns | None) -> None:
-        """Raise UserError for one text where two are needed, or two where one is. learned: the columns that the model
-        has learned from; None: it is not known."""
+        """Raise UserError for one text where two are needed, or the reverse. learned: columns that the model was
+        trained on; None: unknown.
+        """
         if self.takes_pair == "always" and row.pair is None:
             raise UserError(f"{row.place}: found one text, expected {self.fields[0]} and {self.fields[1]}: two "
                             "texts with a tab between them, or two fields of JSON")

@@ -20,17 +20,18 @@ from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publishing
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-_LARGEST_PICTURE_INCHES = 100  # a side; 10,000 pixels, beyond which viewers give up
+_LARGEST_PICTURE_INCHES = 100  # maximum side, 10,000 pixels: many viewers fail beyond
 
 
 def as_json(operation: Operation, row: Row, result: Any) -> dict[str, Any]:
-    """A result with its texts, or with all columns of the table that they are from, as JSON's kinds of values."""
+    """A result with its texts, or with all columns of their table, as JSON values."""
     content = plain(result)
     return beside(operation, row, content if isinstance(content, dict) else {operation.key: content})
 
 
 def beside(operation: Operation, row: Row, content: dict[str, Any]) -> dict[str, Any]:
-    """What is made of a text behind the text or its row of a table; `cloze_` stands before a name that a column has."""
+    """The text or its row of a table, followed by the result; `cloze_` is prefixed to names that a column has already.
+    """
     if row.values is None:
         given = row.text, list(row.choices) if operation.takes_choices else row.pair
         return {name: text for name, text in zip(operation.fields, given, strict=True) if text is not None} | content
@@ -43,7 +44,7 @@ def beside(operation: Operation, row: Row, content: dict[str, Any]) -> dict[str,
 
 
 def _given(value: Any) -> Any:
-    """A value of a table as JSON has it: dates, bytes and the like as text, NaN as null."""
+    """A value of a table as a JSON value: dates, bytes and the like as text, NaN as null."""
     if isinstance(value, dict):
         return {str(name): _given(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -54,7 +55,7 @@ def _given(value: Any) -> Any:
 
 
 def encoded(value: Any) -> str:
-    """JSON. Raises UserError for a NaN or an infinity, for which it has no word."""
+    """Encode as JSON. Raises UserError for NaN and infinity, which JSON cannot represent."""
     try:
         return _ENCODER.encode(value)
     except ValueError as error:
@@ -63,10 +64,10 @@ def encoded(value: Any) -> str:
 
 
 def draw_attention(attention: Attentions, path: Path) -> None:
-    """A picture of all heads: a row a layer, a column a head, dark where a token (row) looks at another (column).
+    """Draw all heads: one row per layer, one column per head; dark where a token (row) attends to another (column).
 
     Raises:
-        UserError: matplotlib is missing, or the picture's kind is unknown to it.
+        UserError: matplotlib is missing, or does not know the picture's format.
     """
     try:
         from matplotlib.figure import Figure
@@ -77,13 +78,13 @@ def draw_attention(attention: Attentions, path: Path) -> None:
     side = min(max(1.6, 0.16 * length), _LARGEST_PICTURE_INCHES / max(layers, heads))
     figure = Figure(figsize=(side * heads + 1, side * layers + 1), layout="constrained")
     panels = figure.subplots(layers, heads, squeeze=False)
-    size = min(7.0, 60 * side / length)  # points: a token's name is as high as its row
+    size = min(7.0, 60 * side / length)  # font size in points: as high as a row
     for layer in range(layers):
         for head in range(heads):
             panel = panels[layer, head]
             panel.imshow(attention.weights[layer, head], cmap="Blues", vmin=0, vmax=1)
             panel.set_title(f"layer {layer + 1} head {head + 1}", fontsize=7)
-            # A dollar in a token begins no formula.
+            # Escape dollars, which would begin a formula.
             panel.set_xticks(range(length), attention.tokens, rotation=90, fontsize=size, parse_math=False)
             panel.set_yticks(range(length), attention.tokens, fontsize=size, parse_math=False)
     with publishing(path) as aside:
@@ -94,12 +95,12 @@ def draw_attention(attention: Attentions, path: Path) -> None:
 
 
 def wants_table(config: Any) -> bool:
-    """Whether results are shown as a table: as the field `format` says, else on a terminal."""
+    """Whether results are shown as a table: by the field `format`, else if the output is a terminal."""
     return config.format == "table" or (config.format is None and sys.stdout.isatty())
 
 
 def print_table(lines: Iterable[dict[str, str]]) -> None:
-    """A row for each line, by column."""
+    """Print lines as a table."""
     lines = list(lines)
     if not lines:
         print("(nothing found)")
@@ -110,7 +111,7 @@ def print_table(lines: Iterable[dict[str, str]]) -> None:
     before: dict[str, str] = {}
     for line in lines:
         shown = dict(line)
-        for name in ("text", "question"):  # a text stands at its first line only
+        for name in ("text", "question"):  # a text is shown in its first line only
             if name in line and len(line) > 2 and before.get(name) == line[name]:
                 shown[name] = ""
         table.add_row(*(escape(value) for value in shown.values()))

@@ -15,25 +15,24 @@ from cloze.pipeline.errors import UserError
 
 
 def check_inputs(config: Input) -> None:
-    """Raise UserError for a model or a file of texts that is not there."""
+    """Raise UserError for a missing model or file of texts."""
     check_used(config)
     check_file(config)
 
 
 def check_words(words: list[str]) -> None:
-    """Raise UserError for words that name no model, or one that is not there."""
+    """Raise UserError for words that name no model, or a missing one."""
     check_used(named_model(words))
 
 
 def named_model(words: list[str]) -> ModelConfig:
-    """Which model words of the command line name, and where it comes from; what is wrong in the options is said by who
-    parses them all.
+    """The model named by words of the command line; other errors in the words are left to the parser.
 
     Args:
-        words: behind `predict`: the model, texts, options.
+        words: words after `predict`: the model, texts, options.
 
     Raises:
-        UserError: there is no model among them.
+        UserError: they name no model.
     """
     ordered = words_first(words)
     if not ordered or ordered[0].startswith("--"):

@@ -41,9 +41,10 @@ from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
 
-# Texts that are read ahead and sorted by length: enough that hardly any batch mixes lengths, few enough to answer soon.
+# Texts that are read ahead and sorted by length: enough for batches of similar lengths, few enough for a fast first
+# result.
 CHUNK_ROWS = 1024
-# Tokens of one forward: fills two cores' caches as well as a GPU's queue; larger ones were not faster on CPU.
+# Tokens of one forward: enough to use two cores or a GPU well; larger batches were not faster on a CPU.
 BATCH_TOKENS = 4096
 
 
@@ -53,9 +54,9 @@ class Predictor:
     >>> model = Predictor.from_folder("runs/small-hf")
     >>> model.fill_mask("The capital of [MASK] is Paris.")
 
-    Each method answers for one text; `classify`, `tag`, `answer` and `embed` take lists, too. `map` takes an operation
-    and any number of texts, in batches of like length, and gives results as they come.
-    loaded: what the operations are given. model, tokenizer, config: its own.
+    Each method takes one text; `classify`, `tag`, `answer` and `embed` take lists, too. `map` takes an operation and
+    any number of texts, runs batches of similar lengths, and yields results as they are computed.
+    loaded: the LoadedModel. model, tokenizer, config: its attributes.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -64,21 +65,21 @@ class Predictor:
 
     @classmethod
     def from_folder(cls, folder: str | Path, step: int | Literal["best"] | None = None) -> Predictor:
-        """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`, that of the best
-        evaluation, or None: the newest good one).
+        """Load a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`; "best": the one
+        of the best evaluation; None: the newest good one).
 
         Raises:
-            UserError, ModelError: the folder holds neither, or something in it is damaged, or it has no such step.
+            UserError, ModelError: the folder holds neither, is damaged, or has no such checkpoint.
         """
         return cls(load_model(model_name(folder), step))
 
     @classmethod
     def from_hub(cls, name: str | Path, **options: Any) -> Predictor:
-        """From a folder, or a model by its name on the hub; options are those of
+        """Load a folder, or a model by its name on the hub; options are those of
         `cloze.launch.config.model.ModelConfig`: revision, cache_dir, offline, pickled_weights.
 
         Raises:
-            UserError, ModelError: there is none of that name, or as `from_folder`.
+            UserError, ModelError: there is no such model, or as `from_folder`.
         """
         return cls.from_folder(model_path(ModelConfig(model_name(name), **options)))
 
@@ -93,13 +94,13 @@ class Predictor:
         return self._one(FillMask(top_k=top_k), text)
 
     def score(self, text: str) -> SentenceScore:
-        """Pseudo-log-likelihood of a text, with each token's share: of two sentences the likelier has the higher."""
+        """Pseudo-log-likelihood of a text, and of each token; higher is more probable."""
         return self._one(Score(), text)
 
     def classify(self, text: str | Iterable[str | tuple[str, str]], pair: str | Iterable[str] | None = None,
                  top_k: int | None = None) -> list[Label] | list[list[Label]]:
-        """Labels of a text or pair, the most probable first; of a list of them (pairs as tuples, or as two lists) a
-        list each. A longer text than the model reads is cut, with a warning.
+        """Labels of a text or pair, the most probable first; for a list (pairs as tuples, or as two lists) a list of
+        labels each. Texts longer than the model reads are truncated, with a warning.
         """
         results = self._each(Classify(top_k=top_k), text, pair)
         self._warn(sum(result.cut_tokens for result in results))
@@ -108,21 +109,21 @@ class Predictor:
 
     def tag(self, text: str | Iterable[str],
             aggregation: Literal["none", "simple", "first", "average", "max"] = "first") -> list[Tag] | list[list[Tag]]:
-        """Tagged words of a text of any length, of a list of texts a list each; `aggregation` as in `TagWords`."""
+        """Tagged words of a text of any length; for a list of texts a list each; `aggregation` as in `TagWords`."""
         results = self._each(TagWords(aggregation=aggregation), text)
         return results[0] if isinstance(text, str) else results
 
     def answer(self, question: str | Iterable[str], context: str | Iterable[str], top_k: int = 1, **options: Any
                ) -> list[Span] | list[list[Span]]:
-        """The best answers in a context of any length; of a list of questions, about one context or about as many, a
-        list each. Further options are those of `AnswerQuestion`.
+        """The best answers in a context of any length; for a list of questions, with one context or one each, a list
+        each. Further options are those of `AnswerQuestion`.
         """
         results = self._each(AnswerQuestion(top_k=top_k, **options), question, context)
         return results[0] if isinstance(question, str) else results
 
     def choose(self, text: str, choices: Iterable[str]) -> list[Choice]:
-        """What goes on with a text best, of at least two choices: the most probable first. What is longer than the
-        model reads is cut, with a warning.
+        """Choices ranked as continuations of a text, the most probable first; at least two. Texts longer than the model
+        reads are truncated, with a warning.
         """
         (result,) = self.map(Choose(), [Row(text, choices=tuple(listed("choices", choices)))])
         self._warn(result.cut_tokens)
@@ -137,9 +138,9 @@ class Predictor:
 
     def embed(self, texts: Iterable[str | tuple[str, str]], pooling: Literal["cls", "mean", "max"] | None = None,
               layer: int = -1, dimensions: int | None = None) -> np.ndarray:
-        """(N, hidden) fp32: a vector a text. pooling: cls, mean, max, None: as the model has learned it, else mean.
-        layer: 0 embeddings, 1 ..., -1 last. dimensions: (N, dimensions), the first numbers, of length 1. Longer texts
-        than the model reads are cut, with a warning.
+        """One vector per text, (N, hidden size) fp32. pooling: cls, mean, max; None: as the model was trained, else
+        mean. layer: 0 embeddings, 1 ..., -1 last. dimensions: keep the first numbers as unit vectors, (N, dimensions).
+        Texts longer than the model reads are truncated, with a warning.
         """
         results = list(self.map(Embed(pooling=pooling, layer=layer, dimensions=dimensions), texts))
         self._warn(sum(result.cut_tokens for result in results))
@@ -147,7 +148,7 @@ class Predictor:
             np.empty((0, dimensions or self.config.hidden_size), np.float32))
 
     def features(self, text: str, pair: str | None = None, layer: int = -1) -> TokenVectors:
-        """The vector of every token, special ones included."""
+        """The vector of every token, special tokens included."""
         return self._one(Features(layer=layer), text, pair)
 
     def attention(self, text: str, pair: str | None = None) -> Attentions:
@@ -155,20 +156,22 @@ class Predictor:
         return self._one(Attend(), text, pair)
 
     def word(self, word: str, texts: Iterable[str | Row], layer: int = -1) -> list[WordInContext]:
-        """The vector of a word wherever it stands in some texts, with cosines to each other and to its static one."""
+        """The vectors of all occurrences of a word in some texts, with their cosines to each other and to its word
+        embedding.
+        """
         return in_contexts(self.map(FindWord(layer, word=word), texts))
 
     def tokenize(self, text: str, pair: str | None = None) -> Tokens:
-        """What the model is given for a text of any length, or a pair."""
+        """Tokens, ids and other inputs of the model for a text of any length, or a pair."""
         return self._one(Tokenize(), text, pair)
 
     # ---- any number of texts ----
 
     def map(self, operation: Operation, texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Any]:
-        """Results in the order of the texts (or pairs), which are run in batches of like length.
+        """Yield results in the order of the texts (or pairs), which run in batches of similar lengths.
 
         Raises:
-            UserError: the model lacks the head, or a text cannot be taken; results of earlier chunks came before.
+            UserError: the model lacks the head, or a text is refused; results of earlier chunks have been yielded.
         """
         self.require(operation)
         rows = given_rows(texts)
@@ -176,7 +179,7 @@ class Predictor:
             yield from self.run(operation, [(row, list(self.prepare(operation, row))) for row in chunk])
 
     def require(self, operation: Operation) -> None:
-        """Raise UserError if this model cannot serve the operation with its options."""
+        """Raise UserError if this model does not support the operation with its options."""
         if not self.has_head(operation):
             kind = type(self.model).__name__
             raise UserError(f"{self.loaded.source}: found a {kind}, expected a model with the head for "
@@ -188,18 +191,18 @@ class Predictor:
         return head is None or type(self.model).__name__ == head or hasattr(self.model, head)
 
     def abilities(self) -> list[str]:
-        """Names of the operations that this model serves."""
+        """Names of the operations that this model supports."""
         return [name for name, operation in OPERATIONS.items() if self.has_head(operation)]
 
     def prepare(self, operation: Operation, row: Row) -> Iterator[Encoding]:
-        """Sequences of one text; needs no device. Raises UserError."""
+        """Encode one text; needs no device. Raises UserError."""
         operation.check_row(row, self.loaded.columns)
         yield from operation.encode(self.loaded.encoder, row)
 
     @torch.inference_mode()
     def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Any]:
-        """Results of prepared texts, which may come from anywhere: no sequence sees another."""
-        operation = operation.settled(self.loaded)
+        """Results of prepared texts, which may come from different requests: sequences do not influence each other."""
+        operation = operation.with_model_defaults(self.loaded)
         flat = [encoding for _, encodings in prepared for encoding in encodings]
         values: list[Any] = [None] * len(flat)
         for places in batches([len(encoding) for encoding in flat]):
@@ -225,7 +228,7 @@ class Predictor:
 
     def _each(self, operation: Operation, text: str | Iterable[Any], pair: str | Iterable[str] | None = None
               ) -> list[Any]:
-        """Results of a text or of a list of them, with one second text for all, with one each, or without."""
+        """Results of a text or a list of texts, with one second text for all, one each, or none."""
         if isinstance(text, str):
             if pair is not None and not isinstance(pair, str):
                 raise UserError("texts: found one text with a list of second ones, expected one second text, or two "
@@ -255,7 +258,7 @@ class Predictor:
 
 
 def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """Places of sequences in batches of like length, each of at most `batch_tokens` tokens or one sequence."""
+    """Indices of sequences in batches of similar lengths, each of at most `batch_tokens` tokens or one sequence."""
     batch: list[int] = []
     tokens = 0
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):

@@ -23,14 +23,14 @@ from cloze.pipeline.storage import readable_errors
 
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
 _SQUAD = re.compile(rb'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
-_BEGINNING = 4096  # bytes in which it shows
-_SHOWN_LINES = 5  # numbers of empty lines in a warning
+_BEGINNING = 4096  # number of bytes that are checked for SQuAD's format
+_SHOWN_LINES = 5  # number of empty lines listed in a warning
 
 _Item = TypeVar("_Item")
 
 
 def check_file(config: Input) -> None:
-    """Raise UserError for a file of texts that is not there, or has a form that only training reads."""
+    """Raise UserError for a missing file of texts, or one in a format that only training reads."""
     if config.file in (None, "-"):
         return
     path = Path(config.file)
@@ -57,13 +57,14 @@ def _lines_of(config: Input) -> str:
 
 
 def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
-    """Texts or pairs with their places.
+    """Read texts or pairs with their places.
 
     Args:
-        learned: the columns that the model has learned from.
+        learned: columns that the model was trained on.
 
     Raises:
-        UserError: there are none, a line is no UTF-8 or no JSON object, or lacks a field; a table lacks a column.
+        UserError: there are no texts; a line is not UTF-8 or not a JSON object, or lacks a field; a table lacks a
+        column.
     """
     if config.text:
         yield from config.given()
@@ -92,10 +93,10 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
 
 
 def given_rows(texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Row]:
-    """Texts or pairs that Python gives, one after another, with their places: those that are no Row are numbered.
+    """Texts or pairs given from Python, with their places: those that are not a Row are numbered.
 
     Raises:
-        UserError: they are no list, or one of them is no text and no pair.
+        UserError: they are not a list, or one is neither text nor pair.
     """
     for number, given in enumerate(listed("texts", texts), 1):
         if isinstance(given, Row):
@@ -113,7 +114,7 @@ def given_rows(texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Row]:
 
 
 def listed(name: str, given: Iterable[_Item]) -> Iterable[_Item]:
-    """What was given, if it is a list or another ordered collection of texts. Raises UserError."""
+    """The given collection if it is a list or another ordered collection of texts. Raises UserError."""
     if isinstance(given, str):
         raise UserError(f"{name}: found one text, expected a list of them; put it between brackets: [text]")
     if isinstance(given, bytes | Mapping | Set | Row) or not isinstance(given, Iterable):
@@ -122,11 +123,11 @@ def listed(name: str, given: Iterable[_Item]) -> Iterable[_Item]:
 
 
 def _from_table(path: Path, asked: tuple[str, ...], learned: Columns | None, kind: type[Operation]) -> Iterator[Row]:
-    """A text, a pair, or a text with choices of each row, with all of its columns."""
+    """A Row for each row of a table, with all of its columns."""
     reading = tables.open_table(path, *((learned.header, learned.texts[0]) if learned else ()))
     first = next(reading.rows)
     columns = _find_columns(path, reading.columns or tuple(first.values), asked, learned, kind)
-    # By the operation's own names JSON objects may have a second text or not.
+    # With the operation's own field names the second text is optional in JSON objects.
     optional = kind.takes_pair == "maybe" and columns.texts == kind.fields and not asked
     for row in itertools.chain([first], reading.rows):
         if kind.takes_choices:
@@ -142,7 +143,9 @@ def _from_table(path: Path, asked: tuple[str, ...], learned: Columns | None, kin
 
 def _find_columns(path: Path, found: tuple[str, ...], asked: tuple[str, ...], learned: Columns | None,
                   kind: type[Operation]) -> Columns:
-    """The columns of a table that hold the texts: those asked for, else those learned from, else the operation's."""
+    """The columns of a table with the texts: those given, else those of the model's training, else the operation's
+    field names.
+    """
     own = Columns(kind.fields[:1], kind.fields[1:]) if kind.takes_choices else Columns(
         kind.fields if kind.takes_pair != "never" else kind.fields[:1])
     needed = kind.fields[: 2 if kind.takes_choices or kind.takes_pair == "always" else 1]
@@ -170,7 +173,7 @@ def _text(row: tables.Row, column: str) -> str:
 
 
 def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
-    """A column each, or one column with the list of them."""
+    """The choices of a row: one column each, or one column with a list."""
     if len(columns.choices) == 1:
         found = row.values.get(columns.choices[0])
         if not isinstance(found, list) or not all(isinstance(choice, str) for choice in found):
@@ -180,14 +183,15 @@ def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
 
 
 def _parse(file: Iterable[bytes], name: str, config: Input) -> Iterator[Row]:
-    """Texts of lines. Empty lines are left out, and said at the end; not before a further row of an array, where a
-    vector is found by the number of its line."""
+    """Rows of lines. Empty lines are skipped with a warning at the end; with an array as output, whose rows correspond
+    to lines, an empty line before another text is an error.
+    """
     parse, empty, texts = (_from_json if config.lines == "json" else _from_line), [], 0
     by_number = (config.output or "").endswith(".npy")
     for number, content in enumerate(file, 1):
         place = f"{name}:{number}"
         if number == 1:
-            content = content.removeprefix(codecs.BOM_UTF8)  # some editors put it there
+            content = content.removeprefix(codecs.BOM_UTF8)  # byte order mark, written by some editors
         try:
             line = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:

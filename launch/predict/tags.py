@@ -12,12 +12,12 @@ from cloze.launch.system.console import figure
 from cloze.launch.texts.decoding import counts_once
 from cloze.launch.texts.encoding import Encoder, Encoding
 
-_Named = tuple[str, float, int, int]  # label, score, first character and one past the last
+_Named = tuple[str, float, int, int]  # label, score, first character, end (exclusive)
 
 
 @dataclass(frozen=True)
 class Tag:
-    """A tagged piece of a text: characters `start` to `end`, one past the last."""
+    """A tagged piece of a text: characters `start` to `end` (exclusive)."""
 
     label: str
     score: float
@@ -39,7 +39,7 @@ class TagWords(Operation):
     """Label that is not reported."""
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
-        length = encoder.truncation.max_length  # as in training: further positions may have learned nothing
+        length = encoder.truncation.max_length  # as in training: later positions may be untrained
         return encoder.windows(row.text, length=length, step=max(1, length // 2), place=row.place)
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
@@ -59,7 +59,7 @@ class TagWords(Operation):
         pieces = _pieces(encodings, values, continues)
         if self.aggregation not in ("none", "simple"):
             words = [_word(group, self.aggregation) for group in _words(pieces)]
-            pieces = [word for word in words if word.end > word.start]  # white space between words is none
+            pieces = [word for word in words if word.end > word.start]  # a piece without characters is white space
         named = [(labels[piece.shares.argmax()], float(piece.shares.max()), piece.start, piece.end) for piece in pieces]
         tags = named if self.aggregation == "none" else [_entity(group) for group in _entities(named)]
         return [Tag(label, score, start, end, row.text[start:end]) for label, score, start, end in tags
@@ -78,8 +78,8 @@ class _Piece:
 
 def _pieces(encodings: Sequence[Encoding], values: Sequence[np.ndarray],
             continues: Sequence[Sequence[bool] | np.ndarray]) -> list[_Piece]:
-    """Every token of the text once, from the window in which it has most context."""
-    inside = [(each.first_token, each.first_token + len(each) - 2) for each in encodings]  # between [CLS] and [SEP]
+    """Every token of the text once, from the window with most context around it."""
+    inside = [(each.first_token, each.first_token + len(each) - 2) for each in encodings]  # without [CLS] and [SEP]
     pieces = [_Piece(*encoding.offsets[place], shares[place], bool(continuing[place]))
               for encoding, shares, continuing in zip(encodings, values, continues, strict=True)
               for place in range(1, len(encoding) - 1)]
@@ -108,7 +108,7 @@ def _word(group: list[_Piece], aggregation: str) -> _Piece:
 
 
 def _entities(named: list[_Named]) -> Iterator[list[_Named]]:
-    """Runs of neighbours of one kind; a B- begins a new one."""
+    """Groups of consecutive words of one kind; a B- tag begins a new group."""
     group: list[_Named] = []
     for tag in named:
         if group and (tag[0].startswith("B-") or _kind(tag[0]) != _kind(group[-1][0])):
@@ -120,7 +120,7 @@ def _entities(named: list[_Named]) -> Iterator[list[_Named]]:
 
 
 def _entity(group: list[_Named]) -> _Named:
-    """One for a group, named as transformers' pipeline does: by what stands behind the first dash."""
+    """The entity of a group, named as in transformers' pipeline: by the part after the first dash."""
     return group[0][0].split("-", 1)[-1], float(np.mean([tag[1] for tag in group])), group[0][2], group[-1][3]
 
 

@@ -1,4 +1,4 @@
-"""`cloze tokenize`; imports no torch."""
+"""`cloze tokenize`: prints tokens and ids of texts by a model's tokenizer; imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
 def tokenize(config: TokenizeConfig) -> int:
-    """Print what a model would be given; returns the exit status. Needs no model, only its tokenizer."""
+    """Print the inputs of a model for texts; returns the exit status. Needs only the model's tokenizer."""
     folder = model_path(config)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     described = runs.model_folder(folder) / "config.json"

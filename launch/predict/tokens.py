@@ -1,4 +1,4 @@
-"""The operation `tokenize`: the token ids that a model is given for a text."""
+"""The operation `tokenize`: tokens, ids and characters of a text, as a model reads it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _NO_LIMIT = 1 << 40  # tokens
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text or pair as a model reads it, special tokens included: lists of one entry a token."""
+    """A text or pair as a model reads it, special tokens included: lists with one entry per token."""
 
     tokens: list[str]
     input_ids: list[int]
@@ -26,7 +26,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Tokenize(Operation):
-    """What a model is given for a text or pair, of any length."""
+    """The inputs of a model for a text or pair of any length."""
 
     name = "tokenize"
 
@@ -34,7 +34,7 @@ class Tokenize(Operation):
         return [encode_whole(encoder.tokenizer, row, encoder.truncation.words)]
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
-        return [None] * len(batch.encodings)  # it does not run
+        return [None] * len(batch.encodings)  # the model is not run
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
@@ -43,13 +43,13 @@ class Tokenize(Operation):
 
 
 def encode_whole(tokenizer: Tokenizer, row: Row, words: Literal["characters"] | None) -> Encoding:
-    """The sequence of a text or pair, of any length. words: of Truncation, as the model has it. Raises UserError."""
+    """Encode a text or pair of any length. words: field of the model's Truncation. Raises UserError."""
     encoder = Encoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
     return encoder.encode(row.text, row.pair, place=row.place)
 
 
 def tokens_of(tokenizer: Tokenizer, encoding: Encoding, segments: tuple[int, int] = (0, 1)) -> Tokens:
-    """A sequence as it is shown. segments: the model's."""
+    """The Tokens of a sequence. segments: segment ids of the model."""
     names = [tokenizer.tokens[token] for token in encoding.ids]
     types = [segments[number] for number in encoding.segments]
     return Tokens(names, encoding.ids, types, [1] * len(encoding), encoding.offsets)

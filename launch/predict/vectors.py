@@ -28,7 +28,7 @@ class OfLayer(Operation):
             raise UserError(f"layer: found {self.layer}, expected {-layers - 1} to {layers}, the model's layers")
 
     def hidden(self, model: Any, batch: Batch) -> Any:
-        """(T, hidden) of the layer."""
+        """Hidden states of the layer, (T, hidden size)."""
         encoder = getattr(model, "bert", model)
         if self.layer == -1:
             return encoder(**batch.inputs).last_hidden_state
@@ -37,7 +37,7 @@ class OfLayer(Operation):
 
 @dataclass(frozen=True)
 class Pooled(OfLayer):
-    """An operation on one vector a text."""
+    """An operation on one vector per text."""
 
     pooling: Literal["cls", "mean", "max"] | None = None
     """The vector of [CLS], or mean or maximum over all tokens, special ones included; null: as the model has learned
@@ -51,24 +51,26 @@ class Pooled(OfLayer):
             raise UserError(f"dimensions: found {self.dimensions}, expected 1 to {loaded.config.hidden_size}, the size "
                             "of the model's vectors")
 
-    def settled(self, loaded: LoadedModel) -> Operation:
+    def with_model_defaults(self, loaded: LoadedModel) -> Operation:
         return replace(self, pooling=self.pooling or loaded.vectors.pooling)
 
     def cut(self, vector: np.ndarray) -> np.ndarray:
-        """(hidden,) -> (dimensions,) of length 1; the whole vector as it is."""
+        """Keep the first `dimensions` numbers as a unit vector, (dimensions,); without `dimensions` the vector as it
+        is.
+        """
         return vector if self.dimensions is None else normalized(vector[: self.dimensions])
 
     def read(self, model: Any, batch: Batch) -> list[Any]:
         from cloze.model.sentences import pool
 
-        assert self.pooling is not None, "`settled` comes first"
+        assert self.pooling is not None, "`with_model_defaults` comes first"
         vectors = pool(self.hidden(model, batch), self.pooling, batch.inputs["sequence_offsets"])
         return list(vectors.float().cpu().numpy())
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """One vector of a text."""
+    """The vector of a text."""
 
     vector: np.ndarray
     """(hidden,) fp32, or (dimensions,)."""
@@ -78,8 +80,8 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Embed(Pooled):
-    """One vector for each text or pair: of a model that was fine-tuned for them (embed) as it has learned it, of length
-    1."""
+    """One vector for each text or pair; a model fine-tuned with the task embed gives unit vectors as in its training.
+    """
 
     name = "embed"
 
@@ -113,7 +115,7 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Compare(Pooled):
-    """How alike two texts are: the cosine of their vectors."""
+    """Similarity of two texts: the cosine of their vectors."""
 
     name, takes_pair = "similarity", "always"
 
@@ -136,7 +138,7 @@ def cosine(left: np.ndarray, right: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class TokenVectors:
-    """A vector for each token, special ones included; n tokens."""
+    """A vector for each token, special tokens included; n tokens."""
 
     tokens: list[str]
     offsets: list[tuple[int, int]]
@@ -170,7 +172,7 @@ class Features(OfLayer):
 
 @dataclass(frozen=True)
 class Attentions:
-    """Who attends to whom; n tokens."""
+    """Attention probabilities of a text; n tokens."""
 
     tokens: list[str]
     weights: np.ndarray
@@ -179,7 +181,7 @@ class Attentions:
 
 @dataclass(frozen=True)
 class Attend(Operation):
-    """The attention probabilities of every head for a text or pair; a [MASK] in it is one."""
+    """The attention probabilities of every head for a text or pair; [MASK] in the text is a mask token."""
 
     name = "attention"
 
@@ -205,7 +207,7 @@ class Attend(Operation):
 
 @dataclass(frozen=True)
 class Occurrence:
-    """A word in a text: characters `start` to `end`, one past the last."""
+    """An occurrence of a word in a text: characters `start` to `end` (exclusive)."""
 
     text: str
     start: int
@@ -219,7 +221,7 @@ class Occurrence:
 
 @dataclass(frozen=True)
 class WordInContext(Occurrence):
-    """An occurrence, and how near it is to the same word elsewhere."""
+    """An occurrence, with the cosines of its vector to those of other occurrences."""
 
     cosines: list[float]
     """To every occurrence, in their order, itself included."""
@@ -227,7 +229,7 @@ class WordInContext(Occurrence):
 
 @dataclass(frozen=True)
 class FindWord(OfLayer):
-    """The vector of a word wherever it stands in a text, beside its static one."""
+    """The vectors of all occurrences of a word in a text, and its word embedding."""
 
     name, key = "word", "occurrences"
 
@@ -262,40 +264,40 @@ class FindWord(OfLayer):
         return occurrences
 
     def _places(self, tokenizer: Tokenizer, encoding: Encoding) -> list[tuple[int, int]]:
-        """First token and one past the last wherever whole words have the word's tokens."""
-        # Where the space before a word is a part of it, the word has other tokens where no space stands.
+        """Token ranges (end exclusive) of whole words with the word's tokens."""
+        # With a tokenizer that includes the space before a word, the word has other tokens without a space.
         written = [self.word, f" {self.word}"] if tokenizer.space_begins_word else [self.word]
         forms = [list(ids) for ids in dict.fromkeys(tuple(tokenizer.encode(form)) for form in written)]
         return [(place, place + len(ids)) for place in range(len(encoding)) for ids in forms
-                if _stands(encoding, place, ids)]
+                if _has_word_at(encoding, place, ids)]
 
     def _found(self, tokenizer: Tokenizer, row: Row, encoding: Encoding
                ) -> list[tuple[str, tuple[int, int], int, int]]:
-        """Of each occurrence its text, characters and places."""
+        """Text, characters and token range of each occurrence."""
         unknown, words, found = tokenizer.special_tokens.unknown, _normalized_words(tokenizer, self.word), []
         for low, high in self._places(tokenizer, encoding):
             text = row.text if encoding.parts[low] == 1 else row.second
             span = encoding.offsets[low][0], encoding.offsets[high - 1][1]
             if unknown in encoding.ids[low:high] and _normalized_words(tokenizer, text[slice(*span)]) != words:
-                continue  # [UNK] stands for other words, too
+                continue  # [UNK] can be another word
             found.append((text, span, low, high))
         return found
 
 
 def in_contexts(results: Iterable[list[Occurrence]]) -> list[WordInContext]:
-    """The occurrences of a word in some texts, as FindWord finds them, each with its cosines to all."""
+    """The occurrences of a word in some texts (results of FindWord), each with its cosines to all."""
     found = [each for occurrences in results for each in occurrences]
     return [WordInContext(**vars(each), cosines=[cosine(each.vector, other.vector) for other in found])
             for each in found]
 
 
 def _normalized_words(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Words of a text as the tokenizer sees them: without case, if it drops case."""
+    """Words of a text after the tokenizer's normalisation, such as lower case."""
     normalizer = tokenizer.backend.normalizer
     return (text if normalizer is None else normalizer.normalize_str(text)).split()
 
 
-def _stands(encoding: Encoding, place: int, ids: list[int]) -> bool:
-    """Whether whole words at `place` have these tokens."""
+def _has_word_at(encoding: Encoding, place: int, ids: list[int]) -> bool:
+    """Whether there are whole words with these tokens at `place`."""
     end = place + len(ids)
     return encoding.ids[place:end] == ids and not encoding.continues[place] and not encoding.continues[end]

@@ -37,7 +37,7 @@ from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.table import make_objective, objective_facts
 from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
-from cloze.launch.pretrain.sample_predictions import Guesses
+from cloze.launch.pretrain.sample_predictions import SamplePredictions
 from cloze.launch.pretrain.sources import Sources
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
@@ -66,18 +66,19 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
 def pretrain(config: PretrainConfig, environment: Environment) -> int:
-    """Run or continue a pretraining; returns the exit status. Called by every process of the run, with what
-    `prepare_process` has returned.
+    """Run or resume a pretraining; returns the exit status. Called by every process of the run with the result of
+    `prepare_process`.
     """
-    deepspeed_config(config, environment.world_size)  # whatever is wrong in it is said before anything is written
+    # errors in the configuration are raised before anything is written
+    deepspeed_config(config, environment.world_size)
     console = Console(environment.is_main)
-    # `run`: in a store, for which a folder of this machine stands.
+    # `run`: the run in a store, if the output is one; the configuration then has a local folder.
     with stored(config, environment, console) as (config, run), read_once(config, environment):
         resolved = resolve_run(config, environment.world_size)
         _report_decisions(config, resolved, console)
         with running.joined(resolved.config, resolved.facts, environment, console, run) as (process, stop):
             config, data, objective, callbacks, facts = resolve_on_device(resolved, process)
-            trainer = prepare_trainer(config, data, process, objective, callbacks, facts)  # at the newest checkpoint
+            trainer = prepare_trainer(config, data, process, objective, callbacks, facts)  # loads the newest checkpoint
             with (closing(open_stream(config, data, trainer)) as stream,
                   running.recorded(config, trainer, stop, run) as record):
                 show = showing(config, data, trainer, record.metrics) if trainer.evaluate else None
@@ -97,7 +98,7 @@ def _report_decisions(given: PretrainConfig, resolved: ResolvedRun, console: Con
 
 
 def resolve_on_device(resolved: ResolvedRun, process: Process) -> ResolvedRun:
-    """The run with what the device decides: kernels, whether layers are compiled, the micro-batch. Collective."""
+    """The run with the choices that depend on the device: kernels, compilation, micro-batch size. Collective."""
     config, data, objective, device = resolved.config, resolved.data, resolved.objective, process.device
     if why := take_flash_attention_3(device, config.model.attention_probs_dropout_prob):
         process.console.warn(f"flash attention 3 is installed and cannot be used ({why}); version 2 computes")
@@ -108,7 +109,7 @@ def resolve_on_device(resolved: ResolvedRun, process: Process) -> ResolvedRun:
 
 
 class ResolvedRun(NamedTuple):
-    """A run as it will be: what its configuration leaves open is decided, but for what the device decides."""
+    """A run whose configuration is complete, except for the choices that depend on the device."""
 
     config: PretrainConfig
     data: TrainingData
@@ -119,13 +120,13 @@ class ResolvedRun(NamedTuple):
 
 
 def resolve_run(config: PretrainConfig, world_size: int) -> ResolvedRun:
-    """Look at everything that a run reads; nothing is written.
+    """Complete the configuration from the inputs of the run, and check it; nothing is written.
 
     Raises:
-        UserError: something in the configuration is wrong, or does not fit the data.
+        UserError: the configuration is wrong, or does not fit the data.
     """
     data, model = open_data(config)
-    run_masking(config, data)  # and whether the data has a place for it
+    run_masking(config, data)  # also checks that the cache's folder can be written
     config = replace(config, model=model, train=config.train.on(world_size).for_size(encoder_weights(model)))
     config = replace(config, data_streams=choose_data_streams(config, world_size))
     objective = make_objective(config)
@@ -138,22 +139,22 @@ def make_callbacks(config: PretrainConfig) -> list[Callback]:
 
 
 def choose_data_streams(config: PretrainConfig, world_size: int) -> int:
-    """The run's number of streams: as given, as in its earlier parts, or as the batch sizes allow.
+    """The number of data streams of the run: as given, as in its earlier starts, or by the batch sizes.
 
     Raises:
-        UserError: its earlier parts had none.
+        UserError: its earlier starts had none.
     """
     sizes = list(config.train.batch_sizes.values())
     saved = runs.saved_data_streams(Path(config.output), config.checkpoint.accept_changes)
     if config.data_streams:
         return config.data_streams
-    if saved is not None and not any(size % saved for size in sizes):  # else it is the batch that has changed
+    if saved is not None and not any(size % saved for size in sizes):  # otherwise the batch size has changed
         return saved
     return choose_streams(sizes, world_size, len(config.sources))
 
 
 def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) -> None:
-    """Print, as JSON, what a run of so many processes would give to DeepSpeed; nothing is started."""
+    """Print DeepSpeed's configuration for a run as JSON; nothing is started."""
     if config.train.micro_batch_size in (AUTO, None):
         Console().warn(f"train.micro_batch_size: found {config.train.micro_batch_size or 'null'}, which a run finds "
                        "out on its device; the numbers of sequences and of accumulation steps below stand in for it")
@@ -164,10 +165,10 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
     """The model of the run with its initial weights.
 
     Args:
-        objective: what it is trained for; None: what the configuration names.
+        objective: the objective; None: the one that the configuration names.
 
     Raises:
-        UserError: the objective's is none that a run can train.
+        UserError: the objective's model is not one that a run can train.
     """
     objective = objective or make_objective(config)
     model = objective.build_model()
@@ -183,10 +184,11 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
 
 
 def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, console: Console) -> None:
-    """Copy the vectors of a file (`init_word_vectors`) into a freshly drawn model; a token without one stays as drawn.
+    """Copy word vectors from a file (`init_word_vectors`) into a newly initialized model; tokens without a vector keep
+    theirs.
 
     Raises:
-        UserError, ModelError: there is no such file, or its vectors are not those of tokens, in the model's width.
+        UserError, ModelError: there is no such file, or its vectors are not (tokens, embedding size) of the model.
     """
     tokens = tokenizer.tokens
     numbers = {token: number for number, token in enumerate(tokens) if token and number != model.config.pad_token_id}
@@ -197,17 +199,17 @@ def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, c
 
 def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process, objective: Objective,
                     callbacks: Sequence[Callback], facts: runs.Facts) -> Trainer:
-    """Model, engine and trainer, at the step of the newest checkpoint if there is one; then the folder is described."""
+    """Build model, engine and trainer, load the newest checkpoint if there is one, and write the run's description."""
     environment, console = process.environment, process.console
     checkpoints, step, elastic = running.open_checkpoints(config, facts, process)
     console.say(running.BUILDING)
     model = build_model(config, objective)
-    torch.manual_seed(config.seed)  # nothing here draws from it; whatever a library draws is then the same each time
+    torch.manual_seed(config.seed)  # our code does not use the global generator; seeded for libraries that do
     if step is None and config.init_word_vectors:
         take_word_vectors(Path(config.init_word_vectors),
                           Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER), model, console)
     start = Start(config, data.manifest, model, checkpoints, console) if step is None and config.init_from else None
-    parameters = num_parameters(model)  # before ZeRO-3 empties them
+    parameters = num_parameters(model)  # before ZeRO-3 partitions the parameters
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
     engine = build_engine(model, config, made, process.device)
     _print_facts(config, data, objective, process, engine, parameters)
@@ -228,7 +230,7 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
         console.warn(changed)
     if environment.is_main:
         runs.keep_device_facts(output, decided)
-        # Fetched or not, its folder is on this machine.
+        # Its folder is on this machine, fetched if necessary.
         tokenizer = Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER).folder
         assert isinstance(tokenizer, Path), tokenizer
         runs.describe(output, process.shown(config), facts, partial(shutil.copytree, tokenizer), made)
@@ -259,11 +261,11 @@ def _print_facts(config: PretrainConfig, data: TrainingData, objective: Objectiv
 
 
 def validation_sets(config: PretrainConfig, data: TrainingData, process: Process) -> list[ValidationSet]:
-    """The validation sets of the run: of its data, and further ones; empty if no document was held out. Collective.
+    """The validation sets: of the run's data, and `evaluation.sets`; empty if no document was held out. Collective.
 
     Raises:
-        UserError: a set is of another tokenizer, something is to be decided by a validation that cannot be, or a rate
-            is given for masks that all lie in shards.
+        UserError: a set has another tokenizer, a field needs a validation split that is empty, or a masking rate is
+        given although all shards hold their masks.
     """
     folders = [(name, manifest, True) for name, manifest in zip(data.names or (None,), data.manifests, strict=True)]
     for name, path in config.evaluation.sets.items():
@@ -281,7 +283,7 @@ def validation_sets(config: PretrainConfig, data: TrainingData, process: Process
         raise UserError(f"evaluation.masking_rate: found {rate} with shards in {folders[0][1].folder} that hold their "
                         "masks, expected null; or prepare them with --masking.mode dynamic")
     environment = process.environment
-    pooled = any(own for *_, own in folders)  # of further sets alone, if the data has none
+    pooled = any(own for *_, own in folders)  # only the additional sets, if the data has no validation split
     return [
         ValidationSet(name, own or not pooled, partial(
             evaluation_batches, open_split(config, manifest.folder, "validation", environment, process.device),
@@ -293,7 +295,7 @@ def validation_sets(config: PretrainConfig, data: TrainingData, process: Process
 
 
 def open_stream(config: PretrainConfig, data: TrainingData, trainer: Trainer) -> BatchStream:
-    """This rank's batches, from where the trainer stands."""
+    """This rank's batches from the trainer's position on."""
     environment = trainer.environment
     return BatchStream(
         open_training(config, data, environment, trainer.device), global_batch_size=config.train.global_batch_size,
@@ -305,15 +307,16 @@ def open_stream(config: PretrainConfig, data: TrainingData, trainer: Trainer) ->
 
 def showing(config: PretrainConfig, data: TrainingData, trainer: Trainer, metrics: MetricsWriter | None
             ) -> Callable[[int], None]:
-    """What each evaluation shows beside its numbers: blanks and guesses (of a mixture's first source that has held-out
-    samples), word embeddings."""
+    """A function that each evaluation calls to show predictions for masked tokens (of a mixture's first source with
+    held-out samples) and word embeddings.
+    """
     readers = [ShardReader(manifest.folder, "validation", check_sizes=False, cache=open_cache(config, manifest.folder))
                for manifest in data.manifests]
     reader = max(readers, key=lambda each: each.num_samples > 0)
     tokenizer = Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)
-    guesses = count and Guesses(trainer.engine, trainer.device, reader, tokenizer, count, config.model.segments,
-                                metrics)
+    guesses = count and SamplePredictions(trainer.engine, trainer.device, reader, tokenizer, count,
+                                          config.model.segments, metrics)
 
     def show(step: int) -> None:
         if guesses:

@@ -1,5 +1,4 @@
-"""Training and validation data of a pretraining run: opens prepared folders, checks them against each other and the
-model.
+"""Training and validation data of a pretraining run: opens prepared folders and checks that they fit each other.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from cloze.pipeline.tokenization.tokenizer import FETCHED, Tokenizer
 class TrainingData:
     """The prepared folders of a run.
 
-    names: of the sources of a mixture; empty for one folder. manifests: of each source. phases: by position, the shares
-    that sources have of the samples, which add up to 1.
+    names: names of the sources of a mixture; empty for one folder. manifests: manifest of each source. phases: by
+    position, the share of each source of the samples; shares sum to 1.
     """
 
     names: tuple[str, ...]
@@ -47,27 +46,28 @@ class TrainingData:
 
     @property
     def manifest(self) -> Manifest:
-        """The first source's: of tokenizer, vocabulary and special tokens, which all share."""
+        """The first source's manifest: tokenizer, vocabulary and special tokens are the same in all."""
         return self.manifests[0]
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest sample."""
+        """Length in tokens of the longest sample."""
         return max(manifest.max_length for manifest in self.manifests)
 
     @property
     def num_samples(self) -> int:
-        """Samples of one pass over all sources."""
+        """Number of samples in one pass over all sources."""
         return sum(_counts(manifest)[1] // manifest.pair_sets for manifest in self.manifests)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one pass over all sources."""
+        """Number of tokens in one pass over all sources."""
         return sum(_counts(manifest)[0] // manifest.pair_sets for manifest in self.manifests)
 
     @cached_property
     def length_histogram(self) -> np.ndarray:
-        """Samples by length, float64 (max_length + 1,): of a mixture in the phase whose samples are longest."""
+        """Number of samples by length, float64 (max_length + 1,); for a mixture, of the phase with the longest samples.
+        """
         table = np.zeros((len(self.manifests), self.max_length + 1))
         for row, manifest in zip(table, self.manifests, strict=True):
             found = manifest.splits["train"].length_histogram
@@ -79,21 +79,22 @@ class TrainingData:
         return max((np.array(phase.shares) for phase in self.phases), key=means.dot) @ table
 
     def position(self, tokens: int) -> int:
-        """Samples after which a run has had so many tokens, by the mean of the data's samples: all ranks know it
-        without asking."""
+        """Position (in samples) at which a run has seen `tokens` tokens, by the mean length of the samples: the same on
+        all ranks without communication.
+        """
         if not self.names:
             total, samples = _counts(self.manifest)
             return -(-tokens * samples // total)
         return _position(tokens, self.phases, _mean_lengths(self.manifests))
 
     def most_masked(self, masking: RunMasking) -> float:
-        """The largest share of tokens that is predicted, of any source at any time."""
+        """The largest masking rate of any source at any time."""
         return max(manifest.masked_share if manifest.mask_sets or masking.rate is None else masking.rate.most
                    for manifest in self.manifests)
 
     @property
     def facts(self) -> dict[str, str | int]:
-        """Hashes that a resume compares: a run is refused with other ones."""
+        """Hashes of the data, which must be the same at a resume."""
         if not self.names:
             return runs.data_facts(self.manifest)
         shares = "; ".join(f"from sample {phase.begin}: " + ", ".join(f"{share:.9g}" for share in phase.shares)
@@ -106,7 +107,7 @@ class TrainingData:
         }
 
     def described(self) -> list[tuple[str, str]]:
-        """Rows of the table at the start: what is mixed."""
+        """Rows of the table printed at the start: the sources and their shares."""
         rows = []
         for number, phase in enumerate(self.phases if self.names else ()):
             shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(self.names, phase.shares, strict=True)
@@ -126,7 +127,7 @@ def _mean_lengths(manifests: tuple[Manifest, ...]) -> np.ndarray:
 
 
 def _position(tokens: float, phases: tuple[Phase, ...], lengths: np.ndarray) -> int:
-    """The position at which phases have given so many tokens; the last phase goes on for ever."""
+    """Position at which the phases have given `tokens` tokens; the last phase has no end."""
     for phase, following in zip(phases, (*phases[1:], None), strict=True):
         mean = float(np.average(lengths, weights=phase.shares))
         samples = tokens / mean
@@ -138,11 +139,11 @@ def _position(tokens: float, phases: tuple[Phase, ...], lengths: np.ndarray) -> 
 
 @contextmanager
 def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None]:
-    """Within, rank 0 has read manifests and tokenizers from the store and sent their hashes to the others; of
-    each machine one process fetches them into `data_cache.folder`. Does nothing for folders of a disk. Collective.
+    """Context in which manifests and tokenizers are local: rank 0 has read them from the store and sent their hashes,
+    and one process per machine has fetched them into `data_cache.folder`. Does nothing for local folders. Collective.
 
     Raises:
-        UserError: the store can't be read, or gives others something else.
+        UserError: the store can't be read, or returns other content to other processes.
     """
     folders = [to_place(path) for path in
                (*(source.path for source in config.sources), *config.evaluation.sets.values())]
@@ -161,10 +162,10 @@ def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None
 
 
 def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
-    """The folders that a run is trained on, and the model with what they decide filled in.
+    """The data of a run, and the model's configuration with the fields that the data decides (vocabulary).
 
     Raises:
-        UserError: a folder and the model do not match, or two folders.
+        UserError: a folder does not match the model or another folder.
     """
     model = config.model
     manifests: list[Manifest] = []
@@ -185,7 +186,7 @@ def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
 
 
 def check_alike(manifests: list[Manifest], manifest: Manifest, field: str) -> None:
-    """Raise UserError, naming the field, if a folder can't be read in one run with those before it."""
+    """Raise UserError, naming the field, if a folder does not match those before it."""
     first, folder = manifests[0], manifest.folder
     for name, what in (("tokenizer_fingerprint", "a tokenizer with fingerprint"), ("vocab_size", "a vocabulary of"),
                        ("special_tokens", "special tokens")):
@@ -195,7 +196,8 @@ def check_alike(manifests: list[Manifest], manifest: Manifest, field: str) -> No
                             f"of {first.folder}; prepare them with one --tokenizer")
     for other in manifests:
         kinds = {other.objective, manifest.objective}
-        if kinds <= set(PAIR_OBJECTIVES) and len(kinds) > 1:  # those without pairs have no label, and mix with any
+        # folders without pairs have no label and can be mixed with any
+        if kinds <= set(PAIR_OBJECTIVES) and len(kinds) > 1:
             raise UserError(f"{field}: found objective {manifest.objective} in {folder}, expected "
                             f"{other.objective}, that of {other.folder}, or one without pairs: next_sentence_label "
                             "has another meaning in each; prepare them with one samples.objective")
@@ -206,12 +208,12 @@ def _short(value: object) -> str:
 
 
 def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Manifest, ...]) -> tuple[Phase, ...]:
-    """The shares of samples that a configuration asks for, by position."""
+    """The phases of a mixture by its configuration: shares of the samples by position."""
     lengths = _mean_lengths(manifests)
     by_tokens = config.proportions == "tokens"
     if config.phases:
         weights = [[phase.weights.get(name, 0.0) for name in names] for phase in config.phases]
-        ends = [phase.until_tokens or 0 for phase in config.phases[:-1]]  # each has one: MixtureConfig.check
+        ends = [phase.until_tokens or 0 for phase in config.phases[:-1]]  # each phase has an end: MixtureConfig.check
     else:
         weights, ends = [[source.weight for source in config.sources if source.weight is not None]], []
         if not weights[0]:
@@ -226,20 +228,20 @@ def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Mani
 
 
 def check_data(data: Place, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
-    """The manifest, and the model with what the data decides filled in.
+    """The manifest, and the model's configuration with the fields that the data decides.
 
     Args:
-        longest: tokens of the longest sequence that the run is meant for; None: any.
+        longest: maximum length in tokens that the run expects; None: any.
 
     Raises:
-        UserError: vocabulary, length or tokenizer of shards and model do not match.
+        UserError: vocabulary, length or tokenizer of the shards do not match the model.
     """
     manifest = Manifest.load(data)
     return manifest, check_manifest(manifest, model, longest)
 
 
 def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -> BertConfig:
-    """The model with what the data decides filled in. Raises UserError as `check_data`."""
+    """The model's configuration with the fields that the data decides. Raises UserError as `check_data`."""
     data = manifest.folder
     if model.vocab_size not in (0, manifest.vocab_size):
         raise UserError(f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
@@ -263,10 +265,10 @@ def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -
 
 
 def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
-    """What the run says of masks that are drawn at load time.
+    """Masking rates of the run for masks that are drawn at load time.
 
     Raises:
-        UserError: it says something where shards hold their masks.
+        UserError: rates are given although the shards hold their masks.
     """
     chosen = config.masking
     given = {"rate": chosen.rate, "phases": chosen.phases and f"rates {[phase.rate for phase in chosen.phases]}",
@@ -280,7 +282,7 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
     rate: RateSchedule | RatePhases | None = None
     if chosen.phases:
         ends = [data.position(phase.until_tokens or 0) if phase.until_share is None else round(phase.until_share * end)
-                for phase in chosen.phases[:-1]]  # each has one of the two: MaskingConfig
+                for phase in chosen.phases[:-1]]  # each phase has one of the two: MaskingConfig
         rate = RatePhases(tuple(phase.rate for phase in chosen.phases), tuple(ends))
     elif chosen.rate is not None:
         rate = RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
@@ -288,8 +290,9 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
 
 
 def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | BatchPhases | None:
-    """How the size of global batches changes: by tokens, which are counted by the mean of a sample, so that all ranks
-    know the size of every batch without asking."""
+    """How the size of global batches changes with the tokens seen, which are computed from the mean length of a sample,
+    so that all ranks know the size of every batch without communication.
+    """
     train = config.train
     if train.batch_phases:
         return BatchPhases(tuple(phase.global_batch_size for phase in train.batch_phases),
@@ -301,7 +304,7 @@ def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | Ba
 
 def open_split(config: PretrainConfig, folder: Place, split: str, environment: Environment, device: torch.device
                ) -> ShardReader:
-    """Reader of a split. Rank 0 alone asks for the sizes of all shards, and the others hear what it found. Collective.
+    """Reader of a split. Only rank 0 checks the sizes of all shards; a failure is raised on all ranks. Collective.
 
     Raises:
         UserError: a shard is missing or has another size.
@@ -312,13 +315,13 @@ def open_split(config: PretrainConfig, folder: Place, split: str, environment: E
 
 def open_training(config: PretrainConfig, data: TrainingData, environment: Environment, device: torch.device
                   ) -> ShardReader | Mixture:
-    """What batches are made of. Collective; raises UserError as `open_split`."""
+    """Reader of the training samples. Collective; raises UserError as `open_split`."""
     readers = [open_split(config, manifest.folder, "train", environment, device) for manifest in data.manifests]
     return Mixture(readers, data.phases) if data.names else readers[0]
 
 
 def open_cache(config: PretrainConfig, folder: Place) -> Cache | None:
-    """Where this machine keeps what is read of a store; None if the folder lies on a disk.
+    """This machine's cache for data in a store; None if the folder is local.
 
     Raises:
         UserError: the cache's folder cannot be written.
@@ -331,6 +334,6 @@ def open_cache(config: PretrainConfig, folder: Place) -> Cache | None:
 
 
 def cache_facts(config: PretrainConfig, data: TrainingData) -> list[tuple[str, str]]:
-    """What the start says of the local disk that the data will take, if any comes from a store."""
+    """Rows of the table printed at the start: local disk space that the caches may use."""
     caches = [cache for manifest in data.manifests if (cache := open_cache(config, manifest.folder))]
     return [("data cache", f"{cache.folder}, up to {cache.limit_bytes / 1e9:,.1f} GB") for cache in caches[:1]]

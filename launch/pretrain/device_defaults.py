@@ -1,6 +1,6 @@
 """Defaults that depend on the device, except the micro-batch (probing.py): chosen at the first start, then saved.
 
-A run that goes on elsewhere trains with what was decided, or says in one line what differs.
+A run that resumes on another device keeps these choices, or prints one line about the differences.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from cloze.launch.system.devices import device_name, has_flash_attention_3
 from cloze.launch.system.environment import c_compiler
 from cloze.model.attention import select_kernel
 
-# What from_main sends of the kept choice.
+# Codes of the saved choice for from_main.
 _NOTHING_KEPT, _NO, _YES = range(3)
 
 
 def attention_kernel(config: PretrainConfig, device: torch.device) -> str:
-    """The kernel that training uses there."""
+    """The attention kernel that training uses on the device."""
     dtype = PRECISIONS.get(config.train.precision, torch.bfloat16)
     tokens = torch.empty(0, config.model.hidden_size, dtype=dtype, device=device)
     return select_kernel(config.train.attention_kernel, config.model, tokens, False)
 
 
 def resolve_compile(config: PretrainConfig, device: torch.device, console: Console) -> PretrainConfig:
-    """The configuration with true or false where `train.compile` was null; collective.
+    """The configuration with true or false for `train.compile` if it was null. Collective.
 
-    What an earlier part of the run has decided holds, unless there is nothing to compile with here.
+    The choice of an earlier start is kept, unless this machine cannot compile.
     """
     if config.train.compile is not None:
         return config
@@ -42,7 +42,7 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
     kept = distributed.from_main(_NOTHING_KEPT if kept is None else _YES if kept else _NO, device)
     wanted = kept == _YES if kept else config.train.compiles(attention_kernel(config, device), config.zero.stage)
     lacking = _lacking(device) if wanted else None
-    # All or none: compiled layers round in another way. GPUs that differ may differ in what they want, too.
+    # All ranks or none: compiled layers round differently, and different GPUs may choose differently.
     others = torch.tensor([float(not wanted), float(lacking is not None)], device=device)
     unwanted, missing = distributed.reduce_sum(others).tolist()
     if wanted and missing and device.type == "cuda":
@@ -52,7 +52,9 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
 
 
 def _lacking(device: torch.device) -> str | None:
-    """What this machine lacks for torch.compile on its GPU, or None; a CPU is not compiled for unless it was asked."""
+    """What this machine lacks for torch.compile on its GPU, or None; on a CPU nothing is compiled unless it is
+    requested.
+    """
     if device.type != "cuda":
         return "a GPU"
     if importlib.util.find_spec("triton") is None:
@@ -61,7 +63,7 @@ def _lacking(device: torch.device) -> str | None:
 
 
 def facts_of(config: PretrainConfig, device: torch.device) -> dict[str, object]:
-    """What the device has decided, by name; `config` is resolved."""
+    """The choices that depend on the device by name; `config` is resolved."""
     kernel = attention_kernel(config, device)
     if kernel == "varlen" and has_flash_attention_3():
         kernel += ", flash attention 3"
@@ -70,7 +72,7 @@ def facts_of(config: PretrainConfig, device: torch.device) -> dict[str, object]:
 
 
 def differences(config: PretrainConfig, before: dict[str, object], now: dict[str, object]) -> str | None:
-    """One line about what differs from the device that the run began on; None if nothing does that changes a number."""
+    """One line about the differences to the device that the run began on; None if no difference changes a result."""
     changed = [name for name in now if name in before and before[name] != now[name]]
     if not changed:
         return None

@@ -1,7 +1,8 @@
 """`init_from`: starts a run from the weights of another run or of a Hugging Face folder.
 
-A phase is a run of its own: another length of data, another rate, its own steps from 0; what it takes over and what
-starts anew is said in a table. A resume of it goes on from its own checkpoints and does not look at the source again.
+A phase is a run of its own, with another sequence length, another learning rate and its own steps from 0; a table shows
+what it takes from the source and what starts anew. A resume uses its own checkpoints and does not read the source
+again.
 """
 
 from __future__ import annotations
@@ -29,23 +30,24 @@ from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-# Fields of a model that may differ between phases: no weight hangs on them. A rotary base does change the outputs: it
-# is raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663, section 2.2.2), and said.
+# Model fields that may differ between phases, since no weight depends on them. A changed rotary base changes the
+# outputs and is reported; it is raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663,
+# section 2.2.2).
 FREE_MODEL_FIELDS = {
     "hidden_dropout_prob", "attention_probs_dropout_prob", "attention_output_dropout_prob", "classifier_dropout",
     "initialization", "initializer_range", "initializer_cutoff", "embedding_initializer_range",
     "position_initializer_range", "max_position_embeddings", "rotary_theta", "local_rotary_theta",
 }
-_FETCHED = "step-init_from.tmp"  # beside the checkpoints of the new run, whose first save removes it
+_FETCHED = "step-init_from.tmp"  # beside the checkpoints of the new run, removed by its first save
 POSITIONS = "bert.embeddings.position.weight"
-# What the optimizer's groups and states are shaped by.
+# Fields that determine the optimizer's groups and states.
 OPTIMIZER_FIELDS = (*(name for name in marked(PretrainConfig, FIXED) if name.startswith("optimizer.")), "zero.stage",
                     "train.precision")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where weights come from."""
+    """The source of the weights."""
 
     path: Path
     config: BertConfig
@@ -60,10 +62,10 @@ class Source:
 
 
 def bring_source(place: StorePath, checkpoints: CheckpointManager, warn: Callable[[str], None]) -> Path:
-    """The folder with a run of a store and its newest good checkpoint, fetched once on each machine. Collective.
+    """Fetch a run in a store with its newest good checkpoint, once on each machine; returns its folder. Collective.
 
     Args:
-        checkpoints: of the new run, beside which it lies until it is loaded.
+        checkpoints: checkpoints of the new run, beside which the source is stored until it is loaded.
 
     Raises:
         UserError: there is no such run, or the store or the disk can't be used.
@@ -80,7 +82,7 @@ def bring_source(place: StorePath, checkpoints: CheckpointManager, warn: Callabl
         if checkpoints.environment.is_main:
             fetch(None)
             step = max(checkpoint_steps(folder), default=-1)
-    step = distributed.from_main(step, device)  # by now there may be a newer one
+    step = distributed.from_main(step, device)  # a newer one may have appeared
     with distributed.together("fetch init_from", folder, device):
         if checkpoints.leads and not checkpoints.environment.is_main:
             fetch(None if step < 0 else step)
@@ -88,18 +90,18 @@ def bring_source(place: StorePath, checkpoints: CheckpointManager, warn: Callabl
 
 
 def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoints: CheckpointManager) -> Source:
-    """The source's shape and fp32 weights, under our names. Collective.
+    """Configuration and fp32 weights of the source, under our names. Collective.
 
     Args:
-        path: where it lies on this machine.
-        checkpoints: those of the source, if it is a run.
+        path: local folder of the source.
+        checkpoints: checkpoints of the source, if it is a run.
 
     Raises:
-        UserError: it is neither a run nor a model's folder, or its vocabulary or shape is not that of the new run.
+        UserError: it is neither a run nor a model folder, or its vocabulary or shape differs from the new run's.
     """
     name = config.init_from or str(path)
     if (path / runs.CONFIG).is_file():
-        # Agreed: it may still be training, and every process must take the same step.
+        # Agreed among the ranks: the source may still be training, and all must take the same step.
         step, weights = read_weights(path, checkpoints.agree_on_latest(), checkpoints.warn)
         source = Source(path, runs.model_config(path), weights, step, name)
         tokenizer = path / runs.TOKENIZER
@@ -122,7 +124,7 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
 
 
 def _of_layers(source: Source, layers: list[int]) -> Source:
-    """A source that has some of its layers, in this order."""
+    """The source with only these of its layers, in this order."""
     count = source.config.num_hidden_layers
     if wrong := [layer for layer in layers if not 0 <= layer < count]:
         raise UserError(f"init_layers: found {wrong[0]}, expected 0 to {count - 1}, the layers of {source}")
@@ -155,24 +157,25 @@ def _check_shape(config: PretrainConfig, source: Source) -> None:
 
 
 def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
-    """Copy the source's weights into a freshly drawn model, and say what was done: rows of a table.
+    """Copy the source's weights into a newly initialized model; returns rows of a table about what was copied.
 
-    Heads and a pooler that the source lacks stay as drawn.
+    Heads and a pooler that the source lacks keep their initial weights.
 
     Raises:
         UserError: the source lacks a part of the encoder.
     """
     drawn, taken = [], 0
-    parameters = dict(model.named_parameters())  # a tied weight once, by its first name
+    parameters = dict(model.named_parameters())  # a tied weight only once, by its first name
     with torch.no_grad():
         for name, parameter in parameters.items():
             value = source.weights.get(name)
-            if value is None or (name != POSITIONS and value.shape != parameter.shape):  # of another objective
+            # parameters of another objective
+            if value is None or (name != POSITIONS and value.shape != parameter.shape):
                 if name.startswith("bert.") and ".pooler." not in name:
                     raise UserError(f"init_from: found no {name} in {source}, expected the whole encoder")
                 drawn.append(name)
                 continue
-            parameter[: len(value)].copy_(value)  # fewer rows only where positions are extended
+            parameter[: len(value)].copy_(value)  # the source has fewer rows only if positions are extended
             taken += 1
     rows = [("weights", f"{taken} tensors of {source}"), ("drawn anew", ", ".join(drawn) or "nothing")]
     changed = [f"{field.name} {before} -> {now}" for field in fields(BertConfig)
@@ -189,7 +192,7 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
 
 
 def check_optimizer(config: PretrainConfig, source: Source) -> int:
-    """The step of the source's states. Raises UserError unless the new run's optimizer can go on with them."""
+    """The step of the source's optimizer states. Raises UserError unless the new run's optimizer can use them."""
     if source.step is None:
         raise UserError(f"init_optimizer: found true with init_from = {source.name}, a Hugging Face folder without "
                         "optimizer states, expected a run of `cloze pretrain`; use --init_optimizer false")
@@ -204,7 +207,7 @@ def check_optimizer(config: PretrainConfig, source: Source) -> int:
 
 
 def _check_parameters(model: nn.Module, source: Source) -> None:
-    """Raise UserError unless the moments of the source's checkpoint are those of the model's parameters."""
+    """Raise UserError unless the source's checkpoint has moments for the model's parameters."""
     for name, parameter in model.named_parameters():
         found = source.weights.get(name)
         if found is None or found.shape != parameter.shape:
@@ -213,25 +216,25 @@ def _check_parameters(model: nn.Module, source: Source) -> None:
 
 
 class Start:
-    """How a new run starts from its `init_from`: weights before the engine is built, moments after it.
+    """The start of a new run from `init_from`: weights before the engine is built, moments after.
 
     Args:
-        model: freshly drawn; it gets the source's weights.
-        checkpoints: of the new run.
+        model: newly initialized; it gets the source's weights.
+        checkpoints: checkpoints of the new run.
 
     Raises:
-        UserError: what is asked for does not fit the source.
+        UserError: the configuration does not fit the source.
     """
 
     def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
                  console: Console) -> None:
-        place = to_place(config.init_from or "")  # it is made of a run that has one
+        place = to_place(config.init_from or "")  # only a source with a step is a run
         path = place if isinstance(place, Path) else bring_source(place, checkpoints, console.warn)
         theirs = CheckpointManager(path / runs.CHECKPOINTS, checkpoints.environment, checkpoints.device,
                                    warn=console.warn, run=checkpoints)
         self.source = read_source(config, path, manifest, theirs)
         self.rows = take_weights(model, self.source)
-        self.moments: CheckpointManager | None = None  # the checkpoints that hold them
+        self.moments: CheckpointManager | None = None  # the checkpoints with the moments
         self.elastic = False
         if config.init_optimizer:
             step = check_optimizer(config, self.source)
@@ -243,7 +246,7 @@ class Start:
                 self.moments.convert(step)
 
     def finish(self, trainer: Trainer, console: Console) -> None:
-        """Give the trainer the moments, and say what was taken and what was not."""
+        """Load the moments into the trainer, and print what was taken and what starts anew."""
         moved = "none: they start at 0"
         if self.moments and self.source.step is not None:
             trainer.inherit(self.moments, self.source.step)

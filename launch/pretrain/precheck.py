@@ -8,7 +8,7 @@ from cloze.pipeline.stores.places import is_url
 
 
 def check_inputs(config: PretrainConfig) -> None:
-    """Raise UserError for a folder of data that holds nothing prepared. Stores are asked later: they may be slow."""
+    """Raise UserError for a data folder without prepared data. Stores, which may be slow, are checked later."""
     for folder in [*(source.path for source in config.sources), *config.evaluation.sets.values()]:
         if folder and not is_url(folder):
             check_prepared(folder)

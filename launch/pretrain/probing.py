@@ -30,36 +30,37 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.loading.streams import RunMasking
 
-# Kept free for what the probe does not see: NCCL's buffers of collectives that come later (evaluation, checkpoints),
-# workspaces of kernels that other shapes choose, other processes on the GPU. Hardly for holes in the allocator's
-# segments: a model of torch's allocator that replayed BERT-base's batches of changing lengths needed up to 37% more
-# than the probe's one shape, and within 1% of what tensors held with expandable segments (system/environment.py).
+# Share of memory kept free for what the probe does not measure: NCCL's buffers of later collectives (evaluation,
+# checkpoints), workspaces of kernels chosen for other shapes, other processes on the GPU. Fragmentation is small: a
+# simulation of torch's allocator with BERT-base's batches of changing lengths needed up to 37% more than one shape, but
+# within 1% of the tensors' size with expandable segments (system/environment.py).
 SPARE_SHARE = 0.1
-# Masked tokens of the probe's sequences over the run's share: some sequences have more than others.
+# Masked tokens of the probe's sequences relative to the run's masking rate: some sequences have more than others.
 MASKED_MARGIN = 1.25
 PROBE_SEED = 0
-# Of lengths drawn from the corpus's, after the longest ones: what the allocator makes of changing sizes is counted too.
+# Batches with lengths drawn from the corpus, after the longest ones, so that the allocator's behaviour with changing
+# sizes is measured too.
 MIXED_BATCHES = 2
-# On a CPU the largest is not the fastest: what one layer makes of a micro-batch should stay in the caches.
+# On a CPU the largest micro-batch is not the fastest: a layer's activations should stay in the caches.
 CPU_MICRO_BATCH = 32
 _LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
 
 
 def resolve(config: PretrainConfig, data: TrainingData, objective: Objective, build_model: Callable[[], nn.Module],
             environment: Environment, device: torch.device, console: Console) -> PretrainConfig:
-    """The configuration with a number where `train.micro_batch_size` was auto or null; collective.
+    """The configuration with a number for `train.micro_batch_size` if it was auto or null. Collective.
 
-    An earlier part of the run has saved its number, which holds, as far as it divides this world's share of a batch.
+    The saved number of an earlier start is kept if it divides this rank's share of the batch.
 
     Args:
-        build_model: makes the model of the run.
+        build_model: builds the model of the run.
 
     Raises:
         UserError: not even one sequence fits.
     """
     if config.train.micro_batch_size not in ("auto", None):
         return config
-    share = math.gcd(*config.train.batch_sizes.values()) // environment.world_size  # whose rest was refused before
+    share = math.gcd(*config.train.batch_sizes.values()) // environment.world_size  # a remainder was refused before
     candidates = [size for size in range(1, share + 1) if share % size == 0]
     saved = distributed.from_main(runs.saved_micro_batch_size(Path(config.output)) or 0, device)
     if saved:
@@ -97,12 +98,12 @@ def _search(config: PretrainConfig, data: TrainingData, objective: Objective, bu
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Whether an allocation has failed; on the host torch says it in words alone."""
+    """Whether an allocation has failed; on the host torch reports it only in the message."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def _agree(fits: bool, device: torch.device) -> bool:
-    """Whether it fits on every rank."""
+    """Whether it fits on every rank. Collective."""
     return distributed.reduce_sum(torch.tensor([0.0 if fits else 1.0], device=device)).item() == 0
 
 
@@ -110,30 +111,30 @@ class Memory(Protocol):
     """Memory of this process, in bytes."""
 
     def peak(self) -> int:
-        """The most that it has taken so far."""
+        """Peak memory so far."""
 
     def limit(self) -> int:
-        """What it may take."""
+        """Memory that the process may use."""
 
 
 def largest_that_fits(candidates: list[int], run: Callable[[int, Callable[[bool], bool]], bool], memory: Memory,
                       agree: Callable[[bool], bool]) -> int:
-    """The largest candidate that every rank can run; collective.
+    """The largest candidate that every rank can run. Collective.
 
-    A size is tried only if all ranks expect it to fit, going by the peaks of the sizes before it: a rank that ran out
-    of memory in the middle of a reduction would leave the others waiting, and a machine out of memory kills.
+    A size is tried only if all ranks expect it to fit, by the peaks of smaller sizes: a rank that runs out of memory
+    within a reduction leaves the others waiting, and a machine without memory kills processes.
 
     Args:
-        run: (size, agree) -> whether the size ran on all ranks; False: a rank was out of memory, and all backed off.
+        run: (size, agree) -> whether the size ran on all ranks; False: a rank was out of memory, and all ranks stopped.
         memory: `peak()` bytes so far, `limit()` bytes that the process may use.
-        agree: own bool -> whether it is true on all ranks.
+        agree: this rank's bool -> whether it is true on all ranks.
 
     Raises:
         UserError: the first candidate does not fit.
     """
     peaks = [(0, memory.peak())]
     best = 0
-    for size in _stepping_stones(candidates):
+    for size in _with_intermediate_sizes(candidates):
         (first, low), (last, high) = peaks[-2] if len(peaks) > 1 else peaks[0], peaks[-1]
         slope = (high - low) / (last - first) if last > first else 0.0
         expected = high + slope * (size - last)
@@ -152,9 +153,8 @@ def largest_that_fits(candidates: list[int], run: Callable[[int, Callable[[bool]
     return best
 
 
-def _stepping_stones(candidates: list[int]) -> Iterator[int]:
-    """The candidates, ascending, and what lies between distant ones: a measurement predicts a size twice as large, not
-    more."""
+def _with_intermediate_sizes(candidates: list[int]) -> Iterator[int]:
+    """The candidates, ascending, with sizes between distant ones: a measurement predicts at most the doubled size."""
     for size, further in pairwise(candidates):
         yield size
         while (size := 2 * size) < further:
@@ -164,7 +164,7 @@ def _stepping_stones(candidates: list[int]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ProbeBatches:
-    """Batches of random tokens whose lengths are those of a run's batches, on a device."""
+    """Batches of random tokens on a device, with the lengths of a run's batches."""
 
     max_length: int
     """Tokens of the longest sequence that the run can have."""
@@ -176,8 +176,9 @@ class ProbeBatches:
     device: torch.device
 
     def of(self, size: int) -> list[dict[str, Any]]:
-        """`size` sequences of the greatest length, and MIXED_BATCHES batches of `size` whose lengths are drawn from the
-        histogram; as `BertForPreTraining.forward` takes them."""
+        """A batch of `size` sequences of maximum length, and MIXED_BATCHES batches of `size` with lengths drawn from
+        the histogram; inputs of `BertForPreTraining.forward`.
+        """
         generator = torch.Generator().manual_seed(PROBE_SEED)
         histogram = torch.as_tensor(self.length_histogram, dtype=torch.float64)
         drawn = torch.multinomial(histogram, MIXED_BATCHES * size, replacement=True, generator=generator)
@@ -185,7 +186,7 @@ class ProbeBatches:
         return [self._batch(lengths, generator) for lengths in torch.cat((longest, drawn.view(-1, size)))]
 
     def _batch(self, lengths: torch.Tensor, generator: torch.Generator) -> dict[str, Any]:
-        """Sequences of these lengths, (size,), with as many masked tokens as sequences can have."""
+        """Sequences of these lengths (size,), with the maximum number of masked tokens."""
         share = min(1.0, MASKED_MARGIN * self.masked_share)
         starts, tokens = lengths.cumsum(0) - lengths, int(lengths.sum())
         ids = torch.randint(self.vocab_size, (tokens,), generator=generator)
@@ -200,16 +201,16 @@ class ProbeBatches:
 
 
 def probe_batches(data: TrainingData, masking: RunMasking, device: torch.device) -> ProbeBatches:
-    """The batches that show what a run on this data needs at most."""
+    """The batches that measure the maximum memory of a run on this data."""
     return ProbeBatches(data.max_length, data.length_histogram, data.manifest.vocab_size, data.most_masked(masking),
                         device)
 
 
 def build_probe(config: PretrainConfig, data: TrainingData, objective: Objective, model: nn.Module,
                 environment: Environment, device: torch.device) -> Probe:
-    """A probe of the run; its engine is built with the run's own configuration."""
+    """A Probe of the run; its engine is built with the run's configuration."""
     share = config.train.global_batch_size // environment.world_size
-    # Two micro-steps a step where the run can have them: accumulation takes memory of its own.
+    # Two micro-steps per step if the run can have them: gradient accumulation takes additional memory.
     steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0,
                      batch_phases=[])
     alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
@@ -219,12 +220,12 @@ def build_probe(config: PretrainConfig, data: TrainingData, objective: Objective
 
 
 class Probe:
-    """Steps of an engine like the run's, whose memory is measured; the engine is destroyed afterwards.
+    """Steps of an engine like the run's, to measure its memory; the engine is destroyed afterwards.
 
     Args:
-        batches: what the steps are taken on.
-        world_size: processes of the run.
-        micro_steps: micro-steps in a step.
+        batches: batches for the steps.
+        world_size: number of processes of the run.
+        micro_steps: micro-steps per step.
         partitions_weights: whether weights are gathered in forward (ZeRO stage 3), so that no rank can run alone.
     """
 
@@ -237,17 +238,18 @@ class Probe:
     def run(self, size: int, agree: Callable[[bool], bool]) -> bool:
         """Whether steps of `size` sequences run on all ranks.
 
-        First each rank runs forward and backward for itself, without reductions, and can fail alone (stage 3 gathers
-        weights in forward and cannot): then all back off. The whole step, with reductions and the optimizer, follows.
+        First each rank runs forward and backward alone, without reductions, so that it can fail alone and all ranks can
+        stop (not at stage 3, which gathers weights in forward). A whole step with reductions and the optimizer follows.
 
         Raises:
-            UserError: this rank is out of memory in a whole step, where the others wait for it and can't be asked.
+            UserError: this rank is out of memory in a whole step, where the others wait for it and can't be told.
         """
         longest, *mixed = self._batches.of(size)
         if not self._partitions_weights and not agree(self._fits_alone(longest)):
             return False
         try:
-            # The longest again behind each mixed one: what those left free must be of use to it.
+            # The longest batch again after each mixed one: it must fit into the memory that the mixed one has
+            # fragmented.
             for batch in (longest, *(each for other in mixed for each in (other, longest))):
                 for _ in range(self._micro_steps):
                     self._engine.backward(self._loss(batch) * self._world_size, scale_wrt_gas=False)
@@ -275,7 +277,7 @@ class Probe:
         try:
             with torch.autocast(self._batches.device.type, compute_dtype(self._engine), enabled=autocast):
                 loss = self._loss_of(model(**batch, dropout_seed=PROBE_SEED), batch)
-            # Neither the engine nor `backward`, whose hooks on gradients would reduce them.
+            # Not through the engine or `backward`, whose gradient hooks would start reductions.
             torch.autograd.grad(loss, parameters, allow_unused=True)
         except Exception as error:
             if not _out_of_memory(error):
@@ -284,7 +286,7 @@ class Probe:
         return True
 
     def release(self) -> None:
-        """Give the memory back before the run takes it."""
+        """Release the memory before the run uses it."""
         self._engine.destroy()
         del self._engine
         gc.collect()
@@ -303,17 +305,17 @@ class CudaMemory:
         return torch.cuda.max_memory_reserved(self.device)
 
     def limit(self) -> int:
-        """What was given, or what the process holds and what is free."""
+        """The given limit, or the process's memory plus the free memory."""
         if self._limit is not None:
             return self._limit
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
 
 class HostMemory:
-    """Memory of this process on a machine that it shares with `processes` - 1 others of the run, in bytes.
+    """Memory of this process, in bytes, on a machine shared by `processes` processes of the run.
 
     Raises:
-        UserError: no limit is given, and the system does not tell how much is free.
+        UserError: no limit is given, and the system does not report its free memory.
     """
 
     def __init__(self, processes: int, limit: int | None = None) -> None:
@@ -322,7 +324,7 @@ class HostMemory:
             if held is None or free is None:
                 raise UserError("train.micro_batch_size: found auto on a system that does not tell its free memory, "
                                 "expected Linux or a GPU; give a number, or train.memory_limit_gib")
-            # Fixed at the start, when the others hold as little as this one.
+            # Computed at the start, when the other processes use as little memory as this one.
             limit = held + free // processes
         self._limit = limit
 

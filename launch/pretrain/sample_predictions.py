@@ -12,16 +12,16 @@ from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _GUESSES = 3
-_SHOWN_BLANKS = 8  # of each sample; a long one has dozens
+_SHOWN_BLANKS = 8  # masked tokens shown per sample; a long one has dozens
 
 
-class Guesses:
-    """Shows the first validation samples in TensorBoard's text panel.
+class SamplePredictions:
+    """Shows predictions for the first validation samples in TensorBoard's text panel.
 
     Args:
-        count: samples shown.
-        segments: the model's.
-        metrics: rank 0's writer; None elsewhere.
+        count: number of samples shown.
+        segments: segment ids of the model.
+        metrics: rank 0's MetricsWriter; None elsewhere.
     """
 
     def __init__(self, engine: Engine, device: torch.device, reader: ShardReader, tokenizer: Tokenizer, count: int,
@@ -33,7 +33,7 @@ class Guesses:
 
     @torch.no_grad()
     def __call__(self, step: int) -> None:
-        """Fill the blanks and write them. Collective."""
+        """Predict the masked tokens and write the page. Collective."""
         self._engine.eval()
         inputs = {name: value for name, value in self._batch.items() if name not in ("labels", "next_sentence_label")}
         logits = self._engine(**to_device(inputs, self._device)).prediction_logits
@@ -61,7 +61,7 @@ class Guesses:
 
 
 def _plain(word: str) -> str:
-    """A word without what Markdown or HTML would take for their own."""
+    """A word with the special characters of Markdown and HTML escaped."""
     return "".join(f"&#{ord(c)};" if c in "*_`|<>[]\\~$" else c for c in word)
 
 

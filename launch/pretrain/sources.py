@@ -14,17 +14,17 @@ from cloze.model.bert import PreTrainingOutput
 from cloze.pipeline.loading.mixture import MixtureOrder
 from cloze.pipeline.records import NO_LABEL
 
-# Sums of each source, in this order; what a mean is called, and which sums make it.
+# Sums of each source in this order; name of each mean, and the sums that it is computed from.
 _SUMS = ("mlm_loss", "masked", "mlm_correct", "next_sentence_loss", "pairs", "next_sentence_correct")
 MEANS = {"mlm_loss": (0, 1), "mlm_accuracy": (2, 1), "next_sentence_loss": (3, 4), "next_sentence_accuracy": (5, 4)}
 
 
 class Sources:
-    """Losses and accuracies of each source, and its passes. Sums stay on the device: no host waits for them.
+    """Losses, accuracies and passes of each source. Sums stay on the device, so that the host does not wait.
 
     Args:
-        streams: of the run's order of samples.
-        part_of: gives the PreTrainingOutput in what the model returns (Objective.pretraining_output).
+        streams: number of data streams of the run.
+        part_of: returns the PreTrainingOutput in the model's output (Objective.pretraining_output).
     """
 
     def __init__(self, data: TrainingData, streams: int,
@@ -36,16 +36,16 @@ class Sources:
 
     @property
     def num_sums(self) -> int:
-        """How many numbers `sums` returns."""
+        """Length of the result of `sums`."""
         return len(self.names) * len(_SUMS)
 
     def sums(self, output: Any, micro_batch: dict, sources: Tensor) -> Tensor:
-        """Of a micro-batch: float64 (num_sums,), source after source.
+        """Sums over a micro-batch: float64 (num_sums,), source after source.
 
         Args:
-            output: what the model has returned.
-            micro_batch: what it was given.
-            sources: the place of each sample's source, int64 (B,).
+            output: output of the model.
+            micro_batch: its inputs.
+            sources: index of each sample's source, int64 (B,).
         """
         part = self._part_of(output)
         assert part.mlm_losses is not None and part.mlm_correct is not None, "training has labels"
@@ -62,13 +62,14 @@ class Sources:
         return table.flatten()
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
-        """Means over whatever was summed, by `MEAN/SOURCE`; of what was not seen there is none."""
+        """Means by `MEAN/SOURCE`; none for a source without samples."""
         rows = np.array(sums).reshape(len(self.names), len(_SUMS))
         return {f"{mean}/{name}": float(row[total] / row[count]) for mean, (total, count) in MEANS.items()
                 for name, row in zip(self.names, rows, strict=True) if row[count]}
 
     def progress(self, position: int) -> dict[str, float]:
-        """Samples of each source before a position of the run, and how often that is all of it."""
+        """Samples of each source before a position of the run, and the number of passes over the source that they make.
+        """
         (seen,) = self._order.consumed(np.array([position])).tolist()
         found = {f"samples/{name}": count for name, count in zip(self.names, seen, strict=True)}
         return found | {f"epoch/{name}": count / size

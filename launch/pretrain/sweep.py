@@ -40,19 +40,19 @@ from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import is_url
 
 PICTURE = "curves.png"
-# What runs do not share, or what would make their values another thing.
+# Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
 _NO_SETTINGS = ("output", "grid", "run", "processes", "evaluation.metric")
 
 
 @dataclass(frozen=True)
 class PretrainingRun(Run):
-    """One setting of a sweep over pretraining; its seed is a setting like others."""
+    """One run of a pretraining sweep; its seed is a setting like others."""
 
     metric: str = "validation/loss"
     """The curve whose last value is compared; of data without held-out samples train/loss."""
 
     def results(self) -> dict | None:
-        """The last evaluation and the speed of a complete run, or None."""
+        """Last evaluation and speed of a complete run, or None."""
         if runs.read_status(self.folder).get("state") != "complete":
             return None
         (_, _, name), lines = self.metric.partition("/"), runs.read_metrics(self.folder)
@@ -63,11 +63,11 @@ class PretrainingRun(Run):
 
 
 def sweep(config: SweepConfig, environment: Environment) -> int:
-    """Train every combination of the grid, each in a process of its own; or the one that `run` names, in place of this
-    process. Returns the exit status.
+    """Train every combination of the grid, each in its own process; or the one with the number `run`, in this process.
+    Returns the exit status.
 
-    One run at a time on each visible GPU; on a CPU, and with several processes a run, one after another. A run that is
-    complete is not repeated; one that was cut short goes on.
+    One run at a time on each visible GPU; one after another on a CPU or with several processes per run. Complete runs
+    are not repeated; interrupted ones are resumed.
 
     Raises:
         UserError: a setting is wrong, or the folder holds the runs of another sweep.
@@ -85,7 +85,7 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         command = planned[config.run].command
         console.say(f"run {config.run} of {len(planned)}: {planned[config.run].name}")
         sys.stdout.flush()
-        os.execv(command[0], command)  # which takes signals and gives its exit status itself
+        os.execv(command[0], command)  # it handles signals and returns its own exit status
     devices = visible_gpus() if config.processes == 1 else []
     summary = reach_end(folder, planned, devices or [""], console, lambda: summarize(config, planned),
                         lambda summary: draw(summary["metric"], planned, folder / PICTURE))
@@ -97,7 +97,7 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
 
 
 def plan(config: SweepConfig) -> list[PretrainingRun]:
-    """All runs, each with its configuration written beside its folder, once every one of them was looked at."""
+    """All runs; the configuration of each is written beside its folder after all were checked."""
     folder = Path(config.output)
     base = {name: value for name, value in asdict(config).items() if name not in ("grid", "run")}
     planned: list[PretrainingRun] = []
@@ -125,15 +125,15 @@ def plan(config: SweepConfig) -> list[PretrainingRun]:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """What differs between the lines of the table: all but the seed, of which a line has several."""
+    """The settings that distinguish lines of the table: all except the seed, since a line covers several seeds."""
     return {name: value for name, value in run.settings.items() if name != "seed"}
 
 
 def summarize(config: SweepConfig, planned: list[PretrainingRun]) -> dict:
-    """What all runs make together.
+    """The results of all runs together.
 
-    `settings`: one entry for each, best median first, with the statistics over its seeds and the median speed, and
-    `failed`, runs without a result, and why; `best`: the settings with the best median.
+    `settings`: one entry each, best median first, with the statistics over its seeds and the median speed; `failed`:
+    runs without a result, with the reason; `best`: the settings with the best median.
     """
     finished = {run.name: results for run in planned if (results := run.results()) is not None}
     described: list[dict[str, Any]] = []
@@ -163,7 +163,7 @@ def _why(run: PretrainingRun) -> str:
 
 
 def show(summary: dict, console: Console) -> None:
-    """The table of the settings, best first, and what failed."""
+    """Print the table of the settings, best first, and the failed runs."""
     rows: list[tuple[str, ...]] = []
     for each in summary["settings"]:
         found = each["measured"]
@@ -180,7 +180,7 @@ def show(summary: dict, console: Console) -> None:
 
 
 def draw(metric: str, planned: list[PretrainingRun], path: Path) -> None:
-    """The metric over the steps, a line a run, settings by colour."""
+    """Draw the metric over the steps, one line per run, settings by colour."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 5.0), layout="constrained")

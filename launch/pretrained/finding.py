@@ -16,8 +16,8 @@ from cloze.pipeline.stores.places import is_url, to_place
 
 
 def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -> Path:
-    """Where a model lies: a folder, if there is one of this name, else what the hub library keeps; of a run in a store
-    a folder with the checkpoint that `step` names.
+    """The local folder of a model: the folder of this name if there is one, else the hub library's; for a run in a
+    store a temporary folder with the checkpoint `step`.
 
     Raises:
         UserError: as `fetch_model` and `fetched_run`.
@@ -31,18 +31,17 @@ def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -
 
 @functools.cache
 def fetched_run(url: str, step: int | Literal["best"] | None = None, count: int = 1) -> Path:
-    """A folder of this machine, for as long as this process lives, with what is asked for of a run in an object store:
-    as `checkpoint.fetch_run`, once.
+    """A temporary folder, removed with this process, with checkpoints of a run in an object store; fetched once,
+    arguments as of `checkpoint.fetch_run`.
     """
     return checkpoint_room().fetch_run(to_place(url), step, count, Console().warn)
 
 
 def checkpoint_room() -> ModuleType:
-    """The room of checkpoints. Their files are DeepSpeed's, whose import takes a second: a model's folder does not wait
-    for it.
+    """The module launch/checkpoint, imported lazily since it imports DeepSpeed, which takes a second.
     """
     if "deepspeed" not in sys.modules:
-        prepare_deepspeed(read_environment())  # which it wants before it is imported
+        prepare_deepspeed(read_environment())  # must be set before DeepSpeed is imported
     with fewer_imports():
         from cloze.launch import checkpoint
 

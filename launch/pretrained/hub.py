@@ -14,7 +14,7 @@ _WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 _FILES = ["config.json", _WEIGHTS, "tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json"]
 
 
-# What the hub library's errors say, of which each is also of the kinds behind it.
+# Explanations of the hub library's errors; each class is a subclass of those after it.
 _REASONS = {
     "GatedRepoError": "its owner gives access on request: ask for it on its page, then log in with hf auth login",
     "RepositoryNotFoundError": "the hub has none of this name, or none that you may read",
@@ -25,8 +25,9 @@ _REASONS = {
 
 
 def is_name(text: str) -> bool:
-    """Whether this may be the name of a model, such as google-bert/bert-base-uncased; no path into a folder that is
-    here: a mistyped path is not sent to the hub."""
+    """Whether this may be the name of a model on the hub, such as google-bert/bert-base-uncased. A path whose
+    parent folder exists is not: a mistyped path is not sent to the hub.
+    """
     return bool(_NAME.fullmatch(text)) and not ("/" in text and Path(text).parent.is_dir())
 
 
@@ -46,7 +47,7 @@ def fetch_model(name: str, hub: HubConfig) -> Path:
         folder = fetch(_FILES)
         if not (folder / _WEIGHTS).exists() and hub.pickled_weights:
             folder = fetch([_PICKLED_WEIGHTS])
-    except Exception as error:  # network, names, rights: the library raises many kinds
+    except Exception as error:  # network, names, permissions: the library raises many kinds of errors
         how = ("it is looked up offline; leave --offline true out to fetch it" if hub.offline else
                "check name and revision")
         at = f" at revision {hub.revision!r}" if hub.revision else ""
@@ -60,10 +61,10 @@ def fetch_model(name: str, hub: HubConfig) -> Path:
 
 
 def check_push(name: str) -> None:
-    """Ask the hub who one is, before anything is made that is to be uploaded. Needs the extra `finetune`.
+    """Check the login at the hub, before anything is made for an upload. Needs the extra `finetune`.
 
     Raises:
-        UserError: the name is none, the library is missing, or the hub knows no token or does not answer.
+        UserError: the name is invalid, the library is missing, or the hub accepts no token or does not answer.
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"push: found {name!r}, expected a name on the hub, as USER/NAME")
@@ -73,7 +74,7 @@ def check_push(name: str) -> None:
         raise UserError(f"push: found no huggingface_hub, expected it; {how_to_install('finetune')}") from error
     try:
         HfApi().whoami()
-    except Exception as error:  # network, tokens, settings: the library raises many kinds
+    except Exception as error:  # network, tokens, settings: the library raises many kinds of errors
         raise UserError(f"push: found no way to the hub as yourself ({_said(error)}), expected a token that may write; "
                         "log in by `hf auth login`, or set HF_TOKEN") from error
 
@@ -82,7 +83,7 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
     """Upload a folder as a model, in one commit; returns its address.
 
     Raises:
-        UserError: there is a public repository of this name where a private one is wanted, or the hub refuses.
+        UserError: a public repository of this name exists although a private one is requested, or the hub refuses.
     """
     from huggingface_hub import HfApi
 
@@ -105,6 +106,6 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
 
 
 def _said(error: Exception) -> str:
-    """The kind and the first line of what the library has raised."""
+    """Class and first line of an error of the library."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,6 +1,6 @@
 """`LoadedModel`: a model that is ready for use, with its tokenizer and settings.
 
-Imports no torch: operations name it, and their options are parsed without.
+Imports no torch, since the operations that refer to it are parsed without torch.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 class LoadedModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
-    model: torch.nn.Module. config: the model's. encoder: texts to sequences. vectors: how a text's is made.
+    model: torch.nn.Module. config: the model's configuration. encoder: encodes texts. vectors: how a text's vector is
+    pooled.
 
     Args:
         model: any model of `cloze.model`.
-        source: the folder that it is from, for messages.
-        truncation: the longest texts that the model has learned from, and how longer ones were cut; None: they had as
-            many tokens as it has positions.
-        answering: how it has learned to answer; None: as usual.
-        columns: those of a table that it has learned from; None: it is not known.
-        vectors: how it has learned to make vectors of texts; None: it has not.
+        source: its folder, for messages.
+        truncation: maximum length of the training texts, and how longer ones were truncated; None: as many tokens as
+            the model has positions.
+        answering: how answers were found in training; None: defaults.
+        columns: columns of the training table; None: unknown.
+        vectors: how vectors were pooled in training; None: it was not trained for vectors.
 
     Raises:
-        UserError: the tokenizer has more tokens than the model.
+        UserError: the tokenizer has more tokens than the model's vocabulary.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer, source: str = "model", truncation: Truncation | None = None,

@@ -32,11 +32,11 @@ _PARTS = ("bert.", "masked_lm.", "next_sentence.", "detection.")
 
 
 def load_model(folder: str | Path, step: int | Literal["best"] | None = None) -> LoadedModel:
-    """From a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`, that of the best
-    evaluation, or None: the newest good one).
+    """Load a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`; "best": the one of
+    the best evaluation; None: the newest good one).
 
     Raises:
-        UserError, ModelError: the folder holds neither, or something in it is damaged, or it has no such checkpoint.
+        UserError, ModelError: the folder holds neither, is damaged, or has no such checkpoint.
     """
     _check_step(step)
     folder = fetched_run(folder, step) if is_url(folder) else Path(folder)
@@ -49,36 +49,37 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
         check_finite(weights, f"step {found} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
-        return _computing(LoadedModel(model, tokenizer, str(folder), Truncation(length) if length else None))
+        return _checked_finite(LoadedModel(model, tokenizer, str(folder), Truncation(length) if length else None))
     if step is not None:
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     folder = runs.model_folder(folder)
-    return _computing(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
-                                  load_truncation(folder), _noted(folder, ANSWERING, Answering),
+    return _checked_finite(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
+                                  load_truncation(folder), _load_note(folder, ANSWERING, Answering),
                                   columns_of(load_note(folder, COLUMNS)), load_vectors(folder)))
 
 
 def _check_step(step: object) -> None:
-    """Raise UserError for what names no checkpoint: no whole number, not "best" and not None."""
+    """Raise UserError for a step that is not a whole number, "best" or None."""
     if step not in (None, "best") and (not isinstance(step, Integral) or isinstance(step, bool)):
         raise UserError(f"step: found {step!r}, expected a whole number, 'best', or None for the newest good one")
 
 
 def load_truncation(folder: Path) -> Truncation | None:
-    """How a model in a folder has learned to cut long texts; None if it says nothing. Raises UserError, ModelError."""
-    return _noted(folder, TRUNCATION, Truncation)
+    """How long texts were truncated in the training of a model; None if it is not saved. Raises UserError, ModelError.
+    """
+    return _load_note(folder, TRUNCATION, Truncation)
 
 
 def load_vectors(folder: Path) -> Vectors | None:
-    """How a model in a folder has learned to make vectors of texts; None if it hasn't. Raises UserError, ModelError."""
-    return _noted(folder, VECTORS, Vectors)
+    """How vectors were pooled in the training of a model; None if it is not saved. Raises UserError, ModelError."""
+    return _load_note(folder, VECTORS, Vectors)
 
 
 _Note = TypeVar("_Note")
 
 
-def _noted(folder: Path, name: str, kind: type[_Note]) -> _Note | None:
-    """A note of config.json as the dataclass that it was. Raises UserError, ModelError for one that isn't."""
+def _load_note(folder: Path, name: str, kind: type[_Note]) -> _Note | None:
+    """An entry of config.json as a dataclass. Raises UserError, ModelError for one that does not fit."""
     fields = load_note(folder, name)
     if fields is None:
         return None
@@ -91,8 +92,8 @@ def _noted(folder: Path, name: str, kind: type[_Note]) -> _Note | None:
     return noted
 
 
-def _computing(loaded: LoadedModel) -> LoadedModel:
-    """The model, once it has read an empty text: of weights that are too large nothing comes but NaN.
+def _checked_finite(loaded: LoadedModel) -> LoadedModel:
+    """Return the model after a test on an empty text, whose vectors are NaN if the weights are damaged.
 
     Raises:
         UserError: the vectors are not finite.
@@ -111,7 +112,7 @@ def _computing(loaded: LoadedModel) -> LoadedModel:
 
 def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
                      ) -> tuple[int, dict[str, torch.Tensor]]:
-    """Step and whole fp32 weights of the model in a run's checkpoint, as `checkpoint.read_weights`, in any program."""
+    """As `checkpoint.read_weights`, for programs that have not prepared the environment for DeepSpeed."""
     found, weights = checkpoint_room().read_weights(run, step, warn)
     return found, _of_model(weights)
 
@@ -119,18 +120,19 @@ def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn:
 def read_run_average(run: Path, count: int, step: int | Literal["best"] | None = None,
                      warn: Callable[[str], None] = print, *, part: str = "", ema: bool = False
                      ) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Steps and mean weights of several checkpoints, as `checkpoint.read_average`, in any program. part: what the names
-    of another model begin with that was trained within it."""
+    """As `checkpoint.read_average`, for programs that have not prepared the environment for DeepSpeed. part: prefix of
+    the parameters of a submodel, such as ELECTRA's generator.
+    """
     steps, weights = checkpoint_room().read_average(run, count, step, warn, ema=ema)
     return steps, _of_model({name.removeprefix(part): value for name, value in weights.items()
                              if name.startswith(part)})
 
 
 def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of BERT and its heads, without what an objective has added to train them."""
+    """The weights of BERT and its heads, without parameters that an objective added."""
     return {name: value for name, value in weights.items() if name.startswith(_PARTS)}
 
 
 def run_steps(run: Path) -> list[int]:
-    """Steps of a run's published checkpoints, as `checkpoint.checkpoint_steps`, in any program."""
+    """As `checkpoint.checkpoint_steps`, for programs that have not prepared the environment for DeepSpeed."""
     return checkpoint_room().checkpoint_steps(run)

@@ -15,7 +15,9 @@ from cloze.pipeline.stores.places import is_url
 
 
 def named_shape(model: str) -> Path | None:
-    """The file of a shape that is named by its path or, where nothing of that name is here, by its name."""
+    """The YAML file of a model configuration: by its path, or else the shipped one of this name; None if there is
+    neither.
+    """
     path = Path(model)
     if not path.exists():
         path = shipped("model").get(model, path)
@@ -23,9 +25,9 @@ def named_shape(model: str) -> Path | None:
 
 
 def check_model(config: FinetuneConfig) -> None:
-    """Raise UserError for a model that is neither here nor a name, and for a shape without a tokenizer."""
+    """Raise UserError for a missing model, and for a model configuration without a tokenizer."""
     if is_url(config.model):
-        return  # of a store, which is asked later: it may be slow
+        return  # in a store, which may be slow and is checked later
     shape = named_shape(config.model)
     path = shape or Path(config.model)
     if not path.exists() and (shape is not None or not is_name(config.model)):
@@ -39,7 +41,7 @@ def check_model(config: FinetuneConfig) -> None:
 
 
 def check_used(config: ModelConfig) -> None:
-    """Raise UserError for a model to use that is not there. One that is named on the hub is fetched; a store is asked
-    later: it may be slow."""
+    """Raise UserError for a missing model. A model on the hub is fetched; a store, which may be slow, is checked later.
+    """
     if not is_url(config.model):
         runs.check_holds_model(model_path(config))

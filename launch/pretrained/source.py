@@ -24,16 +24,15 @@ from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.yaml_text import load_yaml
 
-FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json
+FINGERPRINT = "tokenizer_fingerprint"  # name of an entry of config.json
 REMOTE_CODE = "modeling_cloze.py"  # of an export
 
 
 @dataclass(frozen=True)
 class Source:
-    """A shape, its weights under our names (empty: random ones), the labels of its head if it has one, the name of the
-    class that it is of, where a model folder says it, the step of its checkpoint, if it is a run of pretraining, the
-    tokens of the longest texts that it has learned from, if it says so, and the pooling of the vectors that it has
-    learned to give, if it has.
+    """A model to fine-tune: configuration, weights under our names (empty: random), and, if known, the labels of its
+    head, the name of its class, the step of its checkpoint (pretraining run), the maximum length of its training texts,
+    and the pooling of its vectors.
     """
 
     config: BertConfig
@@ -47,10 +46,10 @@ class Source:
 
 
 def find_source(config: FinetuneConfig) -> Source:
-    """Read what `--model` and `--tokenizer` name.
+    """Read `--model` and `--tokenizer`.
 
     Raises:
-        UserError: there is no such model, or the tokenizer is not the one that it was trained with.
+        UserError: there is no such model, or it was trained with another tokenizer.
     """
     check_model(config)
     described, architecture, step, length, vectors = named_shape(config.model), None, None, None, None
@@ -69,7 +68,7 @@ def find_source(config: FinetuneConfig) -> Source:
         path = runs.model_folder(path) if path.is_dir() else fetch_model(config.model, config)
         shape, weights = load_pretrained(path)
         head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)
-        if load_note(path, "architectures"):  # old folders of BERT name none
+        if load_note(path, "architectures"):  # old BERT folders do not name a class
             architecture = load_architecture(path)
         if truncation := load_truncation(path):
             length = truncation.max_length
@@ -100,7 +99,7 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     if not isinstance(values, dict) or set(values) - known:
         raise UserError(f"model: found {path} with other fields than a model's, expected a file of configs/model/")
     values["vocab_size"] = values.get("vocab_size") or tokenizer.vocab_size
-    try:  # YAML 1.1 reads 1e-5, without a point, as a word
+    try:  # YAML 1.1 reads 1e-5, without a decimal point, as a string
         values |= {field.name: float(values[field.name]) for field in dataclasses.fields(BertConfig)
                    if field.type == "float" and field.name in values}
         shape = BertConfig(**values | {"pad_token_id": tokenizer.special_tokens.pad})
@@ -117,7 +116,7 @@ def _check_vocabulary(tokenizer: Tokenizer, shape: BertConfig, path: Path) -> No
 
 
 def warn_of_own_format(folder: Path, console: Console) -> None:
-    """Say it if a model folder is none that transformers loads by itself."""
+    """Warn if transformers cannot load a model folder by itself."""
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") == OWN_MODEL_TYPE:
         how = (f"transformers loads it with trust_remote_code=True, by the code beside it ({REMOTE_CODE})"
                if (folder / REMOTE_CODE).exists() else

@@ -1,9 +1,9 @@
 """The list of valid checkpoints of a run in an object store: one small object, changed by conditional writes only.
 
-A store cannot rename a folder, so that a checkpoint's files are uploaded to a folder of their own and count from the
-write on that names it here. Each job that takes the run up writes its name first, on the condition that the object is
-as it was read: what an older job, that was held up and goes on, then writes on the condition of its own last version is
-refused. No clock decides.
+A store cannot rename a folder. A checkpoint's files are therefore uploaded to a folder of their own, and the checkpoint
+is valid once this object names that folder. Each job that takes over the run first writes its name here, on the
+condition that the object is unchanged since it was read. A later write of an older job that was paused fails, since its
+condition is the version that it wrote last. No clock is involved.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _FORMAT = 1
 
 
 class TakenOver(UserError):
-    """Another job has taken the run up; this one may write nothing more there."""
+    """Another job has taken over the run; this one may not write there any more."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """Where a checkpoint lies, and what its index must be."""
+    """The folder of a checkpoint in the store, and the hash of its index."""
 
     folder: str
     """Below step-N/."""
@@ -35,12 +35,12 @@ class Commit:
 
     @property
     def attempt(self) -> str:
-        """The start that uploaded it."""
+        """The name of the start (attempt) that uploaded it."""
         return self.folder.rpartition("-")[0]
 
 
 def is_first(attempt: str) -> bool:
-    """Whether the name is that of a run's first start."""
+    """Whether this is the name of a run's first start."""
     return int(attempt.partition("-")[0]) == 1
 
 
@@ -52,7 +52,7 @@ class _Content:
 
 
 def read_commits(path: StorePath) -> dict[int, Commit]:
-    """The checkpoints that count, by step; none where there is no such object."""
+    """The valid checkpoints by step; empty if the object does not exist."""
     try:
         return _parsed(path, path.read_bytes())[0].commits
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def read_commits(path: StorePath) -> dict[int, Commit]:
 
 
 def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
-    """The content and the mark of the write that made it."""
+    """The content, and the unique mark of the write that made it."""
     try:
         saved = json.loads(data)
         if saved["format"] == _FORMAT:
@@ -74,10 +74,10 @@ def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
 
 
 class CommitLog:
-    """The list of a run that this job holds. One thread at a time changes it.
+    """The list of valid checkpoints of a run that this job holds. One thread at a time changes it.
 
     Args:
-        path: of the object.
+        path: path of the object.
     """
 
     def __init__(self, path: StorePath) -> None:
@@ -90,15 +90,15 @@ class CommitLog:
 
     @property
     def commits(self) -> dict[int, Commit]:
-        """Those that count, by step."""
+        """The valid checkpoints by step."""
         return self._content.commits
 
     def claim(self) -> str:
-        """Take the run up: from here on no earlier job can commit. Returns the name of this attempt, which sorts behind
-        those of earlier ones.
+        """Take over the run: from now on no earlier job can commit. Returns the name of this attempt, which sorts after
+        those of earlier attempts.
 
         Raises:
-            UserError: another job takes it up at the same moment, or the store can't be used.
+            UserError: another job takes over at the same time, or the store can't be used.
         """
         self._content, _, self._version = self._read()
         stale = self._version
@@ -107,8 +107,9 @@ class CommitLog:
         return f"{self._content.starts:04d}-{self._token[:8]}"
 
     def _probe(self, stale: dict | None) -> None:
-        """Find out whether the store enforces conditions: a write on one that does not hold any more must be refused.
-        What it would write is what is there."""
+        """Test whether the store enforces conditional writes: a write on an outdated condition must be refused. The
+        probe writes the content that is there already.
+        """
         if not self.conditional:
             return
         data, _ = self._encoded(self._content)
@@ -116,21 +117,21 @@ class CommitLog:
             self.conditional = False
 
     def commit(self, step: int, commit: Commit) -> None:
-        """Have a checkpoint count, in the place of one of the same step.
+        """Make a checkpoint valid; it replaces one of the same step.
 
         Raises:
-            TakenOver: another job has taken the run up.
+            TakenOver: another job has taken over the run.
             UserError: the store can't be used.
         """
         self._write(_Content(self._token, self._content.starts, self._content.commits | {step: commit}))
 
     def remove(self, steps: set[int]) -> None:
-        """Have checkpoints count no more. Raises as `commit`."""
+        """Remove checkpoints from the list. Raises as `commit`."""
         kept = {step: each for step, each in self._content.commits.items() if step not in steps}
         self._write(_Content(self._token, self._content.starts, kept))
 
     def _read(self) -> tuple[_Content, str, dict | None]:
-        """Content, its mark, and the version that it has: of one state of the object."""
+        """Content, its mark and its version, all of one state of the object."""
         while True:
             before = self._path.info()
             if before is None:
@@ -157,12 +158,12 @@ class CommitLog:
             if version is not None:
                 break
             found, found_mark, now = self._read()
-            if found_mark == mark:  # an answer was lost, and its repetition met its own write
+            if found_mark == mark:  # the response was lost, and the retry found this job's own write
                 version = now
                 break
             if found.owner != self._token:
                 raise self._taken_over()
-            self._version = now  # an earlier write of this job, of which nothing was heard
+            self._version = now  # an earlier write of this job whose response was lost
         self._content, self._version = content, version
 
     def _conditional_write(self, data: bytes) -> dict | None:
@@ -171,7 +172,8 @@ class CommitLog:
                 return self._path.writer.write_if(self._path.key, data, self._version)
             except NotImplementedError:
                 self.conditional = False
-        # All that is left is to look: of two jobs that write at the same moment one is lost.
+        # Without conditional writes, compare what is there: of two jobs that write at the same time one loses its
+        # write.
         if self._read()[0].owner != self._content.owner:
             raise self._taken_over()
         self._path.write(data)

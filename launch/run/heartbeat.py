@@ -18,24 +18,24 @@ from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
 
-# Phases in the order of a step, from the moment that it has its number.
+# Phases of a step in their order.
 _ORDER = ("start", "evaluate", "save", "data", "collective", "compute", "ended", "failed")
 # Worlds up to this size report the position of every rank; larger ones that of the blocking ranks.
 _LARGE_WORLD = 16
-# Code that a process stands in while it waits for others.
+# Functions in which a process waits for other processes.
 _COLLECTIVES = ("torch/distributed/", "deepspeed/comm/")
 
 
 class Heartbeat:
-    """Notes step and phase of this process; a thread writes them to RUN/heartbeats/rank-00000.json.
+    """Records step and phase of this process; a thread writes them to RUN/heartbeats/rank-00000.json.
 
-    The same thread says, once a stand-still, where each process stands (from the files of all) and where this one is
-    stuck (stack traces of its threads). A process that is stopped or gone shows by a file that has grown old.
+    When progress stops, the same thread reports once the position of each process (from the files of all) and the stack
+    traces of this process's threads. A process that is stopped or gone is recognized by its outdated file.
 
     Args:
-        say: takes the lines about a stand-still.
-        fetch: where processes share no folder: brings the files of all into this one's. Rank 0 calls it; the others
-            tell of themselves alone.
+        say: called with the lines of the report.
+        fetch: where processes share no folder: downloads the files of all processes into this one's folder. Rank 0
+            calls it; the other ranks report only themselves.
     """
 
     def __init__(self, run: Path, environment: Environment, config: MonitorConfig,
@@ -46,7 +46,7 @@ class Heartbeat:
         self._now = (0, "start")
         self._moved = time.time()
         self._warned = False
-        self._written = True  # the last time
+        self._written = True  # time of the last progress
         self._stop = threading.Event()
         self._main = threading.current_thread()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
@@ -54,7 +54,7 @@ class Heartbeat:
     def __enter__(self) -> Heartbeat:
         with readable_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-            if self._environment.is_main:  # of an earlier part of the run, with more processes
+            if self._environment.is_main:  # files of an earlier part of the run with more processes
                 now = {self._path(rank) for rank in range(self._environment.world_size)}
                 for path in set(self._folder.glob("rank-*.json")) - now:
                     path.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ class Heartbeat:
         self._write()
 
     def beat(self, step: int, phase: str) -> None:
-        """This process moves on. Cheap: nothing is written here.
+        """Record progress of this process. Cheap: nothing is written here.
 
         Args:
             phase: data, collective (agreeing on a step), compute, evaluate, save.
@@ -84,7 +84,8 @@ class Heartbeat:
     def _write(self) -> None:
         step, phase = self._now
         aside = self._path(self._environment.rank).with_suffix(f".{os.getpid()}.tmp")
-        # Never synced: it tells of a living process only. A full disk stops the run where something is lost by it.
+        # Not synced: a heartbeat matters only while the process lives. A full disk ends the run elsewhere, where data
+        # would be lost.
         try:
             aside.write_text(json.dumps({
                 "step": step, "phase": phase, "since": self._moved, "time": time.time(),
@@ -92,14 +93,14 @@ class Heartbeat:
             }), encoding="utf-8")
             os.replace(aside, self._path(self._environment.rank))
         except OSError as error:
-            if self._written:  # once, until it can be again
+            if self._written:  # one warning until a write succeeds again
                 self._say(f"warning: {aside}: the heartbeat could not be written ({error.strerror})")
             self._written = False
         else:
             self._written = True
 
     def _is_waiting(self) -> bool:
-        """Whether the main thread stands in a collective; a GPU's collective that it has only queued does not show."""
+        """Whether the main thread is in a collective; a GPU's collective that is only queued is not seen."""
         frame = sys._current_frames().get(self._main.ident or 0)
         while frame is not None:
             if any(part in frame.f_code.co_filename for part in _COLLECTIVES):
@@ -115,16 +116,17 @@ class Heartbeat:
                 self._say(self.report())
 
     def place(self, rank: int) -> str:
-        """Rank, host and process by its file."""
+        """Rank, host and process id, from the rank's file."""
         beat = self._read(rank)
         return f"rank {rank}" + (f" ({beat['host']}, process {beat['process']})" if beat else "")
 
     def report(self) -> str:
-        """Who stands where since when, who is waited for, and this process's stacks."""
+        """The report: position of each process and since when, which ranks are waited for, and this process's stacks.
+        """
         rank, world_size = self._environment.rank, self._environment.world_size
         step, phase = self._now
         lines = [f"rank {rank}: no progress for {time.time() - self._moved:.0f} s, at step {step} in {phase}."]
-        # In a large world the first and the last tell of all: each would read the files of all.
+        # With a large world size only the first and the last rank report on all ranks, since that reads all files.
         if world_size <= _LARGE_WORLD or rank in (0, world_size - 1):
             lines[0] += f" {'All ranks' if world_size <= _LARGE_WORLD else 'The ranks'}, from {self._folder}:"
             lines += self._places()
@@ -138,11 +140,11 @@ class Heartbeat:
         return "\n".join(lines)
 
     def _places(self) -> list[str]:
-        """A line of each rank, in a large world of those alone that are waited for; and who these are."""
+        """One line per rank, with a large world size only for the ranks that are waited for; then the list of these."""
         now = time.time()
         notes: list[str] = []
         beats = {rank: self._read(rank) for rank in self._seen(notes)}
-        # Clocks of hosts differ, and a shared folder shows changes late.
+        # Clocks of hosts differ, and a shared file system shows changes late.
         late = max(2 * self._config.heartbeat_seconds, self._config.hang_seconds / 2)
         lines, culprits = {}, []
         for rank, beat in beats.items():
@@ -158,7 +160,8 @@ class Heartbeat:
             if silent > late:
                 culprits.append(rank)
         if not culprits:
-            there = {rank: beat for rank, beat in beats.items() if beat is not None}  # all: who is not is a culprit
+            # Every process is alive: of the ranks that are furthest behind, those that do not wait block the others.
+            there = {rank: beat for rank, beat in beats.items() if beat is not None}
             places = {rank: (beat["step"], _ORDER.index(beat["phase"])) for rank, beat in there.items()}
             behind = [rank for rank, place in places.items() if place == min(places.values())]
             culprits = [rank for rank in behind if not there[rank]["waiting"]] or behind
@@ -172,7 +175,7 @@ class Heartbeat:
         return [*notes, *report]
 
     def _seen(self, lines: list[str]) -> Iterable[int]:
-        """Ranks whose files there are, as far as they have written any."""
+        """Ranks that have a heartbeat file."""
         if self._fetch is None:
             return range(self._environment.world_size)
         if self._environment.is_main:

@@ -25,35 +25,36 @@ from cloze.launch.system.console import Console
 from cloze.pipeline.storage import publish_text, readable_errors
 
 _EMBEDDINGS = "word_embeddings"
-# A loss is marked that lies this many median deviations above the running median, and this share of it: the first
-# lets pass what is usual in this run, the second what is small in any.
+# A loss is marked as a spike if it exceeds the running median by this many median absolute deviations and by this share
+# of the median: the first ignores the run's usual noise, the second deviations that are small in any run.
 _SPIKE_DEVIATIONS = 6
 _SPIKE_SHARE = 0.05
-_SPIKE_WINDOW = 20  # lines; the first half of it marks nothing
+_SPIKE_WINDOW = 20  # lines; no spikes are marked before half of the window is filled
 
 
-# TensorBoard sorts groups of curves by name, digits first, and shows the first ones: here what a first look is for.
+# TensorBoard sorts groups of curves by name, digits first, and opens the first ones: the most important curves.
 _OVERVIEW = ("train/loss", "validation/loss", "train/mlm_accuracy", "validation/mlm_accuracy", "train/learning_rate",
              "speed/tokens_per_second")
 
 
 def tensorboard_command(folder: Path) -> str:
-    """What shows a run's curves. Of the folder around it: TensorBoard names runs from there, a folder itself `.`."""
+    """The command that shows a run's curves. It names the parent folder, since TensorBoard calls the folder itself `.`.
+    """
     return shlex.join(["tensorboard", "--logdir", str(folder.parent)])
 
 
 class MetricsWriter:
-    """Writes scalars of a run; on a resume what lies beyond the resumed step is dropped, so that no curve overlaps.
+    """Writes scalars of a run; on a resume the entries after the resumed step are dropped, so that no curve overlaps.
 
     Args:
         step: the step that the run goes on from; lines of later steps are removed, and TensorBoard is made to
             forget later events (`purge_step`).
-        evaluated_step: the last evaluation that the run knows of; lines of later ones are removed too.
-        metric: which `validation/...` curve decides what is best; TensorBoard's first group has it too.
-        trackers: where they go beside metrics.jsonl: "tensorboard" and names of trackers.TRACKERS.
-        project: of the trackers that have such a thing.
-        facts: what the trackers show of the run, by dotted names.
-        kept: what the checkpoint that the run goes on from says of the trackers (`tracked`).
+        evaluated_step: step of the last evaluation in the checkpoint; lines of later evaluations are removed too.
+        metric: the `validation/...` curve that selects the best checkpoint; also shown in TensorBoard's first group.
+        trackers: destinations besides metrics.jsonl: "tensorboard" and names of trackers.TRACKERS.
+        project: project name for the trackers that have projects.
+        facts: facts of the run for the trackers, by dotted names.
+        kept: state of the trackers in the checkpoint that the run resumes from (`tracked`).
     """
 
     def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1, metric: str = "loss",
@@ -78,10 +79,10 @@ class MetricsWriter:
             for name in trackers if name in TRACKERS]
 
     def write(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
-        """Append one line and one event a scalar; both are flushed.
+        """Append one line, and one TensorBoard event per scalar; both are flushed.
 
         Returns:
-            What was written: with `train/loss_spike`, the loss over its running median, where it is far above it.
+            The scalars that were written, with `train/loss_spike` (loss / running median) if the loss is a spike.
         """
         if "train/loss" in scalars:
             loss = scalars["train/loss"]
@@ -89,7 +90,7 @@ class MetricsWriter:
                 scalars = scalars | {"train/loss_spike": ratio}
             self._losses.append(loss)
         with readable_errors(self._folder):
-            # JSON has no word for infinity and NaN, which a validation loss may be.
+            # JSON has no infinity and no NaN, which a validation loss may be.
             known = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
             self._file.write(json.dumps({"step": step, **known}) + "\n")
             self._file.flush()
@@ -104,28 +105,29 @@ class MetricsWriter:
         return scalars
 
     def tracked(self) -> dict[str, dict]:
-        """By which a run that goes on finds its curves in the trackers: kept in each checkpoint."""
+        """The state by which a resumed run finds its curves in the trackers; kept in each checkpoint."""
         return tracked(self._folder) if self._tracking else {}
 
     def describe(self, step: int, config: str, values: dict[str, object]) -> None:
-        """The configuration: whole as a text, and single values for TensorBoard's table of hyper-parameters.
+        """Write the configuration: whole as a text, and single values for TensorBoard's table of hyperparameters.
 
         Args:
-            step: that the run goes on from. The text is shown there; the table has a run's values once, those that it
-                began with: of several TensorBoard would take the first.
+            step: the step that the run resumes from, at which the text is shown. The table has a run's first values
+                only: TensorBoard ignores later ones.
         """
         self.text("config", step, f"```yaml\n{config}```")
         if step or not self._board:
             return
         known = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
-        # The table shows a run by a curve of it: the one that every run has. Not the last part: that it has ended well.
+        # The table shows a run with one of its curves: the one that every run has, without the last part, which says
+        # that the run is complete.
         for part in hparams(known, {"train/loss": 0.0})[:2]:
             writer = self._board.file_writer
             assert writer is not None, "it is open"
             writer.add_summary(part)
 
     def text(self, name: str, step: int, markdown: str) -> None:
-        """A page of TensorBoard's text panel."""
+        """Write a page of TensorBoard's text panel."""
         if not self._board:
             return
         with readable_errors(self._folder):
@@ -133,7 +135,7 @@ class MetricsWriter:
             self._board.flush()
 
     def precision_recall(self, name: str, step: int, labels: list[int], probabilities: list[float]) -> None:
-        """A curve in TensorBoard's panel of them: labels 0 and 1, and the probability of 1."""
+        """Write a precision-recall curve to TensorBoard: labels 0 and 1, and the probabilities of label 1."""
         if not self._board:
             return
         with readable_errors(self._folder):
@@ -141,12 +143,12 @@ class MetricsWriter:
             self._board.flush()
 
     def embeddings(self, step: int, vectors: torch.Tensor, names: list[str]) -> None:
-        """A snapshot for TensorBoard's projector: vectors (N, hidden), a name each."""
+        """Write a snapshot for TensorBoard's projector: vectors (N, hidden size) and their names."""
         if not self._board:
             return
         with readable_errors(self._folder):
             self._board.add_embedding(vectors, metadata=names, global_step=step, tag=_EMBEDDINGS)
-            # torch lists those of this process alone, and the projector shows what is listed.
+            # torch lists only the snapshots of this process, and the projector shows only what is listed.
             found = sorted(path.parent.relative_to(self._folder) for path in
                            self._folder.glob(f"*/{_EMBEDDINGS}/tensors.tsv"))
             publish_text(self._folder / "projector_config.pbtxt", "".join(
@@ -156,7 +158,7 @@ class MetricsWriter:
             self._board.flush()
 
     def close(self, complete: bool = False) -> None:
-        """Close the files and the trackers, with whether the run is complete."""
+        """Close the files and the trackers. complete: whether the run is complete."""
         for each in self._tracking:
             each.close(complete)
         with readable_errors(self._folder):
@@ -166,27 +168,28 @@ class MetricsWriter:
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:
-    """Python's own report of a thread that has failed, but for TensorBoard's: its writer raises the error again."""
+    """Python's default report of a failed thread, except for TensorBoard's thread: its writer raises the error again.
+    """
     if type(failed.thread).__module__ != event_file_writer.__name__:
         threading.__excepthook__(failed)
 
 
 def _spike(loss: float, before: deque[float]) -> float | None:
-    """The loss over the median of those before it, if it stands out far above them; else None."""
+    """The loss divided by the median of the losses before it if it is a spike; else None."""
     if len(before) < _SPIKE_WINDOW // 2:
         return None
     median = statistics.median(before)
     if median <= 0:
-        return None  # of which nothing is a multiple: an objective of one's own may reach 0
+        return None  # the ratio needs a positive median; a user's own objective may reach 0
     deviation = statistics.median(abs(value - median) for value in before)
     above = loss - median
     return loss / median if above > max(_SPIKE_DEVIATIONS * deviation, _SPIKE_SHARE * median) else None
 
 
 def _truncate(path: Path, step: int, evaluated_step: int) -> list[dict]:
-    """Keep what a metrics.jsonl says of steps up to that which the run goes on from; damaged lines are reported.
+    """Remove the lines of a metrics.jsonl after the step that the run resumes from; damaged lines are reported.
 
-    Returns: the lines that stay.
+    Returns: the remaining lines.
     """
     lines, damaged = lines_of(path.read_bytes())
     if damaged:

@@ -1,4 +1,4 @@
-"""What a run does while its object store does not answer: it asks again, for a time that the user has set."""
+"""Retries of requests while an object store does not answer, until the time that the user has set is over."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import TypeVar
 from cloze.launch.run.commits import TakenOver
 from cloze.pipeline.errors import UserError
 
-_REST_SECONDS = 5.0  # between two tries, when the client has given up after a minute
+_REST_SECONDS = 5.0  # seconds between two tries; the client itself retries for a minute
 _Answer = TypeVar("_Answer")
 
 
 class StoreAway(UserError):
-    """The store has been away for too long."""
+    """The store has not answered for too long."""
 
 
 class Patience:
-    """Repeats a request to a store until it has been away for too long.
+    """Repeats a request to a store until it succeeds or the store has not answered for too long.
 
     Args:
-        warn: takes a line when it does not answer any more, and when it does again.
+        warn: called with a line when the store stops answering, and when it answers again.
         ended: set when the answer is no longer needed.
     """
 
@@ -30,8 +30,9 @@ class Patience:
         self._seconds, self._warn, self._ended = seconds, warn, ended
 
     def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
-        """What `ask` gives. Raises StoreAway when the time since the first failure is over, TakenOver at once."""
-        failed: float | None = None  # when it first did: an upload that is slow is no store that is away
+        """The result of `ask`. Raises StoreAway when the time since the first failure is over, TakenOver immediately.
+        """
+        failed: float | None = None  # time of the first failure: a slow upload does not count as one
         while True:
             try:
                 answer = ask()

@@ -1,7 +1,7 @@
-"""Requests to stop a run, by a signal or by the end of the job: recorded at once, acted on by all ranks at a step
-boundary.
+"""Requests to stop a run, by a signal or the job's time limit: recorded at once, acted on at a step boundary.
 
-Before its first step a run has nothing to save: there a signal ends it at once.
+All ranks act on a request at the same step. Before its first step a run has nothing to save, and a signal ends it at
+once.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early, start again to continue
 
-# Ctrl-C reaches a worker twice, from the terminal and forwarded by torchrun: signals this close are one request.
+# Ctrl-C reaches a worker twice, from the terminal and from torchrun: signals within this time are one request.
 ONE_REQUEST_SECONDS = 2.0
-# What a process that has stopped may take to end, in which further copies of the signal are ignored.
+# Seconds that a stopped process has to end, in which further copies of the signal are ignored.
 ENDING_SECONDS = 30.0
-# How long a last line may take.
+# Seconds that the last line may take to be written.
 SAYING_SECONDS = 5.0
 
 
 class _SignalThread:
-    """A thread that hands on the numbers of stop signals.
+    """A thread that receives the numbers of stop signals.
 
-    A handler runs between two steps of Python alone: not in a collective that hangs, nor in an import that loads a
-    library. The number of each signal goes into a pipe at once, and the thread reads it.
+    A Python signal handler runs only between two bytecode instructions: not during a collective that hangs, nor while
+    an import loads a library. The number of each signal is written to a pipe at once, and the thread reads it.
 
     Args:
-        on_signal: is given the number of each, by the thread.
-        handle: what is called between two steps of Python.
+        on_signal: called by the thread with the number of each signal.
+        handle: the Python signal handler.
     """
 
     def __init__(self, on_signal: Callable[[int], None], handle: Callable[[int, object], None]) -> None:
@@ -46,7 +46,7 @@ class _SignalThread:
         self._previous = {number: signal.signal(number, handle) for number in SIGNALS}
 
     def close(self) -> None:
-        """Signals are what they were before."""
+        """Restore the previous signal handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous_pipe)
@@ -60,14 +60,14 @@ class _SignalThread:
 
 
 class Starting:
-    """Context manager around all that comes before a run's first step: a signal ends the process there, with a line and
-    the status of a stop. It ends where a StopRequest begins.
+    """Context manager for the time before a run's first step: a signal ends the process with a line and the exit status
+    of a stop. A StopRequest replaces it.
 
     Args:
-        say: takes the line; a thread calls it.
+        say: called with the line, by a thread.
     """
 
-    _current: ClassVar[Starting | None] = None  # of this process
+    _current: ClassVar[Starting | None] = None  # the one of this process
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -83,31 +83,31 @@ class Starting:
 
     @classmethod
     def leave(cls) -> None:
-        """From here on signals are somebody else's."""
+        """Stop handling signals, which something else handles from now on."""
         current, cls._current = cls._current, None
         if current is not None and current._signals is not None:
             current._signals.close()
 
     def _end(self, number: int) -> None:
-        # status.json stays: launchers send the same signal where another process could not start, which a job that is
-        # asked for again would repeat for ever.
+        # status.json is not changed: launchers send the same signal when another process could not start, and a
+        # requeued job would repeat that forever.
         line = (f"{signal.Signals(number).name}: stopped before the first step of this start, with nothing to save; "
                 "the same command starts it again")
-        saying = threading.Thread(target=self._say, args=(line,), daemon=True)  # an output may have no reader
+        saying = threading.Thread(target=self._say, args=(line,), daemon=True)  # the reader of the output may be gone
         saying.start()
         saying.join(SAYING_SECONDS)
         os._exit(EXIT_REQUEUE)
 
 
 class StopRequest:
-    """Context manager that notes stop signals instead of dying of them; a second one ends the process at once.
+    """Context manager that records stop signals instead of ending the process; a second signal ends it at once.
 
-    Once one has come this stays so until the process has ended, which it is about to do: a late copy of the signal, for
-    the rank that was the quickest to stop, must not take its exit status.
+    After a signal the handler stays in place until the process has ended: a late copy of the signal must not change the
+    exit status of the rank that stopped first.
 
     Args:
-        deadline: time.time() from which on a stop is wanted as well; None: never.
-        say: takes the line that acknowledges the first signal at once, however long the step takes; a thread calls it.
+        deadline: time.time() at which a stop is requested as well; None: never.
+        say: called, by a thread, with the line that acknowledges the first signal, without waiting for the step.
     """
 
     def __init__(self, deadline: float | None = None, say: Callable[[str], None] = lambda line: None) -> None:
@@ -137,13 +137,13 @@ class StopRequest:
             self.received = signal.Signals(number)
 
     def _end_at_the_second(self, number: int) -> None:
-        """Acknowledge the first signal; end the process at one that is no part of it."""
+        """Acknowledge the first signal; end the process at a later one that is not a copy of it."""
         now = time.monotonic()
         if self._ignored_until is None:
             self._ignored_until = now + ONE_REQUEST_SECONDS
             line = (f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; a second "
                     "signal ends the run at once, without")
-            # Aside: an output that is not read must not block the second signal.
+            # In a thread: an output that nobody reads must not block the second signal.
             threading.Thread(target=self._say, args=(line,), daemon=True).start()
         elif now > self._ignored_until:
             os._exit(128 + number)  # the shell's convention for death by signal

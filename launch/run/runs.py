@@ -25,28 +25,28 @@ from cloze.pipeline.yaml_text import load_yaml
 
 CONFIG = "config.yaml"
 DATA = "data.json"
-DEVICE = "device.json"  # what was decided by the device at the first start
+DEVICE = "device.json"  # what was chosen by the device at the first start
 DEEPSPEED = "deepspeed.json"
-SOFTWARE = "software.json"  # what the newest start ran, and how many there were
+SOFTWARE = "software.json"  # versions of the newest start, and the number of starts
 STATUS = "status.json"
 METRICS = "metrics.jsonl"
-TRACKING = "trackers.json"  # by which a run that goes on stays in its curves
+TRACKING = "trackers.json"  # state of the trackers, for resumes
 TOKENIZER = "tokenizer"
-MODEL = "model"  # of a finished run of fine-tuning
+MODEL = "model"  # written by a complete fine-tuning run
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 HEARTBEATS = "heartbeats"
 STARTS = "starts"  # in software.json
 TRAINED_LENGTH = "max_length"  # in data.json
 
-Facts = Mapping[str, str | int]  # what a run reads, by name: hashes, fingerprints, lengths
+Facts = Mapping[str, str | int]  # facts of the inputs of a run, by name: hashes, fingerprints, lengths
 
-# What a start that was cut short may leave without CONFIG.
+# Files that an interrupted start may leave without CONFIG.
 _BEFORE_CONFIG = {LOCK, HEARTBEATS, DATA, DEVICE, STATUS, SOFTWARE, DEEPSPEED, TRACKING}
 
-# Of any kind of run. (With dropout on, another micro-batch drops other units, as another number of processes does.)
+# Fields of every kind of run. (With dropout another micro-batch size drops other units, as does another world size.)
 FREE_FIELDS = {name.rstrip(".") for kind in (PretrainConfig, FinetuneConfig) for name in marked(kind, marks.FREE)}
-# No run can go on with another of these, beside what is marked: no weight fits another tokenizer.
+# Facts that must not change at a resume, besides the marked fields: the weights belong to one tokenizer.
 FIXED = ("tokenizer_fingerprint", *marked(PretrainConfig, marks.FIXED))
 
 
@@ -62,7 +62,7 @@ def flatten(values: dict, prefix: str = "") -> dict[str, object]:
 
 
 def _shaping(values: dict) -> dict[str, object]:
-    """Of all fields, by dotted name, those that shape the result."""
+    """The fields that shape the result, by dotted name."""
     return {
         name: value for name, value in flatten(values).items()
         if name not in FREE_FIELDS and name.split(".")[0] not in FREE_FIELDS
@@ -70,7 +70,7 @@ def _shaping(values: dict) -> dict[str, object]:
 
 
 def _defaults(config: Any) -> dict[str, object]:
-    """Those fields of a configuration that have a default, with it; of its sections too."""
+    """The fields of a configuration and its sections that have a default, with that default."""
     found: dict[str, object] = {}
     for field in fields(config):
         if is_dataclass(value := getattr(config, field.name)):
@@ -83,23 +83,23 @@ def _defaults(config: Any) -> dict[str, object]:
 
 
 def config_hash(config: RunConfig) -> str:
-    """SHA-256 of the fields that shape the result: of all parts of a run the same, wherever it lies."""
+    """SHA-256 of the fields that shape the result: the same for all starts of a run, wherever its folder is."""
     return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
 
 
 def data_facts(manifest: Manifest) -> dict[str, str | int]:
-    """What a run was trained on."""
+    """Facts of the prepared data of a run: hashes, lengths, counts."""
     return {"manifest_hash": manifest.hash, "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
             TRAINED_LENGTH: manifest.max_length}
 
 
 def trained_length(folder: Path) -> int | None:
-    """Tokens of the longest samples of a run of pretraining; None if an earlier version wrote it."""
+    """Length in tokens of the longest samples of a pretraining run; None if an earlier version wrote it."""
     return read_fields(folder / DATA).get(TRAINED_LENGTH)
 
 
 def read_fields(path: Path) -> dict:
-    """What a file of a run says, by name: its configuration, or one of those that are JSON.
+    """The fields in a file of a run: its configuration (YAML), or one of the JSON files.
 
     Raises:
         UserError: there is no such file, or it holds no fields.
@@ -111,9 +111,9 @@ def read_fields(path: Path) -> dict:
                 found = f"no {path.name} in the folder" if path.parent.is_dir() else "no folder"
                 raise UserError(f"run: found {found} {path.parent}, {expected}")
             text = path.read_text(encoding="utf-8")
-            # JSON is not read as YAML, to which 1e-05 and NaN are words.
+            # JSON is not parsed as YAML, in which 1e-05 and NaN are strings.
             content = json.loads(text) if path.suffix == ".json" else load_yaml(text, name=str(path))
-    except UserError:  # a ValueError too, which says more
+    except UserError:  # also a ValueError, but with its own message
         raise
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
@@ -124,7 +124,7 @@ def read_fields(path: Path) -> dict:
 
 
 def model_config(folder: Path) -> BertConfig:
-    """Shape of the model of a run.
+    """The model configuration of a run.
 
     Raises:
         UserError: the folder holds no run, or one of another version.
@@ -146,17 +146,17 @@ def fields_of(folder: Path) -> dict[str, object]:
 
 
 def is_pretraining(folder: Path) -> bool:
-    """Whether the folder is a run of pretraining: one with checkpoints and no finished model in it."""
+    """Whether the folder is a pretraining run: it has checkpoints and no finished model."""
     return (folder / CONFIG).exists() and not (folder / MODEL / "config.json").exists()
 
 
 def model_folder(folder: Path) -> Path:
-    """The Hugging Face folder that a run of fine-tuning has left in itself, or the folder itself."""
+    """The Hugging Face folder inside a fine-tuning run, or else the folder itself."""
     return folder / MODEL if (folder / MODEL / "config.json").exists() else folder
 
 
 def check_holds_model(folder: Path) -> None:
-    """Raise UserError for a folder without a model: none at all, that of a sweep, that of a run without its end."""
+    """Raise UserError for a folder without a model: no such folder, a sweep, an incomplete run."""
     if is_pretraining(folder):
         model_config(folder)
     elif not (model_folder(folder) / "config.json").exists():
@@ -166,32 +166,32 @@ def check_holds_model(folder: Path) -> None:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Where the tokenizer of a run or of a model folder lies."""
+    """The folder with the tokenizer of a run or of a model folder."""
     return folder / TOKENIZER if is_pretraining(folder) else model_folder(folder)
 
 
 def device_facts(folder: Path) -> dict[str, object]:
-    """What the device has decided at the first start of the run; empty for one that has not begun, or is older."""
+    """What was chosen by the device at the first start of the run; empty for a new run or one of an earlier version."""
     return read_fields(folder / DEVICE) if (folder / DEVICE).is_file() else {}
 
 
 def keep_device_facts(folder: Path, facts: dict[str, object]) -> None:
-    """Keep what the device has decided, unless the run has begun."""
+    """Save what was chosen by the device, unless the run has begun."""
     if not (folder / DEVICE).is_file():
         publish_text(folder / DEVICE, json.dumps(facts, indent=1) + "\n")
 
 
 def saved_micro_batch_size(folder: Path) -> int | None:
-    """What an earlier part of this run trained with; None if there is none."""
+    """The micro-batch size of an earlier start of this run; None if there is none."""
     return read_fields(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
 
 
 def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
-    """The number of streams by which an earlier part of this run read its data; None if there is none.
+    """The number of data streams of an earlier start of this run; None if there is none.
 
     Raises:
-        UserError: an earlier version began the run, in an order of samples that this one does not have, and no change
-            is accepted.
+        UserError: an earlier version began the run with an order of samples that this version lacks, and changes are
+        not accepted.
     """
     if not (folder / CONFIG).is_file():
         return None
@@ -204,12 +204,12 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
 
 
 def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> None:
-    """Refuse a folder that holds something else than an earlier part of this very run.
+    """Refuse a folder that holds anything but an earlier part of this run.
 
     Args:
-        config: of the run, with `output` and the section checkpoint.
-        facts: hashes of what the run reads, among them the tokenizer's fingerprint.
-        shown: what errors call the folder; None: itself.
+        config: configuration of the run.
+        facts: facts of the inputs of the run, among them the tokenizer's fingerprint.
+        shown: name of the folder in errors; None: its path.
 
     Raises:
         UserError: names the first field that differs, with both values.
@@ -217,7 +217,7 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
     folder = Path(config.output)
     shown = shown or str(folder)
     if not folder.exists() or (folder.is_dir() and not _entries(folder) - _BEFORE_CONFIG):
-        return  # a start that was cut short leaves no more
+        return  # an interrupted start leaves only these
     if not (folder / CONFIG).is_file():
         raise UserError(f"output: found {shown} with files that are no run, expected a new folder or an earlier part "
                         "of this run; choose another --output")
@@ -228,11 +228,12 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
 
 
 def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts) -> None:
-    """Refuse a checkpoint that another run has written, of whatever shape: the run's folder knows nothing of it.
+    """Refuse a checkpoint of another run, which may have been copied into the run's folder.
 
     Args:
-        folder: of the checkpoint.
-        state: what its state.json holds; one of an earlier version without the fields passes by its hashes alone.
+        folder: folder of the checkpoint.
+        state: content of its state.json; in one of an earlier version, without the fields, only the hashes are
+            compared.
 
     Raises:
         UserError: names the first field that differs, with both values.
@@ -247,19 +248,19 @@ def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts)
 
 
 def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
-    """What shapes the result of a run, by dotted name: fields, and hashes of what it reads."""
+    """What shapes the result of a run, by dotted name: fields, and facts of its inputs."""
     return {**_shaping(asdict(config)), **facts}
 
 
 def _refuse_another(found: str, before: dict[str, object], config: RunConfig, facts: Facts,
                     fix: str, repeated: Path | None = None, states: bool = True) -> None:
-    """Raise UserError, which begins with `found`, for the first field that may not differ from before and does.
+    """Raise UserError, which begins with `found`, for the first field that differs from before and must not.
 
     Args:
-        repeated: the run's configuration, which --config can name to have its fields.
-        states: whether there are optimizer states to go on from.
+        repeated: file of the run's configuration, suggested for --config.
+        states: whether there are optimizer states to resume from.
     """
-    # What an earlier version did not know has its default.
+    # A field that an earlier version did not have gets its default.
     unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
     before = _shaping(_defaults(config)) | unknown | before
     now = shaping_of(config, facts)
@@ -283,7 +284,7 @@ def _refuse_another(found: str, before: dict[str, object], config: RunConfig, fa
 
 
 def _entries(folder: Path) -> set[str]:
-    """Names in a folder, without those of writes that were cut short, of files and of a conversion of checkpoints."""
+    """Names in a folder, without leftovers of interrupted writes and conversions."""
     empty = all(path.suffix == ".tmp" for path in (folder / CHECKPOINTS).glob("*"))
     names = {path.name for path in folder.iterdir() if not path.name.startswith(ASIDE)}
     return names - ({CHECKPOINTS} if empty else set())
@@ -291,9 +292,10 @@ def _entries(folder: Path) -> set[str]:
 
 def describe(folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object],
              deepspeed: dict) -> None:
-    """Write what is needed to understand, repeat and export the run: its configurations and its tokenizer."""
+    """Write the configurations and the tokenizer of the run, which are needed to understand, repeat and export it."""
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
-    # What makes the folder a run's, after what it is compared by; the next start adds what one cut short has not.
+    # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
+    # next start writes the rest.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
     publish_text(folder / SOFTWARE, json.dumps(software() | {STARTS: num_starts(folder) + 1}, indent=1) + "\n")
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
@@ -308,10 +310,10 @@ def describe(folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Call
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the run for one job at a time: a requeued one must not meet the one that it replaces.
+    """Lock the run for one job at a time: a requeued job must not run beside the one that it replaces.
 
     Raises:
-        UserError: another job holds it, or its file system has no locks.
+        UserError: another job holds the lock, or the file system has no locks.
     """
     with readable_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -323,7 +325,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a job holds the run. Raises UserError as `locked` does."""
+    """Whether a job holds the run's lock. Raises UserError as `locked` does."""
     if not (folder / LOCK).exists():
         return False
     with holding(folder / LOCK) as held:
@@ -331,26 +333,29 @@ def in_use(folder: Path) -> bool:
 
 
 def set_status(folder: Path, state: str, step: int | None) -> None:
-    """state: running, requeue (stopped early with a checkpoint: submit again), complete, failed. Templates read it."""
+    """Write status.json. state: running, requeue (stopped early with a checkpoint: submit again), complete, failed. The
+    job templates read it.
+    """
     publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n", durable=state != "running")
 
 
 @contextmanager
 def recording_failure(folder: Path) -> Iterator[None]:
-    """Say `running` at once, so that a start that fails, or is killed, is not taken for the end of an earlier part; and
-    `failed` for what ends with an error before it has said how it ended."""
+    """Set the status `running` at once, so that a start that fails or is killed does not leave an earlier status; and
+    `failed` if an error ends the start before it has set another status.
+    """
     set_status(folder, "running", read_status(folder).get("step", 0))
     try:
         yield
     except BaseException:
-        with suppress(UserError):  # the disk may be full, which is then the error on its way
+        with suppress(UserError):  # the disk may be full, which is then the error being raised
             if (status := read_status(folder)).get("state") == "running":
                 set_status(folder, "failed", status.get("step", 0))
         raise
 
 
 def read_status(folder: Path) -> dict:
-    """What status.json holds: state and step; empty where it is missing or damaged."""
+    """Content of status.json: state and step; empty where it is missing or damaged."""
     try:
         status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -361,7 +366,7 @@ def read_status(folder: Path) -> dict:
 
 
 def num_starts(folder: Path) -> int:
-    """How often the run has been started; 0 where it is not known, as of one that an earlier version began."""
+    """How often the run has been started; 0 where it is not known, as for a run that an earlier version began."""
     try:
         return int(json.loads((folder / SOFTWARE).read_text(encoding="utf-8")).get(STARTS, 0))
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
@@ -369,13 +374,14 @@ def num_starts(folder: Path) -> int:
 
 
 def read_metrics(folder: Path) -> list[dict]:
-    """The lines of a run's metrics.jsonl but for those that are damaged; a last line may have been cut short."""
+    """The lines of a run's metrics.jsonl except damaged ones; the last line may be incomplete."""
     return lines_of((folder / METRICS).read_bytes())[0]
 
 
 def lines_of(content: bytes) -> tuple[list[dict], int]:
-    """The lines of the content of a metrics.jsonl, and how many are left out since they are damaged, but for a last one
-    that was cut short."""
+    """The lines of the content of a metrics.jsonl, and the number of damaged ones, which are left out; an incomplete
+    last line does not count as damaged.
+    """
     *whole, last = content.split(b"\n")
     found = [metrics_of(line) for line in whole]
     lines = [line for line in (*found, metrics_of(last)) if line is not None]
@@ -383,8 +389,9 @@ def lines_of(content: bytes) -> tuple[list[dict], int]:
 
 
 def metrics_of(line: bytes) -> dict | None:
-    """What a line of metrics.jsonl says: a step, and numbers by the names of their curves, null where one was not
-    finite; None if it is damaged."""
+    """Content of a line of metrics.jsonl: a step, and values by curve, null for one that was not finite; None if the
+    line is damaged.
+    """
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
@@ -395,6 +402,6 @@ def metrics_of(line: bytes) -> dict | None:
 
 
 def kept_lines(lines: list[dict], step: int, evaluated_step: int) -> list[dict]:
-    """Those that stay when a run goes on from a step, whose last evaluation was at another one."""
+    """The lines that stay when a run resumes from a step; evaluated_step: step of the last evaluation before it."""
     return [line for line in lines if line["step"] <= (
         evaluated_step if any(name.startswith("validation/") for name in line) else step)]

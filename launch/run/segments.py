@@ -1,8 +1,9 @@
-"""Curves, events, status and heartbeats of a run in an object store, in immutable pieces.
+"""Curves, events, status and heartbeats of a run in an object store, as immutable segments.
 
-A store does not append, and to send a growing file again and again would cost its square. Each start of a run (attempt)
-has a folder, `log/ATTEMPT/`: of a file that grows each object has the bytes that came since the one before, cut at the
-end of a line or of an event; of a file that is replaced each object has it whole, and the newest counts.
+A store cannot append, and the cost of sending a growing file again each time would be quadratic in its size. Each start
+of a run (attempt) has a folder, `log/ATTEMPT/`. For a file that grows, each object has the bytes added since the object
+before, cut at the end of a line or event. For a file that is replaced, each object has the whole file, and the newest
+one is valid.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import StorePath
 
 LOG = "log"
-START = "start.json"  # from which step an attempt goes on
+START = "start.json"  # the step that an attempt resumes from
 _NUMBER = re.compile(r"(.+)\.(\d{6})")
 _EVENTS = "*tfevents*"
 # An event of TensorBoard: its length (8 bytes, little-endian), a checksum of that (4), the event, its checksum (4).
 _EVENT_HEAD, _EVENT_REST = struct.Struct("<Q"), 8
-_READERS = 32  # at a time: the pieces are small
+_READERS = 32  # concurrent reads: the segments are small
 
 
 def _whole_events(data: bytes) -> int:
-    """Bytes of whole events at the beginning."""
+    """Number of bytes of whole events at the beginning of the data."""
     end = 0
     while end + _EVENT_HEAD.size <= len(data):
         after = end + _EVENT_HEAD.size + _EVENT_REST + _EVENT_HEAD.unpack_from(data, end)[0]
@@ -48,22 +49,23 @@ def _whole_lines(data: bytes) -> int:
 
 
 class Shipper:
-    """Sends what a process tells, in a thread, every so often; a store that is away for a while is no harm.
+    """Sends a process's curves, status and heartbeat at intervals, in a thread; it tolerates a store that does not
+    answer for a while.
 
     Args:
-        folder: of the process's files.
-        place: the attempt's folder.
-        rank: of the process, whose heartbeat is its own.
-        seconds: between two looks.
-        warn: takes a line the first time that something could not be sent.
+        folder: folder with the process's files.
+        place: folder of the attempt in the store.
+        rank: rank of the process.
+        seconds: time between two checks for new data.
+        warn: called with a line the first time that something could not be sent.
     """
 
     def __init__(self, folder: Path, place: StorePath, rank: int, seconds: float, warn: Callable[[str], None]) -> None:
         self._folder, self._place, self._seconds, self._warn = folder, place, seconds, warn
         self._whole = (START, STATUS, TRACKING, f"{HEARTBEATS}/rank-{rank:05d}.json")
-        self._sent: dict[str, int] = {}  # bytes of files that grow
+        self._sent: dict[str, int] = {}  # bytes sent of files that grow
         self._numbers: dict[str, int] = {}
-        self._last: dict[str, bytes] = {}  # of files that are replaced
+        self._last: dict[str, bytes] = {}  # last content sent of files that are replaced
         self._sending = threading.Lock()
         self._ended = threading.Event()
         self._warned = False
@@ -71,14 +73,16 @@ class Shipper:
         self._thread.start()
 
     def begin(self, step: int, evaluated_step: int, arrived: list[dict]) -> None:
-        """From here on the curves are sent, but for what of the lines that have `arrived` was kept for this start."""
+        """Start sending the curves. arrived: lines that are in the store already; those that this start keeps are not
+        sent again.
+        """
         count, path = len(kept_lines(arrived, step, evaluated_step)), self._folder / METRICS
         with self._sending, open(path, "rb") if path.exists() else io.BytesIO() as file:
             self._sent[METRICS] = sum(map(len, islice(file, count)))
         (self._folder / START).write_text(json.dumps({"step": step, "evaluated_step": evaluated_step}))
 
     def ship(self) -> None:
-        """Send what is new, now. Raises UserError if the store can't be used."""
+        """Send new data now. Raises UserError if the store can't be used."""
         with self._sending:
             for name in self._whole:
                 self._ship_whole(name)
@@ -88,7 +92,7 @@ class Shipper:
                 self._ship_growth(name, _whole_events)
 
     def close(self, seconds: float) -> None:
-        """Send what is left, for so long."""
+        """Send the remaining data, for at most `seconds`."""
         self._ended.set()
         self._thread.join(seconds)
 
@@ -100,7 +104,7 @@ class Shipper:
         if data != self._last.get(name):
             number = self._send(name, data)
             self._last[name] = data
-            if number > 1:  # the one before stays for readers that have just listed it
+            if number > 1:  # the previous object stays for readers that have just listed it
                 (self._place / f"{name}.{number - 2:06d}").unlink()
 
     def _ship_growth(self, name: str, whole: Callable[[bytes], int]) -> None:
@@ -133,8 +137,8 @@ class Shipper:
 
 
 def send_rest(folder: Path, log: StorePath, attempt: str) -> None:
-    """Send what a killed start has not sent of its TensorBoard events, from its folder on this machine. Its lines of
-    metrics.jsonl are the next start's to send (`add_unsent`).
+    """Send the unsent TensorBoard events of a killed start from its folder on this machine. Its lines of metrics.jsonl
+    are sent by the next start (`add_unsent`).
 
     Raises:
         UserError: the store can't be used.
@@ -152,11 +156,12 @@ def send_rest(folder: Path, log: StorePath, attempt: str) -> None:
 
 
 def add_unsent(path: Path, before: list[dict]) -> list[dict]:
-    """Append to a metrics.jsonl, as it arrived in the store, what an earlier start on this machine has not sent before
-    it was killed: a run that goes on from this machine's scratch may do so from there. Returns the lines that arrived.
+    """Append to a metrics.jsonl, as it is in the store, the lines that an earlier start on this machine did not send
+    before it was killed: a run that resumes from this machine's scratch may resume after them. Returns the lines that
+    are in the store.
 
     Args:
-        before: the lines of that start.
+        before: lines of the earlier start.
     """
     arrived = lines_of(path.read_bytes())[0] if path.exists() else []
     last = arrived[-1]["step"] if arrived else 0
@@ -169,7 +174,7 @@ def add_unsent(path: Path, before: list[dict]) -> list[dict]:
 
 
 def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:
-    """Keys of all pieces, in their order: by attempt, by file."""
+    """Keys of all segments in order: by attempt, by file."""
     found: dict[str, dict[str, list[str]]] = {}
     start = len((place / LOG).key) + 1
     for each in (place / LOG).objects():
@@ -180,21 +185,22 @@ def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:
 
 
 class LogReader:
-    """Files of a run, joined from their pieces in the store; each piece is read once.
+    """Files of a run, joined from their segments in the store; each segment is read once.
 
     Args:
-        place: of the run.
-        newest_pieces: how many of metrics.jsonl's pieces the first look reads; None: all.
+        place: place of the run.
+        newest_pieces: how many of the newest segments of metrics.jsonl the first call reads; None: all.
     """
 
     def __init__(self, place: StorePath, newest_pieces: int | None = None) -> None:
         self._place, self._newest = place, newest_pieces
-        self._first: str | None = None  # the oldest piece that is read
+        self._first: str | None = None  # the oldest segment that is read
         self._texts: dict[str, bytes] = {}
-        self._events: set[str] = set()  # keys of pieces of events that are written
+        self._events: set[str] = set()  # keys of the event segments that are written already
 
     def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKING)) -> None:
-        """Write files into a folder of this machine; of metrics.jsonl later attempts win, by step.
+        """Write files into a folder of this machine; in metrics.jsonl the lines of later attempts replace those of the
+        same steps.
 
         Raises:
             UserError: the store can't be used.
@@ -207,8 +213,8 @@ class LogReader:
                 _fetch_newest(self._place, attempts, name, folder)
 
     def write_events(self, folder: Path) -> None:
-        """Add to TensorBoard's event files in a folder what has come since the last call: files that sort by attempt;
-        in its first event each tells TensorBoard what to forget of those before.
+        """Append the events since the last call to TensorBoard's event files in a folder. The files sort by attempt;
+        the first event of each tells TensorBoard which earlier events to drop.
 
         Raises:
             UserError: the store can't be used.
@@ -256,7 +262,7 @@ def _fetch_newest(place: StorePath, attempts: dict[str, dict[str, list[str]]], n
         for key in reversed(files.get(name, ())):
             try:
                 data = place.at(key).read_bytes()
-            except FileNotFoundError:  # replaced by a newer one since it was listed
+            except FileNotFoundError:  # deleted since it was listed, as there is a newer one
                 continue
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)

@@ -1,13 +1,13 @@
 """A run whose output is in an object store: the layout there, and the run's folder on local scratch.
 
-    config.yaml, data.json, tokenizer/ ...   the description, as in a run's folder
-    checkpoints/commits.json                 which checkpoints count (commits.py)
+    config.yaml, data.json, tokenizer/ ...   the description, as in the folder of a run
+    checkpoints/commits.json                 the valid checkpoints (commits.py)
     checkpoints/step-N/ATTEMPT-n/            files of a checkpoint, in parts, and its index
     log/ATTEMPT/                             curves, events and status of each start (segments.py)
-    lease                                    who holds the run
+    lease                                    the job that holds the run
 
-Each process has a folder of its own on scratch that looks like a run's; the folder of checkpoints in it is one for all
-processes of the machine.
+Each process has its own folder on local scratch, with the layout of a run's folder; all processes of a machine share
+the folder of checkpoints in it.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from cloze.pipeline.storage import holding, readable_errors
 from cloze.pipeline.stores.leases import Lease, Unchecked, leased
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
 
-# How long the end of a run waits for a store to take what it still has to tell; an error is said after that, while the
-# other processes wait with theirs for a few seconds only (launch/cli.py).
+# Seconds that the end of a run waits for the store to take the remaining data. An error is reported after that; other
+# processes delay theirs by a few seconds only (launch/cli.py).
 _LEAVE_SECONDS, _FAILED_SECONDS = 60.0, 4.0
 LEASE = "lease"
 COMMITS = "commits.json"
-# What a start is decided by, and what a run goes on with; the rest of the description is only written.
+# The files of the description that a start reads; the others are only written.
 _READ = (runs.CONFIG, runs.DATA, runs.DEVICE, runs.SOFTWARE)
 _DESCRIPTION = (*_READ, runs.DEEPSPEED)
-_ATTEMPT = "attempt"  # on scratch: the name of the start whose folder is there
+_ATTEMPT = "attempt"  # on scratch: the name of the start (attempt) that the folder belongs to
 _OWN = {*_DESCRIPTION, runs.TOKENIZER, runs.CHECKPOINTS, LOG, LEASE}
 
 
 def scratch_of(place: StorePath, scratch: str | None) -> Path:
-    """The folder of a run on this machine's scratch; another one on each machine, also where they share the disk."""
+    """The folder of a run on this machine's scratch; each machine has another one, even if they share the disk."""
     root = Path(scratch) if scratch else cache_folder() / "runs"
     name = hashlib.sha256(f"{place}\n{platform.node()}".encode()).hexdigest()[:12]
     return root.resolve() / f"{place.name}-{name}"
 
 
 class StoredRun:
-    """A run in a store, as one of its processes has it."""
+    """One process's access to a run in a store."""
 
     def __init__(self, place: StorePath, config: RunConfig, environment: Environment, console: Console) -> None:
         self.place = place
@@ -75,21 +75,21 @@ class StoredRun:
         self._seconds = config.monitor.store_seconds
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
-        self._sent_all = True  # unless it was said that something could not be sent
+        self._sent_all = True  # False after a warning that something could not be sent
         self._arrived: list[dict] = []  # lines of metrics.jsonl that are in the store, on rank 0
         self._lease: Lease | Unchecked | None = None
 
     @property
     def checkpoints(self) -> StorePath:
-        """Where the checkpoints lie."""
+        """The place of the checkpoints."""
         return self.place / runs.CHECKPOINTS
 
     @contextmanager
     def held(self, main: bool) -> Iterator[None]:
-        """Hold the run, on rank 0, and this process's folder, anew.
+        """Take the run's lease (on rank 0) and make this process's folder anew.
 
         Raises:
-            UserError: another job holds it, something else lies there, or the store can't be used.
+            UserError: another job holds the run, the place holds something else, or the store can't be used.
         """
         with readable_errors(self.scratch):
             self.scratch.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class StoredRun:
                                     "that job or choose another --output")
                 self._lease = lease
                 metrics = self.folder / runs.METRICS
-                # What was not sent yet outlasts a start that is killed before it has the folder anew.
+                # Unsent data must survive a start that is killed before the new folder is complete.
                 aside = self.scratch / f"{self._own.name}.{runs.METRICS}"
                 if metrics.exists() and not aside.exists():
                     metrics.replace(aside)
@@ -145,19 +145,19 @@ class StoredRun:
             fetch_objects(self.place, _READ, self.folder)
 
     def meet(self, attempt: str) -> None:
-        """Go by the name of this start, and send from here on what this process tells."""
+        """Set the name of this start, and begin to send this process's data."""
         self.attempt = attempt
         self._shipper = Shipper(self.folder, self.place / LOG / attempt, self._rank, self._seconds,
                                 self._console.warn)
 
     def begin(self, step: int, evaluated_step: int) -> None:
-        """Send the description, and the curves from here on. For rank 0.
+        """Send the description, and begin to send the curves. For rank 0.
 
         Raises:
             UserError: the store can't be used.
         """
         paths = [path for path in sorted((self.folder / runs.TOKENIZER).rglob("*")) if path.is_file()]
-        # What makes it a run's comes last.
+        # The file that marks the place as a run comes last.
         names = [name for name in _DESCRIPTION if name != runs.CONFIG] + [runs.CONFIG]
         for path in paths + [path for name in names if (path := self.folder / name).exists()]:
             self.send(path)
@@ -165,7 +165,7 @@ class StoredRun:
         self._shipper.begin(step, evaluated_step, self._arrived)
 
     def send(self, path: Path) -> None:
-        """Write a file of the folder to its place in the store. Raises UserError if the store can't be used."""
+        """Write a file of the folder to the store. Raises UserError if the store can't be used."""
         (self.place / str(path.relative_to(self.folder))).write(path)
 
     def ship(self) -> None:
@@ -174,8 +174,8 @@ class StoredRun:
         self._shipper.ship()
 
     def ship_last(self, beat: Callable[[], None]) -> None:
-        """Send how the run has ended. Its checkpoints are there by now: a store that has gone since is waited for as
-        long as at any time, and then it is said what it lacks. For rank 0.
+        """Send the final status and curves, after the checkpoints. If the store does not answer, it is retried for the
+        usual time, and then a warning names what is missing. For rank 0.
 
         Args:
             beat: called while it waits.
@@ -192,33 +192,35 @@ class StoredRun:
                                f"curves ({error}); the same command on this machine sends them when the store answers")
 
     def close(self, seconds: float) -> None:
-        """Upload what is left, for at most so long."""
+        """Upload the remaining data, for at most `seconds`."""
         self.ended.set()
         if self._shipper is not None:
             self._shipper.close(seconds if self._sent_all else 0.0)
 
     def fetch_heartbeats(self) -> None:
-        """Bring those of all processes into this one's folder, as they were sent. Raises UserError."""
+        """Download the heartbeats of all processes into this process's folder. Raises UserError."""
         fetch_heartbeats(self.place, self.folder)
 
     def lost(self) -> str | None:
-        """Why another job has the run by now; None: it has not, for all that is known."""
+        """Why the run is lost to another job; None if it is not known to be."""
         return self._lease.taken if self._lease is not None else None
 
     def away(self) -> UserError | None:
-        """That the run could not be held on to for as long as it may be silent, so that another job may take it up."""
+        """The error that the lease could not be renewed in time, so that another job may take over the run; None if it
+        could.
+        """
         silence = self._lease.silence if self._lease is not None else None
         return None if silence is None else UserError(
             f"output: found {self.place} without an answer, expected one within checkpoint.store_patience_seconds = "
             f"{self.patience_seconds:g}: the run's lease can't be renewed ({silence})")
 
     def clear(self) -> None:
-        """Remove the checkpoints from scratch: the run is complete, and in the store."""
+        """Remove the checkpoints from scratch, when the run is complete in the store."""
         shutil.rmtree(self.scratch / runs.CHECKPOINTS, ignore_errors=True)
 
 
 def fetch_objects(place: StorePath, names: Iterable[str], folder: Path) -> None:
-    """Copy those of the objects that there are into a folder."""
+    """Copy those of the objects that exist into a folder."""
     for name in names:
         try:
             data = (place / name).read_bytes()
@@ -235,16 +237,16 @@ def fetch_description(place: StorePath, folder: Path) -> None:
     fetch_objects(place, [*_DESCRIPTION, *(each.key[start:] for each in tokenizer)], folder)
 
 
-Kind = TypeVar("Kind", bound=RunConfig)  # of run
+Kind = TypeVar("Kind", bound=RunConfig)  # any kind of run
 
 
 @contextmanager
 def stored(config: Kind, environment: Environment, console: Console) -> Iterator[tuple[Kind, StoredRun | None]]:
-    """The configuration with a folder of this machine as its output, and the run in the store that it stands for; as it
-    is, and None, if the output is a folder.
+    """For an output in a store: the configuration with a local folder as its output, and the StoredRun. For a folder:
+    the configuration unchanged, and None.
 
     Raises:
-        UserError: as StoredRun.held, or the URL is none of a store that can be written.
+        UserError: as StoredRun.held, or the URL is not that of a store that can be written.
     """
     if not is_url(config.output):
         if config.checkpoint.local is not None:

@@ -22,7 +22,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publish_text
 
-RESULTS = "results.json"  # of a run, and of all runs together in the folder that holds them
+RESULTS = "results.json"  # of a run; in the folder of a sweep, of all its runs
 _POLL_SECONDS = 0.2
 
 
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """What it printed."""
+        """The file with the run's output."""
         return self.folder.with_name(self.folder.name + ".log")
 
     def results(self) -> dict | None:
@@ -53,7 +53,8 @@ def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[st
     """Settings of the runs: every combination of the values of `FIELD=a,b,c`. Raises UserError.
 
     Args:
-        refused: fields that are no settings: what runs do not share, or what makes their values another thing.
+        refused: fields that a grid may not set: they must differ between runs, or must be the same for comparable
+            results.
 
     >>> combinations(["learning_rate=1e-5,2e-5", "epochs=3"])
     [{'train.learning_rate': '1e-5', 'epochs': '3'}, {'train.learning_rate': '2e-5', 'epochs': '3'}]
@@ -75,30 +76,30 @@ def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[st
 
 
 def part_of_name(settings: dict[str, str]) -> str:
-    """What a setting adds to the names of its runs' folders."""
+    """The part of a run's folder name that its settings determine."""
     text = ",".join(f"{name.rsplit('.', 1)[-1]}={value}" for name, value in settings.items())
     return re.sub(r"[^\w.=,+-]", "_", text)
 
 
 def file_of(output: Path) -> Path:
-    """A run's configuration, beside its folder."""
+    """The file with a run's configuration, beside its folder."""
     return output.with_name(output.name + ".yaml")
 
 
 def num_complete(planned: Sequence[Run]) -> int:
-    """Runs that have a result."""
+    """Number of runs that have a result."""
     return sum(run.results() is not None for run in planned)
 
 
 def reach_end(folder: Path, planned: Sequence[Run], devices: list[str], console: Console,
               summarize: Callable[[], dict], draw: Callable[[dict], None]) -> dict | None:
-    """Run all in a sweep's folder, one job at a time, and leave `results.json` and a picture there; None: it was asked
-    to stop before.
+    """Run all runs of a sweep, holding the folder's lock, and write `results.json` and a picture; returns the results,
+    or None if a signal stopped the sweep.
 
     Args:
-        devices: those of `run_all`.
-        summarize: what all runs make together, with their number as `n`.
-        draw: takes it, once it is written.
+        devices: as of `run_all`.
+        summarize: makes the results of all runs, with their number as `n`.
+        draw: called with the results after they are written.
 
     Raises:
         UserError: no run has a result, or another job holds the folder.
@@ -121,13 +122,13 @@ def reach_end(folder: Path, planned: Sequence[Run], devices: list[str], console:
 
 
 def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> bool:
-    """Run what is not complete, one process at a time on each device; returns whether it was asked to stop.
+    """Run the incomplete runs, one process at a time on each device; returns whether a signal stopped it.
 
     Args:
-        devices: what CUDA_VISIBLE_DEVICES names; an empty name: no device is chosen.
+        devices: values of CUDA_VISIBLE_DEVICES; an empty one selects no device.
 
-    A signal to stop is passed on: the runs leave a checkpoint each. A run that an earlier sweep, killed itself, has
-    left behind at work is waited for.
+    Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
+    waited for.
     """
     waiting = [run for run in planned if run.results() is None]
     if done := len(planned) - len(waiting):
@@ -147,7 +148,7 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
                     running[device] = run, _start(run, device)
             time.sleep(_POLL_SECONDS)
             if stop.wanted and not passed_on:
-                passed_on = True  # once: a second signal would end them without a checkpoint
+                passed_on = True  # once only: a second signal would end the runs without a checkpoint
                 for _, process in running.values():
                     process.terminate()
             for device, (run, process) in list(running.items()):
@@ -176,21 +177,22 @@ def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last thing that a run printed."""
+    """The last line of a run's output."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 def statistics_of(values: dict[str, float]) -> dict:
-    """Median, mean and deviation of the runs' values, and these by run."""
+    """Median, mean and standard deviation of the runs' values, and the values by run."""
     numbers = list(values.values())
     return {"median": statistics.median(numbers), "mean": statistics.fmean(numbers),
-            "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,  # of a sample: n - 1
+            # sample standard deviation, with n - 1
+            "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
             "n": len(numbers), "values": values}
 
 
 def best_of(found: list[tuple], evaluation: EvaluationConfig, label: str) -> dict | None:
-    """Of pairs (value, name) the best, the first of equal ones."""
+    """The best of pairs (value, name); of equal values the first."""
     best = None
     for value, name in found:
         if best is None or evaluation.is_better(value, best["value"]):
@@ -199,17 +201,17 @@ def best_of(found: list[tuple], evaluation: EvaluationConfig, label: str) -> dic
 
 
 def named(settings: dict[str, str]) -> str:
-    """A setting as it is shown."""
+    """A setting as text for tables."""
     return ", ".join(f"{name.rsplit('.', 1)[-1]} {value}" for name, value in settings.items()) or "as configured"
 
 
 def shown(value: float | None) -> str:
-    """A value as it is shown."""
+    """A value as text for tables."""
     return "-" if value is None or math.isnan(value) else figure(value)
 
 
 def check_pictures(name: str) -> None:
-    """Raise UserError, naming the field that wants a picture, where matplotlib is missing."""
+    """Raise UserError, naming the field that asks for a picture, if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -1,9 +1,9 @@
 """Experiment trackers beside TensorBoard: Weights & Biases and MLflow, through their own libraries.
 
-Each has a thread of its own that does all that may wait for a server, so that one that fails or is slow never stops or
-slows the training. A resumed run goes on in the same curves: RUN/trackers.json keeps the tracker's id of the run and,
-for each curve, the last step that was sent, and so does each checkpoint, for a start that finds nothing else; steps
-that a resume does again are not sent twice (they have the same values, but for the speeds).
+Each tracker has its own thread, which does everything that may wait for a server, so that a slow or failing server
+never slows or stops the training. A resumed run continues the same curves: RUN/trackers.json has the tracker's id of
+the run and the last step sent of each curve. Each checkpoint has a copy, for a start without that file. Steps that a
+resume repeats are not sent twice (only their speeds could differ).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publish_text
 
-# Lines that wait for a tracker: hours of them, at a line in some seconds; when they are full, new ones are left out.
+# Size of a tracker's queue in lines, enough for hours; when it is full, new lines are left out.
 _WAITING = 10_000
-# A run ends even if a server does not answer any more.
+# Seconds that the end of a run waits for a server that does not answer.
 _LEAVE_SECONDS = 60.0
-_PARAMETERS = 100  # of MLflow's at a time, and their longest value (mlflow.utils.validation)
+_PARAMETERS = 100  # MLflow's limits: parameters per request, length of a value (mlflow.utils.validation)
 _PARAMETER_LENGTH = 6000
 
 
 class Tracker(Protocol):
-    """What sends a run to one place. One thread calls its methods; whatever they raise ends the tracking."""
+    """The interface of a tracker. One thread calls its methods; any exception ends the tracking."""
 
     def begin(self, run_id: str | None, name: str, folder: Path, facts: dict[str, Any]) -> str:
-        """Begin the run, or go on with it.
+        """Begin the run, or continue it.
 
         Args:
-            run_id: what `begin` returned at an earlier start; None: the run is new.
-            name: of the run, for people.
-            folder: the run's, for what the library keeps on disk.
+            run_id: result of `begin` at an earlier start; None: the run is new.
+            name: displayed name of the run.
+            folder: folder of the run, for the library's files.
             facts: configuration, data and software of the run, by dotted names.
 
         Returns:
@@ -50,13 +50,15 @@ class Tracker(Protocol):
         """
 
     def known(self) -> dict[str, int]:
-        """After `begin`: the last step of each curve that it has of the run, as far as it says."""
+        """After `begin`: the last step of each curve that the server has, as far as it reports them."""
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Send finite values of a step; steps never go down."""
+        """Send finite values of a step; steps never decrease."""
 
     def end(self, complete: bool) -> None:
-        """Send what waits and let go; complete: whether the run is, else it will go on or has failed."""
+        """Send the remaining values and close the run; complete: whether the run is complete, otherwise it failed or
+        will be resumed.
+        """
 
 
 class Wandb:
@@ -72,7 +74,7 @@ class Wandb:
 
         settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
         mode = wandb.setup().settings.mode
-        if mode == "online" and not wandb.api.api_key:  # it would ask on a terminal
+        if mode == "online" and not wandb.api.api_key:  # otherwise the library would ask on the terminal
             raise RuntimeError("no login found; `wandb login`, or set WANDB_MODE=offline")
         run_id = run_id or uuid.uuid4().hex[:12]
         self._run = wandb.init(project=self._project, id=run_id, name=name, dir=str(folder), config=facts,
@@ -80,19 +82,19 @@ class Wandb:
         return run_id
 
     def known(self) -> dict[str, int]:
-        return {}  # its server leaves out steps that it has; offline there is no server to ask
+        return {}  # the server ignores steps that it has already; offline there is no server to ask
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         self._run.log(scalars, step=step)
 
     def end(self, complete: bool) -> None:
         if not complete:
-            self._run.mark_preempting()  # shown as preempted, not as failed
+            self._run.mark_preempting()  # shown as preempted rather than failed
         self._run.finish(0 if complete else 1)
 
 
 class Mlflow:
-    """MLflow; the place is its own setting (MLFLOW_TRACKING_URI, a folder or a database here without)."""
+    """MLflow; the server is MLflow's own setting (MLFLOW_TRACKING_URI; by default a local folder or database)."""
 
     library, extra = "mlflow", "mlflow"
 
@@ -112,7 +114,7 @@ class Mlflow:
             for first in range(0, len(known), _PARAMETERS):
                 self._client.log_batch(run_id, params=known[first : first + _PARAMETERS])
             self._client.log_batch(run_id, tags=[RunTag("cloze.folder", str(folder))])
-        else:  # parameters may not change: they are those that the run began with
+        else:  # parameters cannot be changed: they stay those of the first start
             self._client.update_run(run_id, status="RUNNING")
         self._id = run_id
         return run_id
@@ -145,13 +147,13 @@ class Tracking:
     """One tracker of a run, in a thread.
 
     Args:
-        name: of TRACKERS.
-        tracker: what sends.
-        folder: the run's.
+        name: a name of TRACKERS.
+        tracker: the tracker that sends.
+        folder: folder of the run.
         facts: configuration, data and software of the run, by dotted names.
-        warn: takes the line that says what went wrong, at most once.
-        kept: what the checkpoint that the run goes on from says of this tracker (`tracked`).
-        leave_seconds: how long the end of the run waits for what has not been sent.
+        warn: called with a line about a failure, at most once.
+        kept: state of this tracker in the checkpoint that the run resumes from (`tracked`).
+        leave_seconds: how long the end of the run waits for unsent values.
     """
 
     def __init__(self, name: str, tracker: Tracker, folder: Path, facts: dict[str, Any], warn: Callable[[str], None],
@@ -165,17 +167,17 @@ class Tracking:
         self._thread.start()
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Hand values over; never waits."""
+        """Queue values; never waits."""
         try:
             self._waiting.put_nowait((step, {name: value for name, value in scalars.items() if math.isfinite(value)}))
         except queue.Full:
             self._left_out += not self._failed
 
     def close(self, complete: bool) -> None:
-        """Let the tracker send what waits, for some time."""
+        """Wait up to `leave_seconds` for the queued values to be sent."""
         deadline = time.monotonic() + self._leave_seconds
         try:
-            if not self._failed:  # else the queue has no consumer
+            if not self._failed:  # otherwise the queue has no consumer
                 self._waiting.put(complete, timeout=self._leave_seconds)
                 self._thread.join(max(0.0, deadline - time.monotonic()))
         except queue.Full:
@@ -189,11 +191,12 @@ class Tracking:
 
     def _work(self) -> None:
         try:
-            state = tracked(self._folder).get(self._name) or self._kept  # the folder's is never the older one
+            # the folder's state is never older than the checkpoint's
+            state = tracked(self._folder).get(self._name) or self._kept
             sent: dict[str, int] = dict(state.get("sent", {}))
             state = {"id": self._tracker.begin(state.get("id"), self._folder.resolve().name, self._folder, self._facts),
                      "sent": sent}
-            # What a killed start has sent last may stand nowhere else.
+            # The last values that a killed start sent may be recorded on the server only.
             sent |= {name: step for name, step in self._tracker.known().items() if step > sent.get(name, -1)}
             _note(self._folder, self._name, state)
             while not isinstance(item := self._waiting.get(), bool):
@@ -201,11 +204,11 @@ class Tracking:
                 scalars = {name: value for name, value in scalars.items() if sent.get(name, -1) < step}
                 if scalars:
                     sent |= dict.fromkeys(scalars, step)
-                    # Before they are sent: a kill in between loses a point and doubles none.
+                    # Recorded before they are sent: a kill in between loses a point but duplicates none.
                     _note(self._folder, self._name, state)
                     self._tracker.write(step, scalars)
             self._tracker.end(item)
-        # Whatever a foreign library or its server may raise, an exit of its own too: the training goes on.
+        # Any exception of the library or its server, SystemExit included: the training continues.
         except BaseException as error:
             self._failed = True
             reason = str(error).strip().splitlines()
@@ -217,7 +220,7 @@ _noting = threading.Lock()  # several trackers write one file
 
 
 def tracked(folder: Path) -> dict[str, dict]:
-    """By the names of the trackers of a run, their ids of it and the last step that was sent of each curve."""
+    """State of a run's trackers by name: the tracker's id of the run, and the last step sent of each curve."""
     try:
         content = json.loads((folder / TRACKING).read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}

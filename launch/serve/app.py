@@ -44,8 +44,9 @@ class Meters:
 
 
 class CountRequests:
-    """ASGI middleware: counts every answer by its status and its operation; `other` is any path that is none, 499 the
-    status of what was not answered since its client had left (as nginx has it)."""
+    """ASGI middleware: counts responses by operation and HTTP status. Operation `other`: any other path; status 499, as
+    in nginx: the client disconnected before the response.
+    """
 
     def __init__(self, app: App, counter: Any, operations: list[str]) -> None:
         self._app, self._counter, self._operations = app, counter, operations
@@ -67,7 +68,7 @@ class CountRequests:
         try:
             await self._app(scope, receive, noting)
         except Exception:
-            if not answered:  # Starlette answers it, outside of all middleware
+            if not answered:  # Starlette responds to it outside of all middleware
                 self._counter.labels(operation, 500).inc()
             raise
         if not answered:
@@ -75,7 +76,7 @@ class CountRequests:
 
 
 def build_app(predictor: Predictor, config: ServeConfig) -> Any:
-    """A FastAPI application around a model. Needs the extra `serve`.
+    """The FastAPI application of a model. Needs the extra `serve`.
 
     `app.state.stopping` set to true makes /ready answer 503; `app.state.traffic.dropped` counts requests that were
     accepted and not answered.
@@ -100,7 +101,8 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     app = FastAPIOffline(title="Cloze", version=__version__, lifespan=lifespan, redoc_url=None,
                          description=f"{type(predictor.model).__name__} from {predictor.loaded.source}")
     app.add_middleware(Bounds, config=config, traffic=traffic, keys=read_keys(config))
-    app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())  # around the other one
+    # added last, so that it is the outer one
+    app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())
     app.state.stopping, app.state.traffic = False, traffic
     for operation in OPERATIONS.values():
         if predictor.has_head(operation):
@@ -132,7 +134,7 @@ def _add_operation(app: Any, operation: type[Operation], config: ServeConfig, ba
 
 
 def _add_lacking(app: Any, operation: type[Operation], predictor: Predictor) -> None:
-    """The route of an operation for which the model has no head."""
+    """Add the route of an operation for which the model has no head: it explains the error."""
     from fastapi.responses import JSONResponse
 
     @app.post(f"/{operation.name}", include_in_schema=False)
@@ -145,7 +147,7 @@ def _add_lacking(app: Any, operation: type[Operation], predictor: Predictor) -> 
 
 
 def _add_refusals(app: Any) -> None:
-    """What an operation's route answers when it cannot answer: a line in `detail`."""
+    """Add the error handlers: each responds with one line in `detail`."""
     from fastapi import Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse, Response
@@ -153,7 +155,7 @@ def _add_refusals(app: Any) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         errors = error.errors()
-        # A field that is missing and an unknown one of the same object are likely one that is misspelled.
+        # A missing and an unknown field in the same object are probably a misspelled field.
         shown = [each for each in errors if each["loc"][:-1] == errors[0]["loc"][:-1]][:2]
         lines = (f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in shown)
         said = "; ".join(lines)

@@ -1,13 +1,13 @@
-"""Batches across requests: all that wait when the model is free are run together.
+"""Batches across requests: all requests that wait when the model becomes free run together.
 
-No request waits for others to come: the first one runs at once, and those that arrive while it runs make the next
-batch. So a lone client has no delay, and under load batches grow by themselves. The event loop only passes things on:
-texts become tokens and results become JSON in threads, too.
+No request waits for later ones: the first one runs at once, and those that arrive meanwhile form the next batch. A
+single client has no delay, and batches grow with the load. The event loop only dispatches: tokenization and JSON
+encoding run in threads, too.
 
-Small requests are answered under any load. Requests are served in the order of fair queueing (Demers, Keshav and
-Shenker 1989, each request a flow of its own): a small one goes before large ones that came shortly before it, and each
-waits for a bounded number of tokens. When the queue is full, the largest that waits makes room for a smaller one.
-Results are computed no faster than they are converted to JSON: later requests stay in the queue until then.
+Small requests are served under any load. The order is fair queueing (Demers, Keshav and Shenker 1989, each request a
+flow of its own): a small request overtakes large ones that came shortly before it, and each waits for a bounded number
+of tokens. When the queue is full, the largest waiting request is rejected in favour of a smaller one. Results are
+computed no faster than they are converted to JSON; until then later requests stay in the queue.
 """
 
 import asyncio
@@ -23,19 +23,21 @@ from cloze.launch.serve.config import ServeConfig
 from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError
 
-# Threads that make tokens of texts and JSON of results: Python runs one at a time, and each holds what it works on.
+# Threads for tokenization and for JSON: Python runs one at a time, and each holds its data in memory.
 _THREADS = 4
 
 Prepared = list[tuple[Row, list[Encoding]]]
 
 
 class QueueFull(Exception):
-    """As many tokens or numbers wait as may."""
+    """The queue has reached its limit of tokens or numbers."""
 
 
 @dataclass(eq=False)
 class _Job:
-    """A request in the queue; share: of the queue, by tokens or numbers; due: its turn, in tokens that were run."""
+    """A request in the queue. share: its share of the queue's limit; due: its virtual finish time of fair queueing, in
+    tokens.
+    """
 
     operation: Operation
     prepared: Prepared
@@ -50,10 +52,10 @@ class _Job:
 
 
 class Batcher:
-    """The queue before a model. Of one event loop; the model runs in a thread, one batch at a time.
+    """The request queue of a model, for one event loop; the model runs in a thread, one batch at a time.
 
-    waiting_tokens, waiting_numbers: of all sequences, and in the answers, that wait, run or become JSON. on_batch:
-    called with the number of texts of each batch.
+    waiting_tokens, waiting_numbers: tokens of the sequences, and numbers in the results, of requests that wait, run or
+    are converted to JSON. on_batch: called with the number of texts of each batch.
     """
 
     def __init__(self, predictor: Predictor, limits: ServeConfig, on_batch: Callable[[float], None] | None = None
@@ -63,7 +65,7 @@ class Batcher:
         self._limits, self._on_batch = limits, on_batch
         self._jobs: list[_Job] = []
         self._arrived = asyncio.Event()
-        # Tokens of all batches until now, and numbers of the results that are made or become JSON.
+        # Tokens of all batches so far; numbers in results that are computed or converted to JSON.
         self._tokens_run = self._numbers_made = 0
 
     @property
@@ -72,7 +74,7 @@ class Batcher:
                 or self.waiting_numbers >= self._limits.max_queue_numbers)
 
     async def submit(self, operation: Operation, rows: list[Row]) -> bytes:
-        """Results of some texts: a list of the objects that `cloze predict` prints, as JSON.
+        """Queue texts and return their results as JSON: a list of the objects that `cloze predict` prints.
 
         Raises:
             QueueFull, UserError.
@@ -100,11 +102,11 @@ class Batcher:
         return (job for job in self._jobs if not job.answer.done())
 
     def _make_room(self, share: float) -> None:
-        """While the queue is full, answer the largest one that waits, and is larger than this share, with QueueFull; of
-        equal ones that which came last.
+        """While the queue is full, reject with QueueFull the largest waiting request that is larger than this share; of
+        equal ones the latest.
 
         Raises:
-            QueueFull: there is none.
+            QueueFull: no waiting request is larger.
         """
         while self.full:
             largest = max(reversed(list(self._waiting())), key=lambda job: job.share, default=None)
@@ -114,19 +116,19 @@ class Batcher:
             self._release(largest)
 
     def _release(self, job: _Job) -> None:
-        """Count a job as waiting no longer, once."""
+        """Remove a job from the counts of waiting ones, once."""
         if job.counted:
             job.counted = False
             self.waiting_tokens -= job.tokens
             self.waiting_numbers -= job.numbers
             self._numbers_made -= job.numbers if job.taken else 0
-            self._arrived.set()  # there may be room for results that had none
+            self._arrived.set()  # there may be room now for further results
 
     def _prepare(self, operation: Operation, rows: list[Row]) -> tuple[Prepared, int, int]:
-        """Sequences of some texts, the number of their tokens and that of the numbers in the answer.
+        """Encode texts; returns the sequences, their number of tokens, and the number of numbers in the result.
 
         Raises:
-            UserError: as soon as they are too many.
+            UserError: as soon as a limit is exceeded.
         """
         prepared, tokens, numbers = [], 0, 0
         for row in rows:
@@ -141,7 +143,7 @@ class Batcher:
         return prepared, tokens, numbers
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Run batches until cancelled."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -149,8 +151,8 @@ class Batcher:
                 await self._answer(batch)
 
     def _next_batch(self) -> list[_Job]:
-        """The job that is due first and, up to the limit, others of the same operation and options; none while the
-        results of all that wait have no room. A job whose client has gone is dropped.
+        """The job that is due first and, up to the limit, others of the same operation and options; empty while there
+        is no room for results. Jobs whose clients have disconnected are dropped.
         """
         batch: list[_Job] = []
         rest: list[_Job] = []
@@ -165,7 +167,7 @@ class Batcher:
                 tokens += job.tokens
             else:
                 rest.append(job)
-                # no other request passes it any more: room will come
+                # stop here, so that no later request overtakes it and it gets the next room
                 kept |= not has_room and job.due <= self._tokens_run
         self._jobs = rest
         self._tokens_run += tokens
@@ -178,10 +180,10 @@ class Batcher:
         try:
             results = await asyncio.to_thread(self.predictor.run, batch[0].operation, together)
         except Exception as error:
-            if len(batch) > 1:  # only the guilty one is to fail
+            if len(batch) > 1:  # run them one by one, so that only the failing one is answered with an error
                 for job in batch:
                     await self._answer([job])
-            elif not batch[0].answer.done():  # answers 500, with its traceback in the log
+            elif not batch[0].answer.done():  # responds with 500, and the traceback goes to the log
                 batch[0].answer.set_exception(error)
             return
         start = 0
@@ -203,7 +205,9 @@ def _write(operation: Operation, rows: list[Row], results: list[Any]) -> bytes:
 
 
 def _json(value: Any) -> str:
-    """JSON row by row: the library lets no other thread run, the event loop's neither, while it writes a value."""
+    """Encode JSON piece by piece: the json library blocks all other threads, including the event loop, while it encodes
+    a value.
+    """
     if isinstance(value, dict):
         return f"{{{', '.join(f'{encoded(name)}: {_json(each)}' for name, each in value.items())}}}"
     if isinstance(value, list) and value and isinstance(value[0], list):

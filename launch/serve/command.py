@@ -1,4 +1,4 @@
-"""`cloze serve`: a model behind HTTP."""
+"""`cloze serve`: starts the HTTP server of a model and stops it gracefully."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from cloze.launch.system.environment import share_one_arena
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 
-# What is left to do behind the grace: connections are closed and the interpreter ends.
+# Seconds after the grace period to close connections and end the interpreter.
 _ENDING_SECONDS = 3.0
 
 
 def serve(config: ServeConfig) -> int:
-    """Serve until SIGTERM or Ctrl-C, finish what was accepted; returns the exit status, not 0 if the end of the grace,
-    or a second Ctrl-C, has cut that short.
+    """Serve until SIGTERM or Ctrl-C, then finish accepted requests; the exit status is not 0 if the end of the grace
+    period or a second Ctrl-C interrupted that.
     """
     try:
         import fastapi_offline  # noqa: F401
@@ -35,8 +35,8 @@ def serve(config: ServeConfig) -> int:
     except ImportError as error:
         raise UserError(f"serve: found no {error.name}, expected the packages of the server; "
                         f"{how_to_install('serve')}") from None
-    share_one_arena()  # before there are threads, whose turns at bodies and answers would each keep their peak
-    read_keys(config)  # whatever is wrong with them is said before the model is read
+    share_one_arena()  # before there are threads, each of whose heaps would keep its peak size
+    read_keys(config)  # errors of the keys are raised before the model is loaded
     make_room_for_files(config)
     listener = _listen(config)
     app = build_app(Predictor.from_folder(model_path(config)), config)
@@ -44,19 +44,19 @@ def serve(config: ServeConfig) -> int:
     class Server(uvicorn.Server):
         def handle_exit(self, number: int, frame: Any) -> None:
             if not app.state.stopping:
-                # Threads that run the model cannot be cancelled, and Python waits for them before it ends.
+                # Threads that run the model cannot be cancelled, and Python waits for them before it exits.
                 last = threading.Timer(config.grace_seconds + _ENDING_SECONDS, _end_without_threads, (config,))
                 last.daemon = True
                 last.start()
             app.state.stopping = True
             super().handle_exit(number, frame)
 
-    # Behind a stop uvicorn raises the signal again, so that it ends a process; ours has done its work and ends with 0.
+    # After a graceful stop uvicorn raises the signal again to end the process; ours has finished and exits with 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     host, port = listener.getsockname()[:2]
     Console().say(f"serving {config.model} at http://{host}:{port} (a page to try it; /docs explains every operation)")
-    # Its warnings are all about what clients send, a line each.
+    # uvicorn's warnings are about clients' requests, one line each.
     server = Server(uvicorn.Config(
         app, log_level="error", http=protocol(config), ws="none", access_log=False,
         timeout_keep_alive=math.ceil(config.read_seconds), timeout_graceful_shutdown=math.ceil(config.grace_seconds)))
@@ -79,7 +79,7 @@ def _end_without_threads(config: ServeConfig) -> None:
 
 
 def _listen(config: ServeConfig) -> socket.socket:
-    """Bind before the model is read, which may take a while. Raises UserError."""
+    """Bind the socket before the model is loaded, which may take a while. Raises UserError."""
     try:
         return socket.create_server((config.host, config.port), backlog=2048)
     except (OSError, OverflowError) as error:

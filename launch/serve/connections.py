@@ -1,6 +1,6 @@
-"""Bounds on connections: their number, how long they may be silent, and which one is closed for a new one.
+"""Limits on connections: their number, how long they may be idle, and which one is closed for a new one.
 
-uvicorn bounds none of it: its limit_concurrency counts silent connections as work, and answers instead of closing.
+uvicorn has no such limits: its limit_concurrency counts idle connections as active, and responds instead of closing.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from cloze.pipeline.errors import UserError
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 else:
-    H11Protocol = object  # of an extra: `protocol` puts it in
+    H11Protocol = object  # uvicorn is in an extra: `protocol` sets the base class
 
-# Files that a process has open beside its connections: weights, the tokenizer, libraries, the listening socket.
+# Open files besides the connections: weights, the tokenizer, libraries, the listening socket.
 _OTHER_FILES = 200
 
 
 def make_room_for_files(config: ServeConfig) -> None:
-    """Raise this process's limit of open files to what its connections need.
+    """Raise this process's limit of open files to the number that its connections need.
 
     Raises:
-        UserError: it may not be as high.
+        UserError: the hard limit is lower.
     """
     needed = config.max_connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -38,7 +38,7 @@ def make_room_for_files(config: ServeConfig) -> None:
 
 
 class Holder(Protocol):
-    """A request: bytes that it holds, and can be made to give up."""
+    """The interface of a request that holds memory: bytes that it holds, and a method to release them."""
 
     held: int
 
@@ -46,10 +46,10 @@ class Holder(Protocol):
 
 
 class _Bounded(H11Protocol):
-    """What a protocol of uvicorn's over h11 does besides.
+    """Mixin for uvicorn's h11 protocol that enforces the limits.
 
-    bounds: of the server. waiting: connections that wait for their client, the one that has waited longest first.
-    request: what is counted as held by this connection, while there is one.
+    bounds: limits of the server. waiting: connections that wait for their client, longest waiting first. request: the
+    current request, whose memory is counted.
     """
 
     bounds: ServeConfig
@@ -84,21 +84,22 @@ class _Bounded(H11Protocol):
     def handle_events(self) -> None:
         cycle = self.cycle
         super().handle_events()
-        if self.cycle is not cycle:  # its headers are whole; what reads the body bounds that
+        if self.cycle is not cycle:  # the headers are complete; the reader of the body has its own time limit
             self.cancel_deadline()
 
     def wait(self) -> None:
-        """From now on it is the client's turn: to send a request, or to read the answer."""
+        """Mark the connection as waiting for its client, to send a request or to read the response."""
         self.waiting.pop(self, None)
         self.waiting[self] = None
 
     def whole(self) -> None:
-        """Its request is whole: it is not closed for another one until its answer is sent."""
+        """Mark the request as complete: the connection is not closed for another one until the response is sent."""
         self.waiting.pop(self, None)
 
     def make_room(self, count: int) -> bool:
-        """Close the connection that has waited longest for its client of those that hold so many bytes or more; whether
-        there was one. So who sends little is heard, however much others hold."""
+        """Close the connection that has waited longest for its client among those that hold `count` bytes or more;
+        returns whether there was one. Small requests are thus served however much memory others hold.
+        """
         for other in self.waiting:
             if other is not self and other.request is not None and other.request.held >= count:
                 other.request.free(other.request.held)
@@ -109,15 +110,16 @@ class _Bounded(H11Protocol):
     def on_response_complete(self) -> None:
         cycle = self.cycle
         super().on_response_complete()
-        if self.transport.is_closing():  # what the client has not read yet must not hold it for ever
+        # a client that does not read the rest must not keep the connection open forever
+        if self.transport.is_closing():
             self._deadline = self.loop.call_later(self.bounds.write_seconds, self.abort)
         elif self.cycle is cycle:
             self._wait()
-        else:  # the next request was here already
+        else:  # the next request has arrived already
             self.wait()
 
     def abort(self) -> None:
-        """Close at once, whatever is still to be read or written."""
+        """Close at once, without reading or writing the rest."""
         self._end()
         if self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -131,17 +133,17 @@ class _Bounded(H11Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end()
-        if self.flow is not None:  # else it was refused
+        if self.flow is not None:  # otherwise the connection was refused
             super().connection_lost(error)
 
 
 def protocol(config: ServeConfig) -> type[asyncio.Protocol]:
-    """uvicorn's protocol over h11 with bounds: connections in all, and the time that one may be silent.
+    """uvicorn's h11 protocol with limits on the number of connections and on their idle time.
 
-    A connection waits for its client from when it is made, or its last answer has gone, until its request is whole, and
-    again while its answer is read. When there are as many as may be, the one that has waited longest makes room: so
-    those that only hold the door do not keep out others. `scope["state"]["connection"]` is the connection, for what is
-    in front of the application.
+    A connection waits for its client from its beginning, or from the end of its last response, until its request is
+    complete, and again while the response is read. At the maximum number of connections the longest waiting one is
+    closed for a new one, so idle connections do not keep out others. `scope["state"]["connection"]` is the connection,
+    for middleware.
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 

@@ -10,18 +10,18 @@ from cloze.launch.serve.config import ServeConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
 
-# Guessing one of 62^16 by asking is out of reach; what people make up by themselves is shorter.
+# Guessing one of 62^16 keys by requests is infeasible; keys invented by people are shorter.
 LEAST_CHARACTERS = 16
-# What tells nothing of anybody's texts: probes, and pages that a browser asks for without a key.
+# Paths that reveal nothing of anyone's texts: probes, and pages that a browser requests without a key.
 OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
-STATIC = "/static-offline-docs/"  # of fastapi_offline
+STATIC = "/static-offline-docs/"  # files of fastapi_offline
 
 
 def read_keys(config: ServeConfig) -> list[bytes] | None:
-    """SHA-256 of each key in the file, a line each; None: no key is required.
+    """SHA-256 of each key in the file, one per line; None: no key is required.
 
     Raises:
-        UserError: no file where one is demanded, or one without keys, or with one that is too short.
+        UserError: a required file is missing, has no keys, or has one that is too short.
     """
     path = config.api_key_file
     if path is None:
@@ -50,12 +50,12 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def may_ask(scope: Scope, keys: list[bytes] | None) -> bool:
-    """Whether a request may be answered: its path is open to all, or it has `Authorization: Bearer KEY`."""
+def is_authorized(scope: Scope, keys: list[bytes] | None) -> bool:
+    """Whether a request is authorized: its path is public, or it has `Authorization: Bearer KEY`."""
     if keys is None or scope["path"] in OPEN or scope["path"].startswith(STATIC):
         return True
     given = dict(scope["headers"]).get(b"authorization", b"")
     scheme, _, key = given.partition(b" ")
     found = hashlib.sha256(key.strip()).digest()
-    # All are compared, each in constant time, so that the time tells nothing.
+    # All keys are compared, each in constant time, so that the time reveals nothing.
     return scheme.lower() == b"bearer" and any([hmac.compare_digest(found, known) for known in keys])

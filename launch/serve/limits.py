@@ -1,22 +1,22 @@
-"""Bounds on a request: bytes, times, API keys, clients that disconnect."""
+"""Limits on a request: bytes, times, API keys, clients that disconnect."""
 
 import asyncio
 from dataclasses import dataclass
 
 from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
 from cloze.launch.serve.config import ServeConfig
-from cloze.launch.serve.keys import may_ask
+from cloze.launch.serve.keys import is_authorized
 
-# A socket that is closed with unread bytes resets the connection, and the answer may be lost on its way (RFC 9112, 9.6:
-# half-close, read on, then close; nginx's lingering_timeout is as long).
+# Closing a socket with unread bytes resets the connection, and the response may be lost (RFC 9112, 9.6: half-close,
+# keep reading, then close; nginx's lingering_timeout is the same).
 LINGER_SECONDS = 5
-# An answer is handed on in pieces, each when the one before has left: what the client does not read stays here and is
+# A response is sent in pieces, each after the one before was sent: what the client does not read stays here and is
 # counted.
 PIECE_BYTES = 1 << 16
 
 
 class Refused(Exception):
-    """A request is answered by this status and line and no more of it is read."""
+    """A request is refused with this status and line, and the rest of it is not read."""
 
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
@@ -25,7 +25,8 @@ class Refused(Exception):
 
 @dataclass
 class Traffic:
-    """Bytes of all requests and answers that are held, and how many requests were dropped while they were answered."""
+    """Bytes held by all requests and responses, and the number of requests dropped before their response was complete.
+    """
 
     most: int
     held: int = 0
@@ -33,14 +34,16 @@ class Traffic:
 
 
 class Bounds:
-    """ASGI middleware in front of all others but counting: reads a body, calls the application, sends its answer.
+    """ASGI middleware before all others except CountRequests: reads the body, calls the application, sends its
+    response.
 
-    - without one of the keys, where there are any: 401, and nothing is read;
+    - keys are required and the request has none: 401, and the body is not read;
     - a body of more than max_body_bytes is answered 413, one that takes longer than read_seconds 408;
-    - bodies and answers of all requests together hold at most max_bytes_in_flight: then the client that is waited for
-      longest, of those that hold as much as the new one or more, is given up; without any the new one gets 503;
-    - an answer of which the client reads nothing for write_seconds is dropped with its connection;
-    - when the client leaves, the application is cancelled.
+    - bodies and responses of all requests hold at most max_bytes_in_flight: beyond, the connection of the longest
+      awaited client among those that hold at least as much as the new one is closed; if there is none the new one gets
+      503;
+    - a response of which the client reads nothing for write_seconds is dropped with its connection;
+    - when the client disconnects, the application is cancelled.
     """
 
     def __init__(self, app: App, config: ServeConfig, traffic: Traffic, keys: list[bytes] | None) -> None:
@@ -53,13 +56,13 @@ class Bounds:
         request = _Request(self._app, self._config, self._traffic, scope, receive, send)
         try:
             try:
-                if not may_ask(scope, self._keys):
+                if not is_authorized(scope, self._keys):
                     raise Refused(401, "authorization: found no key of this server, expected `Authorization: Bearer "
                                   "KEY`")
                 await request.answer()
             except Refused as refused:
                 await request.refuse(refused)
-        except asyncio.CancelledError:  # by a stop whose grace is over
+        except asyncio.CancelledError:  # cancelled at the end of the grace period
             self._traffic.dropped += request.accepted
             await request.abort()
         finally:
@@ -71,7 +74,7 @@ class _Request:
                  ) -> None:
         self._app, self._config, self._traffic = app, config, traffic
         self._scope, self._receive, self._send = scope, receive, send
-        # None under a test's transport.
+        # None in tests without a connection.
         self._connection = scope.get("state", {}).get("connection")
         self._start: dict | None = None
         self.held = 0
@@ -81,7 +84,7 @@ class _Request:
             self._connection.request = self
 
     def _hold(self, count: int) -> None:
-        """Hold so many bytes more. Raises Refused."""
+        """Count `count` more bytes as held. Raises Refused."""
         while self._traffic.held + count > self._traffic.most:
             if self._connection is None or not self._connection.make_room(self.held + count):
                 raise Refused(503, "too many bytes of other requests are being received and sent; try again later")
@@ -89,13 +92,13 @@ class _Request:
         self.held += count
 
     def free(self, count: int) -> None:
-        """Hold so many bytes less, or nothing: all may have been given up already."""
+        """Count `count` bytes less as held; does nothing if all were released already."""
         count = min(count, self.held)
         self._traffic.held -= count
         self.held -= count
 
     def end(self) -> None:
-        """Hold nothing any more."""
+        """Release all bytes."""
         self.free(self.held)
         if self._connection is not None and self._connection.request is self:
             self._connection.request = None
@@ -116,7 +119,7 @@ class _Request:
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
-                await work  # its exception is this request's
+                await work  # raises the application's exception
         finally:
             left.cancel()
             if not work.done():
@@ -124,7 +127,7 @@ class _Request:
             await asyncio.gather(work, left, return_exceptions=True)
 
     async def _read(self) -> bytes | None:
-        """The whole body; None if the client has left before its end."""
+        """The whole body; None if the client disconnected before its end."""
         pieces, size = [], 0
         while True:
             message = await self._receive()
@@ -155,7 +158,9 @@ class _Request:
         return message
 
     async def _bounded(self, message: Message) -> None:
-        """Send in pieces that the connection has room for. The start waits for the body, which may find no room."""
+        """Send a message in pieces. The response's start is sent with the first piece of the body, since the body may
+        be refused.
+        """
         if message["type"] == "http.response.start":
             self._start = message
             return
@@ -183,12 +188,13 @@ class _Request:
         """Close the connection without the rest of the answer."""
         if self._connection is not None:
             self._connection.abort()
-            await asyncio.sleep(0)  # from when on sending does nothing
+            await asyncio.sleep(0)  # sending does nothing from now on
 
     async def refuse(self, refused: Refused) -> None:
-        """Answer at once; a body that is not whole may be ended by the client, without being kept, before the
-        connection is closed."""
-        if self._started:  # a part of the answer has gone
+        """Respond at once; the rest of an incomplete body is read and discarded for a while before the connection is
+        closed.
+        """
+        if self._started:  # a part of the response was sent already
             await self.abort()
             return
         body = b'{"detail": "%b"}' % refused.line.encode()

@@ -12,14 +12,14 @@ from cloze.launch.serve.config import ServeConfig
 
 
 class Refusal(BaseModel):
-    """Why there is no answer."""
+    """The response of a refused request: the reason."""
 
     detail: str
     """One line."""
 
 
 def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseModel]:
-    """An operation's request: its inputs, and its options with their sentences. A lone text is an object of one."""
+    """Model of an operation's request: inputs, and options with their descriptions. A single text becomes an object."""
     strict = ConfigDict(extra="forbid")
     text = Annotated[str, StringConstraints(max_length=config.max_characters)]
     name = operation.__name__
@@ -42,7 +42,7 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
 
 
 def answer_model(operation: type[Operation]) -> type[BaseModel]:
-    """An operation's answer: `results`, each its texts and what the operation gives for them."""
+    """Model of an operation's response: `results`, each with its texts and the result."""
     name, (first, second) = operation.__name__, operation.fields
     parts: dict[str, Any] = {first: (str, ...)}
     if operation.takes_choices:
@@ -57,7 +57,7 @@ def answer_model(operation: type[Operation]) -> type[BaseModel]:
 
 
 def _as_json(kind: Any) -> Any:
-    """The kind of JSON's values that `launch.predicting.output.plain` makes of values of this kind."""
+    """The type of the JSON value that `launch.predict.operation.plain` makes of a value of this type."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return create_model(kind.__name__, __doc__=kind.__doc__, **_fields(kind))
     if get_origin(kind) is list:
@@ -79,5 +79,5 @@ def _described(field: dataclasses.Field, docs: dict[str, str | None]) -> Any:
 
 
 def _sentences(kind: type) -> dict[str, str | None]:
-    """Of each field the sentence below it, in the class that declares it."""
+    """The description of each field: the docstring below it in the class that declares it."""
     return {doc.arg_name: doc.description for each in kind.__mro__[:-1] for doc in parse_from_object(each).params}

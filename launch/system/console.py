@@ -52,7 +52,7 @@ def clock(seconds: float) -> str:
 
 @contextmanager
 def counting(unit: str) -> Iterator[Callable[[], None]]:
-    """What is called for each piece of work that is done; a terminal on standard error shows how many there are."""
+    """Yield a function to call after each piece of work; a terminal on standard error shows the count."""
     columns = TextColumn("{task.completed:,.0f} " + unit), TimeElapsedColumn()
     console = RichConsole(file=sys.stderr)
     with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as shown:
@@ -64,10 +64,11 @@ class Output(RichConsole):
     """Standard output, with tables and colours."""
 
     def __init__(self) -> None:
-        super().__init__(width=None if sys.stdout.isatty() else 140, highlight=False)  # no guessed width in a file
+        # when the output is a file, rich would guess a width
+        super().__init__(width=None if sys.stdout.isatty() else 140, highlight=False)
 
     def on_broken_pipe(self) -> None:
-        raise  # to launch/cli.py, which knows what it means; rich would end the process
+        raise  # handled in launch/cli.py; rich would end the process
 
 
 class Console:
@@ -80,7 +81,7 @@ class Console:
 
     def say(self, line: str) -> None:
         if self.is_main:
-            print(f"{line}\n", end="", flush=True)  # in one piece: other processes write to the same terminal
+            print(f"{line}\n", end="", flush=True)  # one write call: other processes write to the same terminal
 
     def warn(self, line: str) -> None:
         if self.is_main:
@@ -104,12 +105,12 @@ class Console:
 
     def progress(self, step: int, max_steps: int | None, scalars: Mapping[str, float | None],
                  seconds_left: float | None = None, *, estimate: bool = True) -> None:
-        """One line: step, what the scalars say, time left.
+        """Print one progress line: step, scalars, time left.
 
         Args:
-            max_steps: steps of the run; None: another thing decides its end.
-            scalars: None: a value that was not finite.
-            seconds_left: None: estimated from the lines before, if `estimate`.
+            max_steps: steps of the run; None: its end is not a number of steps.
+            scalars: values by name; None stands for a value that was not finite.
+            seconds_left: None: estimated from earlier lines if `estimate` is true.
         """
         scalars = {name: value for name, value in scalars.items() if value is not None}
         parts = [f"{label} {form.format(scalars[name])}" for name, label, form in _COLUMNS if name in scalars]

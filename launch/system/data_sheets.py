@@ -11,7 +11,7 @@ from cloze.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class DataSheet:
-    """One GPU. Rates are those without sparsity, which data sheets print beside, or for, the double."""
+    """One GPU. Rates are dense rates; data sheets often print the rate with sparsity, which is twice as high."""
 
     name: str
     """As torch names the device, without NVIDIA and GeForce: the words that tell it from others."""
@@ -29,12 +29,12 @@ class DataSheet:
 
     @property
     def key(self) -> str:
-        """What it is called on a command line: h100-nvl."""
+        """Its name on a command line: h100-nvl."""
         return self.name.lower().replace(" ", "-")
 
     @property
     def has_flash(self) -> bool:
-        """Whether flash attention runs there: Ampere and newer."""
+        """Whether the GPU supports flash attention: Ampere and newer."""
         return self.architecture not in ("volta", "turing")
 
 
@@ -44,8 +44,8 @@ def _sheet(name: str, tera_flops: float, gigabytes: float, gigabytes_a_second: f
                      architecture, source)
 
 
-# The first whose words all stand in a device's name is the device, so that H100 stands behind H100 NVL.
-# Blackwell's data sheets print sparse rates alone: half of them is dense.
+# The first entry all of whose words are in the device's name is taken, so H100 comes after H100 NVL.
+# Blackwell's data sheets print only sparse rates; the dense rate is half of them.
 DATA_SHEETS = (
     _sheet("GB300", 2500, 279, 8000, 900, 152, "blackwell", "GB300 NVL72 data sheet†: 360 PF sparse of 72"),
     _sheet("B300", 2250, 270, 7700, 900, 148, "blackwell", "HGX B300 data sheet†: 36 PF sparse of 8"),
@@ -80,15 +80,15 @@ DATA_SHEETS = (
     _sheet("V100", 125, 32, 900, 150, 80, "volta", "V100 data sheet"),
     _sheet("T4", 65, 16, 320, 16, 40, "turing", "T4 data sheet"),
 )
-# What a device may be called on a command line: this machine's, or one of a data sheet.
+# Device names that a command line accepts: this machine's, or one with a data sheet.
 NAMES = ("this", "cpu", *(sheet.key for sheet in DATA_SHEETS))
-# Words after which a name is another, slower device than the one that it begins with.
+# With one of these words in its name a device is a slower one than the device that the name begins with.
 _OTHERS = {"laptop", "max", "d", "mobile"}  # max: Max-Q
 _WORD = re.compile(r"[A-Za-z0-9.]+")
 
 
 def find_data_sheet(device_name: str) -> DataSheet | None:
-    """The data sheet of a device by the name that torch gives, NVIDIA A100-SXM4-80GB; None: there is none here."""
+    """The data sheet of a device by its name in torch, such as NVIDIA A100-SXM4-80GB; None if there is none here."""
     words = {word.lower() for word in _WORD.findall(device_name)}
     if words & _OTHERS:
         return None
@@ -96,7 +96,7 @@ def find_data_sheet(device_name: str) -> DataSheet | None:
 
 
 def named_sheet(name: str) -> DataSheet:
-    """The data sheet of a device as it is called on a command line. Raises UserError: there is none of this name."""
+    """The data sheet of a device by its name on a command line. Raises UserError if there is none."""
     sheets = {sheet.key: sheet for sheet in DATA_SHEETS}
     if name.lower() in sheets:
         return sheets[name.lower()]
@@ -106,5 +106,5 @@ def named_sheet(name: str) -> DataSheet:
 
 
 def is_slice(device_name: str) -> bool:
-    """Whether it is a part of a GPU: NVIDIA H100 80GB HBM3 MIG 1g.10gb."""
+    """Whether the device is a slice of a GPU (MIG), such as NVIDIA H100 80GB HBM3 MIG 1g.10gb."""
     return " MIG " in f" {device_name} "

@@ -21,7 +21,7 @@ from cloze.launch.system.environment import cache_folder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 
-FLASH_ATTENTION_3 = "FA3"  # torch's name of it
+FLASH_ATTENTION_3 = "FA3"  # torch's name of flash attention 3
 
 # Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
 _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
@@ -29,51 +29,51 @@ _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
 # that fits a core's cache, many times: what a CPU computes, not what it moves.
 _COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
 _ELEMENTS, _GELUS = 1 << 18, 32
-# Linear maps whose inputs, outputs and gradients are far beyond a core's cache: tokens, width, maps. Heads, their
-# tokens and width: of some sequences of BERT.
+# Linear layers whose inputs, outputs and gradients exceed a core's cache: tokens, width, number of layers.
 _LINEAR = 2048, 512, 8
+# Attention heads of some BERT sequences: number, tokens, head size.
 _HEADS = 384, 128, 64
-# Another process's work only makes a trial slower, and comes and goes: the best of short trials, spread over seconds.
+# Other processes can only slow a trial down, and only at times: take the best of short trials spread over seconds.
 _TRIAL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.2
 _SECONDS = 4.0
 
 
 def device_name(device: torch.device) -> str:
-    """What the device calls itself."""
+    """The product name of the device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def work_on(device: torch.device) -> None:
-    """Make a GPU the current one of this thread, for what names none, such as barriers: a new thread has the first."""
+    """Make the GPU the current device of this thread, for calls that name no device (barriers)."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def choose_kernels(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
-    """Settle, for this process, which of several kernels a GPU takes; on a CPU there is nothing to choose.
+    """Choose, for this process, among the kernels that torch has for a GPU; does nothing on a CPU.
 
     Args:
-        tf32: whether fp32 products round what they multiply to TF32's 10 bits.
-        deterministic: whether sums are taken in an order that is the same each time. That of flash attention's backward
-            is not by itself, nor are cuBLAS's with several streams (environment.keep_products_deterministic).
+        tf32: whether fp32 matrix products round their inputs to TF32's 10 mantissa bits.
+        deterministic: whether sums are computed in the same order each time. By default they are not in the backward
+            pass of flash attention, nor in cuBLAS with several streams (environment.keep_products_deterministic).
     """
     if device.type != "cuda":
         return
-    # Padded batches and ALiBi are for the memory-efficient kernel, whichever version of cuDNN there is: newer ones put
+    # Padded batches and ALiBi use the memory-efficient kernel, whatever the version of cuDNN: newer versions put
     # themselves first on Hopper, and refuse a dropout that is no multiple of 1/16 (sdp_utils.cpp).
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # Its backward adds in no fixed order; plain products and a softmax, which then serve, do.
+    # Its backward pass sums in no fixed order; plain matrix products and a softmax, used instead, do.
     torch.backends.cuda.enable_mem_efficient_sdp(not deterministic)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.use_deterministic_algorithms(deterministic)
-    # Nothing here reads what it has not written.
+    # Nothing here reads uninitialized memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of a module's own class
 
 
 def take_flash_attention_3(device: torch.device, dropout: float) -> str | None:
-    """Let flash attention be its third version, for this process, where that is installed (`flash_attn_interface`) and
-    made for this GPU: Hopper. Its kernels drop no probabilities.
+    """Use flash attention 3 in this process if it is installed (`flash_attn_interface`) and the GPU is a Hopper, for
+    which it is made. Its kernels have no dropout.
 
     Returns:
         why it cannot be used although it is installed, or None.
@@ -83,18 +83,18 @@ def take_flash_attention_3(device: torch.device, dropout: float) -> str | None:
         return None
     try:
         torch.nn.attention.activate_flash_attention_impl(FLASH_ATTENTION_3)
-    except Exception as error:  # whatever its import raises: built for another torch or CUDA, or without backward
+    except Exception as error:  # any error of its import: built for another torch or CUDA, or without the backward pass
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None
 
 
 def has_flash_attention_3() -> bool:
-    """Whether this process has taken it."""
+    """Whether this process uses flash attention 3."""
     return torch.nn.attention.current_flash_attention_impl() == FLASH_ATTENTION_3
 
 
 class Stopwatch:
-    """Adds up spans of a device's own time, between two points of what is queued there; no host waits for it."""
+    """Sums intervals of device time between two points of its queue, without making the host wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -109,15 +109,15 @@ class Stopwatch:
         return event
 
     def start(self) -> None:
-        """A span begins behind what was queued so far."""
+        """Start an interval after the work that is queued so far."""
         self._started = self._now()
 
     def stop(self) -> None:
-        """It ends behind what was queued since."""
+        """End the interval after the work that has been queued since."""
         self._spans.append((self._started, self._now()))
 
     def take(self) -> float:
-        """Seconds of all spans, which then count no more; to be called when the device has come past the last."""
+        """Seconds of all intervals, which are then reset; call it when the device has passed the last one."""
         spans, self._spans = self._spans, []
         if self._on_gpu:
             return sum(began.elapsed_time(ended) for began, ended in spans) / 1000
@@ -125,15 +125,15 @@ class Stopwatch:
 
 
 def numbers_on(device: torch.device, *numbers: float) -> torch.Tensor:
-    """(N,) float64 on the device, without waiting for it."""
+    """The numbers as a tensor (N,) float64 on the device, copied without waiting for it."""
     values = torch.tensor(numbers, dtype=torch.float64)
     return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
 
 def to_device(batch: dict, device: torch.device) -> dict:
-    """Tensors to the device, plain numbers as they are.
+    """Move the tensors of a batch to the device; plain numbers stay as they are.
 
-    To a GPU all go in one copy, on a stream of their own: while it computes what was queued before, and no host waits.
+    To a GPU all go in one copy on a separate stream, while it computes earlier work; the host does not wait.
     """
     if device.type == "cpu":
         return batch
@@ -142,17 +142,18 @@ def to_device(batch: dict, device: torch.device) -> dict:
     with torch.cuda.stream(copying):
         there = packed.pin_memory().to(device, non_blocking=True)
     computing.wait_stream(copying)
-    there.record_stream(computing)  # or its memory could be given to the next copy while it is still read
+    # otherwise its memory could be reused for the next copy while it is still being read
+    there.record_stream(computing)
     return batch | {name: there[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                     for name, (start, tensor) in places.items()}
 
 
-# Where each tensor of a packed batch begins: at a multiple of what the widest loads of a GPU want.
+# Alignment in bytes of each tensor in a packed batch: that of a GPU's widest loads.
 _ALIGNMENT = 16
 
 
 def packed_bytes(batch: dict) -> tuple[torch.Tensor, dict[str, tuple[int, torch.Tensor]]]:
-    """All tensors of a batch in one (N,) uint8, and of each the byte where it begins."""
+    """All tensors of a batch in one tensor (N,) uint8; and by name the first byte of each, with the tensor."""
     places, end = {}, 0
     for name, value in batch.items():
         if isinstance(value, torch.Tensor):
@@ -178,13 +179,13 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def data_sheet_of(device: torch.device) -> DataSheet | None:
-    """What the maker of a GPU says of it, or None."""
+    """The data sheet of a GPU, or None."""
     return find_data_sheet(device_name(device))
 
 
 def data_sheet_flops(device: torch.device) -> float | None:
-    """Peak in FLOP/s for 16-bit matrix products that the maker of a GPU names, or None; of a slice (MIG) the share that
-    its processors are.
+    """Peak in FLOP/s of 16-bit matrix products by the GPU's data sheet, or None; for a slice (MIG) the share of its
+    multiprocessors.
     """
     sheet = data_sheet_of(device)
     if sheet is None or not is_slice(device_name(device)):
@@ -193,27 +194,26 @@ def data_sheet_flops(device: torch.device) -> float | None:
 
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Best products in FLOP/s that `cloze doctor` has measured and kept, or None."""
+    """Best FLOP/s of matrix products that `cloze doctor` has measured and saved, or None."""
     return _measured().get(_key(device, dtype), 0.0) * _units(device) or None
 
 
 @dataclass(frozen=True)
 class KernelRates:
-    """What a plan needs to know of a device beside its best product; of linear maps and attention the products of
-    forward and backward together."""
+    """Measured rates of a device that a plan needs beside its best matrix product."""
 
     copy: float
-    """Of a long copy, bytes/s read and written."""
+    """Bytes/s of a long copy, read and written."""
     gelu: float
-    """Elements/s of GELU: a CPU's operations on single elements are bound by arithmetic too."""
+    """Elements/s of GELU: pointwise operations of a CPU are limited by arithmetic too."""
     linear: float
-    """FLOP/s of a linear map with bias, none of whose operands lies in the cache."""
+    """FLOP/s of forward and backward of linear layers whose operands are not in the cache."""
     batched: float
-    """FLOP/s of attention's products, one for each head of each sequence."""
+    """FLOP/s of forward and backward of attention's batched products."""
 
 
 def measured_kernels(device: torch.device, dtype: torch.dtype) -> KernelRates | None:
-    """The rates that `cloze doctor` has measured and kept, or None."""
+    """The rates that `cloze doctor` has measured and saved, or None."""
     kept = _measured()
     rates = [kept.get(key, 0.0) for key in _kernel_keys(device, dtype)]
     return KernelRates(*rates) if all(rates) else None
@@ -222,7 +222,7 @@ def measured_kernels(device: torch.device, dtype: torch.dtype) -> KernelRates | 
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
     """Best FLOP/s of square products by dtype, with the threads that this process has; takes _SECONDS."""
     end = time.monotonic() + _SECONDS
-    numbers = torch.Generator(device).manual_seed(0)  # its own: a run's random state stays as it is
+    numbers = torch.Generator(device).manual_seed(0)  # a generator of its own: the run's random state does not change
     matrices = [torch.randn(size, size, device=device, generator=numbers).to(dtype)
                 for dtype in dtypes for size in _SIZES[device.type]]
     for matrix in matrices:  # the first products choose their kernels
@@ -249,7 +249,7 @@ def _rate(matrix: torch.Tensor) -> float:
 
 def measure_kernels(device: torch.device, dtype: torch.dtype, seconds: float = _SECONDS / 4,
                     clock: Callable[[], float] = time.perf_counter) -> KernelRates:
-    """The best of so many seconds' trials, one each at least, with the threads that this process has."""
+    """The best rates in so many seconds of trials (at least one each), with this process's number of threads."""
     numbers = torch.Generator(device).manual_seed(0)  # its own: a run's random state stays as it is
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -277,7 +277,7 @@ def measure_kernels(device: torch.device, dtype: torch.dtype, seconds: float = _
         (linear, 3 * 2.0 * count * tokens * width * width),
         (attention, 3 * 2.0 * math.prod(_HEADS) * _HEADS[1]),
     )
-    for work, _ in works:  # the first time chooses kernels and gets memory
+    for work, _ in works:  # the first call chooses kernels and allocates memory
         work()
     end, best = time.monotonic() + seconds, [0.0] * len(works)
     while True:
@@ -292,7 +292,7 @@ def measure_kernels(device: torch.device, dtype: torch.dtype, seconds: float = _
 
 
 def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict[torch.dtype, float]:
-    """Remember measured FLOP/s for the runs of this user, each unless more was measured before; what is kept.
+    """Save measured FLOP/s for this user's runs, each unless a higher rate is saved already; returns the saved rates.
 
     Raises:
         UserError: the file can't be written.
@@ -303,7 +303,7 @@ def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict
 
 
 def keep_measured_kernels(device: torch.device, dtype: torch.dtype, rates: KernelRates) -> None:
-    """Remember what `measure_kernels` gave for the plans of this user, each rate unless more was measured before.
+    """Save the results of `measure_kernels` for this user's plans, each unless a higher one is saved already.
 
     Raises:
         UserError: the file can't be written.
@@ -312,7 +312,7 @@ def keep_measured_kernels(device: torch.device, dtype: torch.dtype, rates: Kerne
 
 
 def _keep(rates: dict[str, float]) -> list[float]:
-    """Write the larger of each rate and the one that is there; what is there then."""
+    """Write the maximum of each rate and its saved value; returns the saved values."""
     before = _measured()
     kept = {key: max(rate, before.get(key, 0.0)) for key, rate in rates.items()}
     publish_text(_file(), json.dumps(before | kept, indent=1) + "\n")
@@ -320,7 +320,7 @@ def _keep(rates: dict[str, float]) -> list[float]:
 
 
 def peak_warning(device: torch.device) -> str:
-    """What it means, and what was done or is to be, if a run is faster than `peak_flops`."""
+    """The warning for a run that is faster than `peak_flops`: which peak is wrong, and how it is corrected."""
     if data_sheet_flops(device) is not None:
         return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; "
                 "correct it there")
@@ -329,16 +329,16 @@ def peak_warning(device: torch.device) -> str:
 
 
 def measured_anew(device: torch.device, dtype: torch.dtype, keep: bool) -> float | None:
-    """Peak in FLOP/s, measured once more, or None for a device with a data sheet; takes _SECONDS.
+    """Peak in FLOP/s, measured again, or None for a device with a data sheet; takes _SECONDS.
 
     Args:
-        keep: whether this process remembers it for other runs, if it can.
+        keep: whether this process saves it for other runs, if it can.
     """
     if data_sheet_flops(device) is not None:
         return None
     rates = measure_flops(device, dtype)
     if keep:
-        with contextlib.suppress(UserError):  # a run does not end for it
+        with contextlib.suppress(UserError):  # not a reason to end a run
             keep_measured(device, rates)
     return rates[dtype]
 
@@ -349,7 +349,9 @@ def _wait(device: torch.device) -> None:
 
 
 def _units(device: torch.device) -> int:
-    """What a rate is kept per: a GPU, or a thread, since runs differ in how many a process has."""
+    """The number that a rate is divided by before it is saved: 1 for a GPU; on a CPU the threads, whose number differs
+    between runs.
+    """
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
@@ -358,13 +360,13 @@ def _key(device: torch.device, what: torch.dtype | str) -> str:
 
 
 def _kernel_keys(device: torch.device, dtype: torch.dtype) -> list[str]:
-    """By rate. Unlike the best product, copies do not become faster with every thread: kept for each number of them."""
+    """One key a rate. Unlike the best product, these do not scale with the threads: saved per number of threads."""
     threads = "" if device.type == "cuda" else f" of {torch.get_num_threads()} threads"
     return [_key(device, f"{dtype} {rate.name}{threads}") for rate in fields(KernelRates)]
 
 
 def _processor() -> str:
-    """Model of the CPU; Python itself knows it on few systems."""
+    """Model name of the CPU; Python's `platform` knows it on few systems only."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -382,5 +384,6 @@ def _measured() -> dict[str, float]:
     try:
         content = json.loads(_file().read_text(encoding="utf-8"))
         return {name: float(rate) for name, rate in content.items()}
-    except (OSError, ValueError, AttributeError, TypeError):  # another version's, or damaged: as if there were none
+    # written by another version, or damaged: treated as missing
+    except (OSError, ValueError, AttributeError, TypeError):
         return {}

@@ -23,9 +23,9 @@ Number = TypeVar("Number", int, float)
 # How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint.
 COLLECTIVE_SECONDS = 1800
 TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
-_PIECE_BYTES = 64 << 20  # of a file that is copied from rank to rank
-_LEAVE_SECONDS = 30  # that rank 0 stays, when it has failed, until the others know
-# Where the processes have met before they joined a group, which then is made there; and the texts sent so far.
+_PIECE_BYTES = 64 << 20  # bytes of a file that are copied from rank to rank at a time
+_LEAVE_SECONDS = 30  # seconds that rank 0, when it has failed, waits until the others know
+# The store at which the processes met before they joined a group, reused to make the group; and the texts sent so far.
 _meeting: dist.Store | None = None
 _numbers = itertools.count()
 
@@ -33,7 +33,7 @@ _numbers = itertools.count()
 def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) -> torch.device:
     """Join the process group (nccl on CUDA, gloo elsewhere) and return this rank's device.
 
-    One process alone meets itself in memory, so that no port can collide.
+    A single process uses a store in memory, so that no port can collide.
 
     Args:
         timeout: how long to wait for the other processes, here and in each collective.
@@ -47,7 +47,7 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
     options: dict[str, Any] = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size,
                                "timeout": timeout}
     if device.type == "cuda":
-        options["device_id"] = device  # else NCCL meets in the first collective, and guesses a barrier's device
+        options["device_id"] = device  # otherwise NCCL connects in the first collective, and guesses a barrier's device
     if environment.world_size == 1:
         dist.init_process_group(**options | {"store": dist.HashStore()})
     else:
@@ -61,7 +61,7 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
 
 
 def text_from_main(make: Callable[[], str], environment: Environment) -> str:
-    """What rank 0 makes, on every rank: a short text, also before they are in a process group. Collective.
+    """Send a short text that rank 0 makes to every rank, also before the process group exists. Collective.
 
     Raises:
         UserError: rank 0 could not make it.
@@ -78,7 +78,8 @@ def text_from_main(make: Callable[[], str], environment: Environment) -> str:
             store.set("text", "+" + make())
         except UserError:
             store.set("text", "-")
-            deadline = time.monotonic() + _LEAVE_SECONDS  # the store goes with this process: let them hear of it
+            # the store ends with this process: let the others read the failure first
+            deadline = time.monotonic() + _LEAVE_SECONDS
             while store.add("heard", 0) < environment.world_size - 1 and time.monotonic() < deadline:
                 time.sleep(0.05)
             raise
@@ -91,12 +92,12 @@ def text_from_main(make: Callable[[], str], environment: Environment) -> str:
 
 
 def new_group(ranks: Iterable[int]) -> dist.ProcessGroup:
-    """A group of some ranks with the time limit that all together have; torch's own would be shorter with NCCL."""
+    """A group of some ranks with the timeout of the default group; torch's default with NCCL would be shorter."""
     return dist.new_group(ranks, timeout=TIMEOUT)
 
 
 def is_joined(group: dist.ProcessGroup) -> bool:
-    """Whether a group is of the world that this process is in, and not of one that it has left."""
+    """Whether a group belongs to the process group that this process is in now, not to one that it has left."""
     try:
         return have_met() and bool(dist.get_process_group_ranks(group))
     except (KeyError, ValueError):
@@ -104,13 +105,14 @@ def is_joined(group: dist.ProcessGroup) -> bool:
 
 
 def have_met() -> bool:
-    """Whether the ranks are in a process group."""
+    """Whether the default process group exists."""
     return dist.is_initialized()
 
 
 def lost_others(error: RuntimeError) -> bool:
-    """Whether an error is that of a collective which other processes have left: torch's of NCCL and of its store, or
-    gloo's, a bare RuntimeError that names a file of its transport."""
+    """Whether an error of a collective means that other processes are gone: torch's errors of NCCL and of its store, or
+    gloo's, a plain RuntimeError that names a file of gloo's transport.
+    """
     return have_met() and dist.get_world_size() > 1 and (
         isinstance(error, dist.DistError) or "gloo/transport" in str(error))
 
@@ -130,7 +132,7 @@ def reduce_sum(values: torch.Tensor) -> torch.Tensor:
 
 
 def from_main(value: Number, device: torch.device) -> Number:
-    """Rank 0's number on every rank, exactly; of the others' argument only the type counts."""
+    """Rank 0's number on every rank, exactly; on the other ranks only the type of the argument is used."""
     box = torch.tensor([value], dtype=torch.float64 if isinstance(value, float) else torch.int64, device=device)
     dist.broadcast(box, src=0)
     return type(value)(box.item())
@@ -160,12 +162,12 @@ def copy_file(path: Path, size: int, source: int, target: Path | None, device: t
     """Copy a file of one rank's machine, `size` bytes, to the ranks that have a `target`. Collective.
 
     Raises:
-        OSError: this rank can't read or write it; the others have got on with it.
+        OSError: this rank can't read or write it; the other ranks finished the copy.
     """
     reads = dist.get_rank() == source
     given = path if reads else target
     file: IO[bytes] | None = None
-    failure: OSError | None = None  # with which the pieces still go their way, that the others are not left waiting
+    failure: OSError | None = None  # reported after all pieces were sent, so that the others are not left waiting
     with contextlib.ExitStack() as opened:
         for begin in range(0, size, _PIECE_BYTES):
             piece = torch.zeros(min(_PIECE_BYTES, size - begin), dtype=torch.uint8)
@@ -173,7 +175,8 @@ def copy_file(path: Path, size: int, source: int, target: Path | None, device: t
                 if given and not (begin or failure):
                     file = opened.enter_context(open(given, "rb" if reads else "wb"))
                 if file and reads and not failure:
-                    if data := file.read(len(piece)):  # of a file that has become shorter the receivers see by its hash
+                    # a file that became shorter is detected by the receivers, by its hash
+                    if data := file.read(len(piece)):
                         piece[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             except OSError as error:
                 failure = error
@@ -190,7 +193,7 @@ def copy_file(path: Path, size: int, source: int, target: Path | None, device: t
 
 @contextlib.contextmanager
 def together(what: str, where: object, device: torch.device) -> Iterator[None]:
-    """What fails on one rank fails on all: none is left waiting in a collective for one that is gone. Collective.
+    """Make a failure of one rank a failure of all, so that none waits in a collective for it. Collective.
 
     Raises:
         UserError: another rank could not do `what` with `where`.
@@ -208,7 +211,7 @@ def together(what: str, where: object, device: torch.device) -> Iterator[None]:
 
 
 class HostCopy:
-    """Numbers on their way from the device to the host, which need not wait for them: take them some work later.
+    """An asynchronous copy of numbers from the device to the host; `take` them after further work.
 
     Args:
         values: float64 (N,) on the device.
@@ -223,7 +226,7 @@ class HostCopy:
             self._copied.record()
 
     def take(self) -> list[float]:
-        """The numbers, waiting for them if need be."""
+        """The numbers; waits for the copy if it is not finished."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host.tolist()

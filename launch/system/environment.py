@@ -25,14 +25,14 @@ LAUNCHERS = {
     "hydra": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # MPICH, Intel MPI
     "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 }
-# Without these the others say nothing: a plain `python` inside an sbatch script sees SLURM_PROCID too, and only srun
-# sets SLURM_STEP_ID with it; srun itself may set PMI_RANK.
+# Without these variables the others are ignored: a plain `python` inside an sbatch script sees SLURM_PROCID too, and
+# only srun also sets SLURM_STEP_ID; srun itself may set PMI_RANK.
 _MARKS = {"slurm": "SLURM_STEP_ID", "hydra": "MPI_LOCALRANKID"}
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where this process stands among all processes of the run."""
+    """This process among all processes of the run."""
 
     rank: int = 0
     local_rank: int = 0
@@ -78,8 +78,8 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str]) -> tuple[str, str]:
-    """Host and port of rank 0: MASTER_ADDR and MASTER_PORT, or what Slurm knows, or on one machine Open MPI, or nothing
-    that one process needs.
+    """Host and port of rank 0: from MASTER_ADDR and MASTER_PORT, else from Slurm, or on one machine from Open MPI;
+    empty for a single process.
     """
     known = {"address": Environment.address, "port": Environment.port} if world_size == 1 else {}
     hosts = variables.get("SLURM_STEP_NODELIST")
@@ -109,12 +109,12 @@ _ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 
 
 def protect_process() -> None:
-    """Set what every command wants, before torch, DeepSpeed or tokenizers are imported.
+    """Set the variables that every command needs, before torch, DeepSpeed or tokenizers are imported.
 
     - TOKENIZERS_PARALLELISM: threads of `tokenizers` deadlock in forked children (datasets#620).
     - KINETO_LOG_LEVEL: torch.profiler prints when it starts and stops; above 5 it does not.
-    - PYTORCH_ALLOC_CONF: batches of ever other lengths leave the CUDA allocator's segments full of holes, which
-      expandable ones close. Read when CUDA starts; a user's own setting, under the older names too, wins.
+    - PYTORCH_ALLOC_CONF: batches of changing lengths fragment the CUDA allocator's segments; expandable segments avoid
+      it. Read when CUDA starts; a user's own setting, under the older names too, wins.
     """
     if not _ALLOCATOR_SETTINGS & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -122,23 +122,23 @@ def protect_process() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-# Names the process whose end is that of this one, which it has started as a rank.
+# The variable with the id of the process that started this one as a rank and at whose end this one ends.
 _PARENT = "CLOZE_PARENT"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def end_with(process: int) -> dict[str, str]:
-    """Variables of a process that is to stop when another one ends, whatever ends it."""
+    """Environment variables for a child process that must stop when `process` ends, for whatever reason."""
     return {_PARENT: str(process)}
 
 
 def end_with_parent() -> None:
-    """Have this process stopped when the one ends that has started it and said so; on Linux, which alone can."""
-    parent = os.environ.pop(_PARENT, "")  # not that of processes that this one starts
+    """Stop this process when the process that started it ends, if that one asked for it (`end_with`); on Linux only."""
+    parent = os.environ.pop(_PARENT, "")  # not inherited by processes that this one starts
     if not parent or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):  # it has ended already
+    if os.getppid() != int(parent):  # the parent has ended already
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -155,7 +155,7 @@ def device_type() -> str:
 
 
 def device_index(environment: Environment, num_devices: int) -> int:
-    """The GPU of this process, of those that it sees: its own one, or the one of its local rank.
+    """Index of this process's GPU among those that it sees: the only one, or the one of its local rank.
 
     Raises:
         UserError: there are more processes than GPUs on this machine.
@@ -169,7 +169,7 @@ def device_index(environment: Environment, num_devices: int) -> int:
 
 
 def processes_on_this_machine(environment: Environment) -> int:
-    """How many of the run's processes share this machine, as its launcher says; else all of them."""
+    """Processes of the run on this machine by the launcher's variables; without them all processes."""
     names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
              "MPI_LOCALNRANKS")
     given = (os.environ.get(name, "") for name in names)
@@ -177,7 +177,7 @@ def processes_on_this_machine(environment: Environment) -> int:
 
 
 def visible_gpus() -> list[str]:
-    """Names under which CUDA_VISIBLE_DEVICES shows each GPU alone; none where the CPU is used."""
+    """Values of CUDA_VISIBLE_DEVICES that select each GPU; empty where the CPU is used."""
     if device_type() == "cpu":
         return []
     import torch
@@ -187,7 +187,7 @@ def visible_gpus() -> list[str]:
 
 
 def prepare_deepspeed(environment: Environment) -> None:
-    """Set what DeepSpeed reads from the environment; call before importing it.
+    """Set the variables that DeepSpeed reads from the environment; call it before DeepSpeed is imported.
 
     - the launcher's names: DeepSpeed reads RANK, LOCAL_RANK and WORLD_SIZE with every launcher.
     - DS_ACCELERATOR: its own guess warns, and can pick a device that torch was not built for.
@@ -203,24 +203,25 @@ def prepare_deepspeed(environment: Environment) -> None:
     os.environ["MASTER_ADDR"] = environment.address
     os.environ["MASTER_PORT"] = environment.port
     if environment.world_size > 1 and not on_gpu and os.environ.get("OMP_NUM_THREADS", "1") == "1":
-        # torchrun sets one thread for any number of processes, deepspeed and srun leave every process all cores:
-        # share them out instead. A user who sets another number means it, as does `srun --cpus-per-task`.
-        # macOS has no affinity to ask for.
+        # torchrun sets one thread per process, deepspeed and srun leave all cores to every process:
+        # divide the cores among them instead. Another number is a user's choice, or that of `srun --cpus-per-task`.
+        # macOS has no sched_getaffinity.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         given = os.environ.get("SLURM_CPUS_PER_TASK", "") if environment.launcher == "slurm" else ""
         shared = max(1, cores // processes_on_this_machine(environment))
         torch.set_num_threads(int(given) if given.isdigit() else shared)
 
 
-# What others import only to see whether it is there: DeepSpeed's autotuner MLflow, TensorBoard's files botocore. We use
-# neither by them, and both together take half as long as everything else that a start imports.
+# Packages that libraries import only to see whether they are installed: MLflow by DeepSpeed's autotuner, botocore by
+# TensorBoard. Neither use is ours, and both take half as long as all other imports of a start.
 _LOOKED_FOR = ("mlflow", "botocore")
 
 
 @contextlib.contextmanager
 def fewer_imports() -> Iterator[None]:
-    """Within it packages of _LOOKED_FOR are not found, unless they are imported already; around the import of DeepSpeed
-    and TensorBoard."""
+    """Context in which the packages of _LOOKED_FOR are not found, unless they are imported already; for the import of
+    DeepSpeed and TensorBoard.
+    """
     hidden = [name for name in _LOOKED_FOR if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: its import raises ModuleNotFoundError
     try:
@@ -231,12 +232,12 @@ def fewer_imports() -> Iterator[None]:
 
 
 def keep_freed_pages() -> bool:
-    """Let the C library keep what tensors free; whether it does. A user's own MALLOC_ variables win."""
+    """Have the C library keep memory that tensors free; returns whether it does. A user's own MALLOC_ variables win."""
     return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.keep_freed_pages()
 
 
 def share_one_arena() -> bool:
-    """Let threads share one heap; whether they do. A user's own MALLOC_ variables win."""
+    """Have all threads share one heap; returns whether they do. A user's own MALLOC_ variables win."""
     return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.share_one_arena()
 
 
@@ -247,14 +248,16 @@ KEPT_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY"
 
 
 def bound_primitive_caches() -> None:
-    """Keep few compiled matrix products on a CPU; to be called before the first of them. A user's own setting wins."""
+    """Limit the caches of compiled matrix products on a CPU; call it before the first product. A user's own setting
+    wins.
+    """
     for name, capacity in KEPT_PRIMITIVES.items():
         os.environ.setdefault(name, capacity)
 
 
 def keep_products_deterministic() -> None:
-    """Have cuBLAS work in buffers of a fixed size, with which alone it sums in one order; before CUDA starts."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # its documentation's
+    """Give cuBLAS workspaces of a fixed size, without which its order of sums varies; call it before CUDA starts."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the value in cuBLAS's documentation
 
 
 # What each of torch's settings of NCCL's flight recorder is called, older name last, and what it is set to
@@ -273,7 +276,8 @@ def record_collectives(prefix: Path) -> None:
 
 
 def prepare_process() -> Environment:
-    """What a process of a run needs before DeepSpeed is imported; returns where it stands among all."""
+    """Prepare a process of a run before DeepSpeed is imported; returns its rank, world size and the rest.
+    """
     environment = read_environment()
     prepare_deepspeed(environment)
     if device_type() == "cpu":
@@ -283,12 +287,12 @@ def prepare_process() -> Environment:
 
 
 def c_compiler() -> str | None:
-    """The C compiler that Triton would take (its runtime/build.py), or None."""
+    """The C compiler that Triton would use (its runtime/build.py), or None."""
     return os.environ.get("CC") or next(filter(None, map(shutil.which, ("clang", "gcc", "cc"))), None)
 
 
 def job_end_time() -> float:
-    """When the scheduler ends this job, in seconds since 1970 (Slurm 23.02 and newer say it by themselves).
+    """When the scheduler ends this job, in seconds since 1970 (set by Slurm 23.02 and newer).
 
     Raises:
         UserError: the scheduler does not report it.
@@ -302,11 +306,12 @@ def job_end_time() -> float:
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they can find out again (the XDG base directories)."""
+    """The user's cache folder (XDG base directories)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cloze"
 
 
 def child_variables(**changes: str) -> dict[str, str]:
-    """This process's variables with changes, without what names a rank: for a command started as a new run."""
+    """This process's environment with changes, without a launcher's variables: for a command that is a new run.
+    """
     taken = {name for names in LAUNCHERS.values() for name in names} | {"MASTER_ADDR", "MASTER_PORT"}
     return {name: value for name, value in os.environ.items() if name not in taken} | changes

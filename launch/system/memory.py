@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Control groups by the controller that /proc/self/cgroup names (version 2 has none): limit, use, and what of the use is
-# files read or written, which the kernel gives up first.
+# Files of control groups, by the controller in /proc/self/cgroup (version 2 has none): limit, usage, and the part of
+# the usage that is page cache, which the kernel frees first.
 _GROUPS = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -16,8 +16,8 @@ _GROUPS = {
 
 
 def peak_bytes(root: Path = Path("/")) -> int:
-    """The most that this process has held."""
-    # Not getrusage: on Linux its figure begins with that of the process that started this one (execve(2)).
+    """Peak memory of this process."""
+    # Not getrusage: on Linux its value is inherited from the process that started this one (execve(2)).
     known = [_kibibytes(root / "proc/self/status", name) for name in ("VmHWM", "VmRSS")]  # the first may lag behind
     found = [size for size in known if size is not None]
     if len(found) == len(known):
@@ -27,21 +27,21 @@ def peak_bytes(root: Path = Path("/")) -> int:
 
 
 def resident_bytes(root: Path = Path("/")) -> int | None:
-    """What this process holds; None where the system does not tell."""
+    """Resident memory of this process; None where the system does not report it."""
     return _kibibytes(root / "proc/self/status", "VmRSS")
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """What this process can still get: what the machine has free, or less, if its control groups leave less.
+    """Memory that this process can still allocate: what is free on the machine, or what its control groups allow.
 
-    None where the system does not tell.
+    None where the system does not report it.
     """
     free = _kibibytes(root / "proc/meminfo", "MemAvailable")
     return None if free is None else min([free, *_left_by_groups(root)])
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """What each control group that holds this process leaves it: its own, and all around it."""
+    """Bytes that each control group of this process leaves it: its own group and all parent groups."""
     known = root / "proc/self/cgroup"
     for line in known.read_text().splitlines() if known.is_file() else ():
         _, controllers, path = line.split(":", 2)
@@ -59,6 +59,6 @@ def _left_by_groups(root: Path) -> Iterator[int]:
 
 
 def _kibibytes(path: Path, name: str) -> int | None:
-    """Bytes of a line `name: N kB` of a file under /proc; None without it."""
+    """Bytes of the line `name: N kB` in a file under /proc; None if there is no such line."""
     lines = path.read_text().splitlines() if path.is_file() else ()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

@@ -16,13 +16,13 @@ Kind = TypeVar("Kind")
 
 
 def own_class(field: str, name: str, base: type[Kind], *attributes: str) -> type[Kind]:
-    """The class `name`, which is to be a subclass of `base`.
+    """Import the class `name`, which must be a subclass of `base`.
 
     The current folder is searched last, so that a file in it hides nothing that is installed.
 
     Args:
-        field: of the configuration, for messages.
-        attributes: names that the class has to have beside the methods that `base` demands.
+        field: field of the configuration, for messages.
+        attributes: names that the class must define besides the abstract methods of `base`.
 
     Raises:
         UserError: no such module or class, a module that fails, another kind of class, or one that lacks something.
@@ -63,12 +63,12 @@ def _module(field: str, name: str, module_name: str) -> Any:
         raise UserError(f"{field}: found {name!r}, but no module {missing} in {os.getcwd()} or among what is "
                         "installed, expected the dotted name of a class, as my_module.MyClass for a class in "
                         "my_module.py") from error
-    except Exception as error:  # whatever a user's module does when it is imported
+    except Exception as error:  # any error that a user's module raises when it is imported
         raise UserError(f"{field}: found {name!r}, whose module fails{_place(error)}: {_said(error)}") from error
 
 
 def make(field: str, name: str, kind: type[Kind], config: Any, options: Mapping[str, Any]) -> Kind:
-    """An instance of a class that `own_class` has found.
+    """Make an instance of a class that `own_class` returned.
 
     Raises:
         UserError: it does not take the options.

@@ -1,6 +1,4 @@
-"""Starts child processes that end with their parent: the ranks of a run on this machine (`--processes N`, instead of
-torchrun), and other commands.
-"""
+"""Starts child processes that end with their parent: the ranks of `--processes N`, which replaces torchrun."""
 
 from __future__ import annotations
 
@@ -14,18 +12,18 @@ from typing import Any, Literal
 
 from cloze.launch.system.environment import child_variables, end_with, visible_gpus
 
-# How often it is looked whether a process has ended, as torchrun does.
+# Seconds between two checks whether a process has ended, as in torchrun.
 _LOOK_SECONDS = 0.1
-# What the others may take to end when one has failed; torchrun's --shutdown-timeout is as long.
+# Seconds that the other processes have to end when one has failed; the same as torchrun's --shutdown-timeout.
 _ENDING_SECONDS = 30.0
 _EXIT_REQUEUE = 75  # as in launch/run/preemption.py
 
 
 def run_ranks(name: str, arguments: list[str], wished: int | Literal["auto"]) -> int:
-    """Run `cloze NAME ARGUMENTS` in several processes, hand on signals, and return the exit status of all.
+    """Run `cloze NAME ARGUMENTS` in several processes, forward signals, and return one exit status.
 
     Args:
-        wished: how many processes; auto: one for each GPU, or one on a machine without.
+        wished: number of processes; auto: one per GPU, or one on a machine without GPUs.
 
     Returns:
         The status of the first process that failed; 75 if they were stopped; else 0.
@@ -45,8 +43,8 @@ def run_ranks(name: str, arguments: list[str], wished: int | Literal["auto"]) ->
 
 
 class Children:
-    """Context manager: signals that this process gets go on to those that `start` has started, of which none is left at
-    its end, nor when this process is killed (on Linux).
+    """Context manager: forwards this process's signals to the processes that `start` started. None of them is left at
+    its end, nor (on Linux) when this process is killed.
     """
 
     def __init__(self) -> None:
@@ -57,31 +55,31 @@ class Children:
 
     def __enter__(self) -> Children:
         heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._hand_on) for number in heard}
+        self._before = {number: signal.signal(number, self._forward) for number in heard}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _send(self.processes, signal.SIGKILL)  # of which none is left, unless this process fails
+        _send(self.processes, signal.SIGKILL)  # none is left here unless this process fails
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def start(self, command: list[str], **variables: str) -> subprocess.Popen:
-        """Start a command with further environment variables."""
-        # A session of its own: Ctrl-C reaches this process alone, which hands it on, once.
+        """Start a command with additional environment variables."""
+        # A session of its own: Ctrl-C reaches only this process, which forwards it once.
         process = subprocess.Popen(command, start_new_session=True,
                                    env=child_variables(**variables, **end_with(os.getpid())))
         self.processes.append(process)
-        if self.heard is not None:  # it may have come before this one was in the list
+        if self.heard is not None:  # a signal may have come before this process was in the list
             process.send_signal(self.heard)
         return process
 
-    def _hand_on(self, number: int, frame: object) -> None:
+    def _forward(self, number: int, frame: object) -> None:
         self.heard = signal.SIGTERM if number == signal.SIGHUP else number
         _send(self.processes, self.heard)
 
 
 def shell_status(status: int) -> int:
-    """A process's status as a shell gives it: 128 and the signal that it died of."""
+    """A process's exit status as a shell reports it: 128 + the signal that ended it."""
     return 128 - status if status < 0 else status
 
 
@@ -92,12 +90,12 @@ def _send(ranks: list[subprocess.Popen], number: int) -> None:
 
 
 def _wait(ranks: list[subprocess.Popen]) -> int:
-    """Until all have ended: by themselves, or asked to and then made to when one has failed."""
+    """Wait until all have ended; when one has failed, the others are terminated and, if they do not end, killed."""
     failed, since = None, 0.0
-    while None in [rank.poll() for rank in ranks]:  # each is asked
+    while None in [rank.poll() for rank in ranks]:  # a list, so that every process is polled
         if failed is None:
             failed = next((rank.returncode for rank in ranks if rank.returncode not in (None, 0, _EXIT_REQUEUE)), None)
-            if failed is not None:  # it has waited for what the others had to say
+            if failed is not None:
                 _send(ranks, signal.SIGTERM)
                 since = time.monotonic()
         elif time.monotonic() - since > _ENDING_SECONDS:

@@ -13,7 +13,8 @@ _LIBRARIES = ("torch", "deepspeed", "tokenizers", "pyarrow", "numpy")
 
 
 def software() -> dict[str, str | None]:
-    """Versions by name; `commit` of Cloze's own working tree, with a + behind it if files differ, None without one."""
+    """Versions by name; `commit` of Cloze's working tree, followed by + if files differ, None without a working tree.
+    """
     versions = {name: _version(name) for name in _LIBRARIES}
     return {"cloze": cloze.__version__, "commit": _commit(), "python": platform.python_version()} | versions
 
@@ -27,7 +28,7 @@ def _version(library: str) -> str | None:
 
 def _commit() -> str | None:
     root = Path(cloze.__file__).resolve().parents[1]
-    if not (root / ".git").exists():  # installed from a wheel: a repository around it is another one
+    if not (root / ".git").exists():  # installed from a wheel: a repository around it is not Cloze's
         return None
     try:
         words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]

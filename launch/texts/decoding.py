@@ -16,13 +16,13 @@ the last (n, 2)."""
 
 
 def counts_once(windows: list[tuple[int, int]]) -> np.ndarray:
-    """Of the tokens of all windows of a text, one window after another, those that count: (sum of lengths,) bool.
+    """Mask of the tokens to use, over all windows of a text one after another: (sum of lengths,) bool.
 
-    Each token of the text counts in the one window where most stands around it on its poorer side, the first of
-    equal ones.
+    Each token of the text is used in the window where its smaller context (left or right) is largest; of equal windows
+    the first.
 
     Args:
-        windows: first token and one past the last, of each, in order.
+        windows: token range (end exclusive) of each window, in order.
 
     >>> counts_once([(0, 4), (2, 6)]).astype(int)
     array([1, 1, 1, 0, 0, 1, 1, 1])
@@ -40,10 +40,10 @@ def counts_once(windows: list[tuple[int, int]]) -> np.ndarray:
 
 def answer_spans(text: str, windows: Sequence[Window], candidates: int, max_tokens: int
                  ) -> list[tuple[Characters, float]]:
-    """The `candidates` best spans of all windows, in characters of the text, with the sums of their logits, the best
-    first; a span that stands in several windows has its best score. A span neither begins nor ends inside a word, as
-    in the BERT release, if there is any that doesn't. Tokens without a character begin and end none: they are white
-    space. None only for a text without others.
+    """The `candidates` best spans of all windows, in characters of the text, with the sums of their logits, best first;
+    a span found in several windows has its best score. As in the BERT release, spans neither begin nor end inside a
+    word, unless all do. Tokens without a character (white space) neither begin nor end a span. Empty only for a text
+    without other tokens.
     """
     inside = inside_words(text)
     return (_answer_spans(windows, candidates, max_tokens, inside)
@@ -52,12 +52,13 @@ def answer_spans(text: str, windows: Sequence[Window], candidates: int, max_toke
 
 def _answer_spans(windows: Iterable[Window], candidates: int, max_tokens: int, inside: np.ndarray
                   ) -> list[tuple[Characters, float]]:
-    """The same, but for spans that begin or end at a place that is `inside`."""
+    """The same without spans that begin or end at a place where `inside` is true."""
     found: dict[Characters, float] = {}
     for starts, ends, allowed, offsets in windows:
         firsts, lasts = np.asarray(offsets).T
         allowed = allowed & (lasts > firsts)
-        firsts, lasts = np.where(allowed, firsts, 0), np.where(allowed, lasts, 0)  # others are places in the question
+        # others are positions in the question
+        firsts, lasts = np.where(allowed, firsts, 0), np.where(allowed, lasts, 0)
         sides = allowed & ~inside[firsts], allowed & ~inside[lasts]
         for (first, last), score in best_spans(starts, ends, *sides, candidates, max_tokens):
             span = int(firsts[first]), int(lasts[last])
@@ -66,8 +67,8 @@ def _answer_spans(windows: Iterable[Window], candidates: int, max_tokens: int, i
 
 
 def inside_words(text: str) -> np.ndarray:
-    """(characters + 1,) bool: whether a place, before the character of that number, lies inside a word: between letters
-    that have cases, or digits. Scripts without cases are left alone: in many of them words have no space between.
+    """(characters + 1,) bool: whether the place before each character is inside a word, between cased letters or
+    digits. Scripts without case are excluded, since many of them do not separate words by spaces.
 
     >>> inside_words("a bc").astype(int)
     array([0, 0, 0, 1, 0])
@@ -78,7 +79,7 @@ def inside_words(text: str) -> np.ndarray:
 
 
 def null_score(windows: Iterable[Window]) -> float:
-    """What no answer scores: the least sum of [CLS]'s logits among the windows, as in the BERT release."""
+    """Score of no answer: the minimum over windows of the sum of [CLS]'s logits, as in the BERT release."""
     return min(float(starts[0] + ends[0]) for starts, ends, _, _ in windows)
 
 
@@ -87,8 +88,8 @@ def best_spans(
 ) -> list[tuple[tuple[int, int], float]]:
     """Spans (first token, last token) of one window and the sums of their logits.
 
-    starts, ends: (n,) logits. may_start, may_end: (n,) bool, tokens of the context. Of the `candidates` best starts and
-    ends all pairs in order, of at most `max_tokens` tokens; if none of these is in order, the best of all pairs.
+    starts, ends: (n,) logits. may_start, may_end: (n,) bool, tokens of the context. From the `candidates` best starts
+    and ends all ordered pairs of at most `max_tokens` tokens; if there are none, the best of all ordered pairs.
     """
     every = np.flatnonzero(may_start), np.flatnonzero(may_end)
     first, last = (places[np.argsort(-logits[places], kind="stable")[:candidates]]

@@ -16,12 +16,12 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 BLANK = "[MASK]"
 TRUNCATION = "cloze_truncation"  # entry of a model's config.json: the fields of a Truncation that are not None
 ANSWERING = "cloze_answering"  # another one: those of an Answering
-_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: what JSON may escape, but no text in UTF-8 can hold
+_HALF = re.compile("[\ud800-\udfff]")  # halves of surrogate pairs: JSON can escape them, UTF-8 cannot represent them
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """One sequence `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`; all lists are (n,), one entry a token."""
+    """One sequence `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`; all lists are (n,), one entry per token."""
 
     ids: list[int]
     segments: list[int]
@@ -51,7 +51,8 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Truncation:
-    """How what is too long is cut, and what words are: the same where a model learns and where it is used."""
+    """How long texts are truncated, and what counts as a word: saved with the model, the same in training and in use.
+    """
 
     max_length: int
     """Tokens of a sequence, special tokens included."""
@@ -63,7 +64,9 @@ class Truncation:
     """characters: each is a word of its own, as in what a tagger of Chinese has learned from; None: the tokenizer's."""
 
     def ends(self, lengths: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of texts, or of the two sides of pairs, (N,) tokens each: how many stay, at the beginning and at the end."""
+        """Number of tokens kept at the beginning and at the end, of texts or of both sides of pairs, with (N,) tokens
+        each.
+        """
         room = self.max_length - 1 - len(lengths)
         kept = [np.minimum(lengths[0], room)] if len(lengths) == 1 else kept_lengths(lengths[0], lengths[1], room)
         return [self._ends(*side) for side in zip(lengths, kept, strict=True)]
@@ -76,12 +79,12 @@ class Truncation:
 
 
 def described(truncation: Truncation) -> dict[str, Any]:
-    """The entry of config.json that says it."""
+    """The entry of config.json."""
     return {name: value for name, value in asdict(truncation).items() if value is not None}
 
 
 def kept_lengths(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that stay of two texts (N,) each that share `room`: the longer one is cut, as `tokenizers` does
+    """Number of tokens kept of two texts (N,) each that share `room`: the longer one is truncated, as in `tokenizers`
     (truncation "longest_first").
     """
     shorter = np.minimum(first, second)
@@ -114,7 +117,9 @@ class _Tokens:
 
 @dataclass(frozen=True)
 class Answering:
-    """How answers are found in a text: the same where a model learns and where it is used. Defaults: BERT's release."""
+    """How answers are found in a text: saved with the model, the same in training and in use. Defaults: the BERT
+    release.
+    """
 
     max_length: int = 384
     """Tokens of a window of the text, the question and special tokens included; at most the model's positions."""
@@ -127,22 +132,22 @@ class Answering:
 
 
 class Encoder:
-    """Puts special tokens around texts and keeps them within `max_length` tokens, these included.
+    """Encodes texts with special tokens, within `max_length` tokens in all.
 
-    longer_texts: how many were encoded whole though the model has learned from shorter ones only.
+    longer_texts: number of texts encoded whole that were longer than the model's training texts.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, pieces: tuple[int, int] | None = None,
                  truncation: Truncation | None = None, answering: Answering | None = None) -> None:
-        """pieces: length and step of those in which a model classifies long texts; None: it cuts them.
-        truncation: how; None: they lose what is beyond `max_length` tokens.
-        answering: how a model has learned to answer questions; None: as usual.
+        """pieces: length and step of the pieces in which a model classifies long texts; None: it truncates them.
+        truncation: how; None: tokens beyond `max_length` are cut off.
+        answering: how the model was trained to answer questions; None: defaults.
         """
         self.tokenizer, self.max_length, self.pieces = tokenizer, max_length, pieces
         self.truncation = truncation or Truncation(max_length)
         self.answering = answering or Answering()
         self.longer_texts = 0
-        # A blank is written as in BERT, or as the tokenizer writes it.
+        # A blank is written as [MASK], or as the tokenizer's mask token.
         self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
 
     def has_blank(self, text: str) -> bool:
@@ -150,13 +155,13 @@ class Encoder:
 
     def encode(self, text: str, pair: str | None = None, *, cut: bool = False, blanks: bool = False,
                place: str = "text") -> Encoding:
-        """A text, or a pair of them.
+        """Encode a text or a pair.
 
-        `cut`: what is too long is cut as the model has learned it, counted in `cut_tokens`. `blanks`: [MASK] is a
-        token to guess and not text. `place`: where the text comes from, for the message.
+        `cut`: long texts are truncated as in the model's training, counted in `cut_tokens`. `blanks`: [MASK] is a mask
+        token, not text. `place`: source of the text, for messages.
 
         Raises:
-            UserError: a text is empty, has no blank where there should be one, or is too long and not to be cut.
+            UserError: a text is empty, lacks a required blank, or is too long and `cut` is false.
         """
         texts = [text] if pair is None else [text, pair]
         parts = [self._tokens(each, blanks, place) for each in texts]
@@ -176,8 +181,8 @@ class Encoder:
 
     def windows(self, text: str, question: str | None = None, *, length: int, step: int,
                 place: str = "text") -> Iterator[Encoding]:
-        """A text of any length in windows of at most `length` tokens, special tokens and question included; each begins
-        `step` tokens after the one before, or less, where the windows would leave a gap.
+        """Encode a text of any length in windows of at most `length` tokens, special tokens and question included; each
+        begins `step` tokens after the one before, or fewer if the windows would leave a gap.
 
         Raises:
             UserError: a text is empty, or the question leaves no room for the text.
@@ -193,8 +198,8 @@ class Encoder:
                 for start, end in windows(len(tokens.ids), room, min(step, room)))
 
     def _tokens(self, text: str, blanks: bool, place: str) -> _Tokens:
-        """Tokens of a text, at least one. A literal [MASK] is text to the tokenizer, so what lies between blanks is
-        encoded apart.
+        """Tokens of a text, at least one. The tokenizer would encode [MASK] as text, so the parts between blanks are
+        encoded separately.
         """
         if half := half_character(text):
             raise UserError(f"{place}: found {half}, expected whole characters; fix the text")
@@ -202,12 +207,13 @@ class Encoder:
             tokens = self._character_tokens(text)
         else:
             tokens = self._blank_tokens(text) if blanks else _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
-        if not text.strip() or not tokens.ids:  # of control and zero-width characters a normaliser leaves nothing
+        if not text.strip() or not tokens.ids:  # a normaliser removes control and zero-width characters
             raise UserError(f"{place}: found an empty text ({_shown(text)}), expected at least one word")
         return tokens
 
     def _character_tokens(self, text: str) -> _Tokens:
-        """Each character as a tagger has learned it: encoded alone, [UNK] if the tokenizer makes nothing of it."""
+        """Tokens of each character encoded separately, as in a tagger's training; [UNK] for a character without tokens.
+        """
         ids, offsets, continues = [], [], []
         spans = characters(text)
         for span, located in zip(spans, self.tokenizer.encode_with_offsets([text[low:high] for low, high in spans]),
@@ -219,8 +225,8 @@ class Encoder:
         return _Tokens(ids, offsets, continues)
 
     def _blank_tokens(self, text: str) -> _Tokens:
-        """The same where [MASK] is a blank. Where the space before a word is a part of it, a mask stands for both, as
-        in pretraining.
+        """Tokens of a text with blanks. If the tokenizer includes the space before a word, a mask replaces both, as in
+        pretraining.
         """
         ids, offsets, continues, places, start = [], [], [], [], 0
         found = [match.span() for match in self._blank.finditer(text)]
@@ -270,14 +276,14 @@ def windows(num_tokens: int, length: int, step: int) -> Iterator[tuple[int, int]
 
 
 def characters(text: str) -> list[tuple[int, int]]:
-    """Where each character begins and ends, but white space; a combining mark belongs to the one before it."""
+    """Start and end of each character except white space; a combining mark belongs to the character before it."""
     begins = [place for place, each in enumerate(text) if place == 0 or unicodedata.category(each)[0] != "M"]
     ends = [*begins[1:], len(text)] if begins else []
     return [(low, high) for low, high in zip(begins, ends, strict=True) if not text[low].isspace()]
 
 
 def half_character(text: str) -> str | None:
-    """What is wrong with a text that no UTF-8 can hold; None if nothing is."""
+    """Describes the lone surrogate in a text that UTF-8 cannot represent; None if there is none."""
     half = _HALF.search(text)
     return half and f"{half[0]!r}, half of a character, in {_shown(text)}"
 

@@ -37,7 +37,7 @@ class Sequences:
         return ragged.ranges(self.offsets[:-1][rows], self.lengths[rows])
 
     def batch(self, rows: np.ndarray, segments: tuple[int, int]) -> dict:
-        """What a model's forward takes of some sequences, without anything to predict."""
+        """Inputs of a model's forward for some sequences, without targets."""
         offsets = ragged.to_offsets(self.lengths[rows])
         (batch,) = concatenated(self.input_ids[self.tokens(rows)], offsets, self.segment_b_start[rows],
                                 np.array([len(rows)]), segments)
@@ -46,7 +46,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Cut:
-    """What did not fit."""
+    """Counts of truncated sequences and tokens."""
 
     sequences: int = 0
     tokens: int = 0
@@ -58,7 +58,7 @@ class Cut:
 def build_sequences(
     tokenizer: Tokenizer, first: list[str], second: list[str] | None, truncation: Truncation
 ) -> tuple[Sequences, Cut]:
-    """`[CLS] A [SEP]`, or with a second list `[CLS] A [SEP] B [SEP]`, cut by `truncation`."""
+    """Sequences `[CLS] A [SEP]`, or with a second list `[CLS] A [SEP] B [SEP]`, truncated by `truncation`."""
     sides = [tokenizer.encode_batch(texts) for texts in ([first] if second is None else [first, second])]
     lengths = [np.diff(offsets) for _, offsets in sides]
     ends = truncation.ends(lengths)
@@ -72,8 +72,8 @@ def build_sequences(
 
 
 def build_pieces(tokenizer: Tokenizer, texts: list[str], length: int, step: int) -> tuple[Sequences, np.ndarray]:
-    """`[CLS] piece [SEP]` for overlapping pieces of each text, at most `length` tokens each, `step` tokens apart; and
-    the first piece of each text, with their number: (texts + 1,) int64.
+    """Sequences `[CLS] piece [SEP]` for overlapping pieces of each text, at most `length` tokens each, `step` tokens
+    apart; and the offsets of each text's pieces, (texts + 1,) int64.
     """
     flat, bounds = tokenizer.encode_batch(texts)
     pieces = [list(windows(int(count), length - 2, step)) for count in np.diff(bounds)]

@@ -22,14 +22,14 @@ from cloze.pipeline.storage import readable_errors
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LONGEST_FIELD = 1 << 30  # characters; the library's own limit, 2^17, is less than many a long text
-COLUMNS = "cloze_columns"  # entry of a model's config.json: the fields of the Columns that it has learned from
-ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq")  # of what is a table by its name
+_LONGEST_FIELD = 1 << 30  # maximum characters of a field; the csv module's default, 2^17, is too small for long texts
+COLUMNS = "cloze_columns"  # entry of a model's config.json: the fields of its Columns
+ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq")  # endings of files that are tables
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that a model's texts stand in."""
+    """The columns that contain a model's texts."""
 
     texts: tuple[str, ...]
     """Of the text, or of the pair of texts; of the texts that all choices share."""
@@ -42,12 +42,12 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that a text is made of."""
+        """Names of all columns of texts."""
         return self.texts + self.prefix + self.choices
 
 
 def columns_of(note: dict[str, Any] | None) -> Columns | None:
-    """The columns that a model's config.json names; None if it names none. Raises UserError for a damaged note."""
+    """The Columns saved in a model's config.json; None if it has none. Raises UserError for a damaged entry."""
     if note is None:
         return None
     known = {each.name for each in dataclasses.fields(Columns)}
@@ -60,7 +60,7 @@ def columns_of(note: dict[str, Any] | None) -> Columns | None:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table, and where it stands in its file."""
+    """A row of a table, and its place in the file."""
 
     values: dict
     place: str
@@ -68,14 +68,14 @@ class Row:
 
 @dataclass
 class Reading:
-    """A table that is read row by row, once."""
+    """A table that is read row by row, only once."""
 
     path: Path
     rows: Iterator[Row] = field(init=False)
     columns: tuple[str, ...] | None = None
     """None for JSON lines: each row has its own."""
     malformed: int = 0
-    """Rows with another number of fields than columns, left out by wish, so far."""
+    """Malformed rows (number of fields differs from the columns) skipped so far."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,16 @@ class Table:
     columns: tuple[str, ...]
     rows: list[Row]
     malformed: int = 0
-    """Rows with another number of fields than columns, left out by wish."""
+    """Malformed rows (number of fields differs from the columns) that were skipped."""
 
     def need(self, columns: tuple[str, ...], field: str) -> None:
-        """Raise UserError if columns are missing; `field` is what names other ones."""
+        """Raise UserError if columns are missing; `field`: the option with which the user names other columns."""
         if missing := [column for column in columns if column not in self.columns]:
             raise missing_columns(self.path, self.columns, {field: missing})
 
 
 def missing_columns(path: str | Path, found: tuple[str, ...], missing: dict[str, list[str]]) -> UserError:
-    """What is said of columns that a table lacks. missing: those that each field names."""
+    """The error for missing columns of a table. missing: option -> missing columns that it names."""
     fields = " and ".join(f"--{field}" for field in missing)
     names = list(dict.fromkeys(name for names in missing.values() for name in names))
     expected = f"one named {names[0]!r}" if len(names) == 1 else " and ".join(map(repr, names))
@@ -117,16 +117,16 @@ def open_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", s
     """Begin to read a table.
 
     Args:
-        path: .tsv or .txt (tabs, no quoting: the form of GLUE), .csv (quoted; between the fields commas, or semicolons
-            or tabs if the first line has them and no comma), .jsonl, .parquet; all but the last also with .gz behind.
+        path: .tsv or .txt (tabs, no quoting: the form of GLUE), .csv (quoted; separated by commas, or by semicolons or
+            tabs if the first line has them and no comma), .jsonl, .parquet; all but the last also with .gz appended.
         header: columns of a TSV file whose first line does not name the column `mark`; empty: the first line's.
-        skip_malformed: whether rows with another number of fields than columns are left out, and counted; None: they
-            cannot be, which is not offered then.
-        labels: those that are known before. Of classes that `datasets` has saved as numbers, rows have the names, or
-            the numbers if these are the labels (GLUE's SST-2). None: always the numbers.
+        skip_malformed: whether malformed rows (number of fields differs from the columns) are skipped and counted;
+            None: never, and the error message does not suggest it.
+        labels: labels known before. For classes saved as numbers by `datasets`, rows have the names, or the numbers if
+            these are the labels (GLUE's SST-2). None: always the numbers.
 
     Raises:
-        UserError: the file cannot be read or has no row; from the rows, too: one that does not fit.
+        UserError: the file cannot be read or has no row; also raised by the iterator, for a malformed row.
     """
     path = Path(path)
     kind = ending(path)
@@ -143,7 +143,7 @@ def open_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", s
     else:
         raise UserError(f"{path}: found the ending {kind!r}, expected .tsv, .csv, .jsonl or .parquet, or the folder of "
                         "a saved data set")
-    first = next(reading.rows, None)  # the columns of separated text are known from here on
+    first = next(reading.rows, None)  # reading the first row determines the columns of separated text
     if first is None:
         raise UserError(f"{path}: found no rows, expected examples")
     reading.rows = itertools.chain([first], reading.rows)
@@ -151,7 +151,7 @@ def open_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", s
 
 
 def ending(path: Path) -> str:
-    """The ending that says what a file is: the one before .gz, if that is the last."""
+    """The ending that determines the format: the one before .gz if that is the last."""
     return "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]).removesuffix(".gz")
 
 
@@ -161,7 +161,7 @@ def read_text(path: Path) -> str:
 
 
 def _lines(path: Path, newline: str) -> Iterator[str]:
-    """Lines of a UTF-8 file, .gz or plain, with what ends them: newline as for `open`. Raises UserError."""
+    """Lines of a UTF-8 file, .gz or plain, with their line ends; newline as for `open`. Raises UserError."""
     with readable_errors(path):
         try:
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline=newline
@@ -196,7 +196,7 @@ def _tabbed(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Records of a quoted file, each with its place: its number, and its last line where records have several."""
+    """Records of a quoted file, each with its place: its number, and its last line if records span several lines."""
     csv.field_size_limit(_LONGEST_FIELD)
     lines = _lines(path, "")
     first = next(lines, "")
@@ -212,13 +212,13 @@ def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _delimiter(first: str) -> str:
-    """What stands between the fields of a CSV file, from its first line: the comma, unless only another one does."""
+    """The delimiter of a CSV file by its first line: the comma, unless only another one occurs."""
     for delimiter in ",;\t":
         try:
             if len(next(csv.reader([first], delimiter=delimiter, strict=True), [])) > 1:
                 return delimiter
         except csv.Error:
-            pass  # what stands behind a quoted field is another one
+            pass  # delimiters only occur outside of quoted fields
     return ","
 
 
@@ -298,13 +298,13 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
 
 
 def _rows(path: Path, schema: pa.Schema, values: Iterator[dict], labels: tuple[str, ...] | None) -> Iterator[Row]:
-    """Rows of a typed table, whose classes by number have their names (open_table: labels)."""
+    """Rows of a typed table, with names for numbered classes (open_table: labels)."""
     named = {}
     for column, names in _class_names(schema).items():
         numbered = {str(number) for number in range(len(names))}
         if labels is None or numbered <= set(labels) and not set(names) <= set(labels):
             continue
-        named[column] = dict(enumerate(names)) | {-1: None}  # -1 is the library's word for no label
+        named[column] = dict(enumerate(names)) | {-1: None}  # -1 is `datasets`' value for no label
     for number, row in enumerate(values, 1):
         for column, known in named.items():
             value = row[column]
@@ -314,11 +314,11 @@ def _rows(path: Path, schema: pa.Schema, values: Iterator[dict], labels: tuple[s
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Names of the classes that columns hold by number, or lists of them, as `datasets` writes them into a schema."""
+    """Class names of columns with numbered classes, or lists of them, as `datasets` writes them into the schema."""
     written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     found = {}
     for column, feature in written.get("info", {}).get("features", {}).items():
-        if isinstance(feature, list):  # as older versions write lists
+        if isinstance(feature, list):  # lists as older versions write them
             (feature,) = feature
         elif feature.get("_type") in ("List", "LargeList", "Sequence"):
             feature = feature["feature"]

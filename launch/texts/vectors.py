@@ -12,7 +12,7 @@ VECTORS = "cloze_vectors"  # entry of a model's config.json: the fields of a Vec
 
 @dataclass(frozen=True)
 class Vectors:
-    """How a vector is made of those of the tokens of the last layer."""
+    """How the vectors of the tokens are pooled to the vector of a text."""
 
     pooling: Literal["cls", "mean", "max"] = "mean"
     """The vector of [CLS], or mean or maximum over all tokens, special ones included."""
@@ -21,5 +21,5 @@ class Vectors:
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Vectors (..., size) divided by their lengths; one of zeros stays so."""
+    """Vectors (..., size) divided by their norms; zero vectors stay zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

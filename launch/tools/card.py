@@ -20,7 +20,7 @@ from cloze.model.config import BertConfig
 from cloze.model.huggingface import OWN_MODEL_TYPE, load_note, load_pretrained
 from cloze.model.tasks import saved_class
 
-# Our class -> the hub's name of what it does, and the class of transformers that does it.
+# Our class -> the hub's name of its task, and the Auto class of transformers.
 _TASKS = {
     "BertForPreTraining": ("fill-mask", "AutoModelForMaskedLM"),
     "BertForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
@@ -30,17 +30,17 @@ _TASKS = {
     "BertForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),
 }
 _POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}  # ours -> sentence-transformers'
-# What nothing else has been learned on.
+# Classes without a head for a task.
 _ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForReplacedTokenDetection")
-# Local paths are private, and of no use to a user of the model.
+# Local paths are private and useless for users of the model.
 _PATHS = ("output", "data", "train_file", "validation", "test", "model", "tokenizer", "cache_dir", "init_from",
           "init_word_vectors")
 _NOT_SHOWN = ("data_cache",)
 
 
 def write_pooling(folder: Path) -> None:
-    """Let sentence-transformers make the vectors of `cloze predict embed`: as the model has learned it, else the mean
-    over all tokens. Only of encoders; the longest text is the longest that the model has learned from.
+    """Write the files with which sentence-transformers computes the same vectors as `cloze predict embed`: the model's
+    pooling, else the mean over all tokens; maximum length as in training. Only for encoders.
     """
     if saved_class(folder).__name__ not in _ENCODERS:
         return
@@ -60,13 +60,13 @@ def write_pooling(folder: Path) -> None:
 
 
 def card(run: Path, folder: Path, name: str, said: str) -> str:
-    """README.md of an exported model, as the hub reads it.
+    """The model card (README.md) of an exported model.
 
     Args:
-        run: what it is from: a run of pretraining or fine-tuning, or a model folder.
-        folder: what was exported.
-        name: of the folder, as it will be.
-        said: what was exported, in words.
+        run: source of the export: a pretraining or fine-tuning run, or a model folder.
+        folder: the exported folder.
+        name: final name of the folder.
+        said: description of what was exported.
     """
     own, kind = load_note(folder, "model_type") == OWN_MODEL_TYPE, saved_class(folder).__name__
     task, auto = _TASKS.get(kind, ("feature-extraction", "AutoModel"))
@@ -110,7 +110,7 @@ def _shape(config: BertConfig, folder: Path) -> str:
 
 
 def _measured(run: Path) -> str:
-    """Of a fine-tuning its results, of a pretraining the last evaluation."""
+    """Results of a fine-tuning, or the last evaluation of a pretraining."""
     if (run / "results.json").is_file():
         results = runs.read_fields(run / "results.json")
         files = {name: values for name, values in results.items() if isinstance(values, dict) and "examples" in values}
@@ -130,7 +130,7 @@ def _measured(run: Path) -> str:
 
 
 def _training(run: Path) -> str:
-    """Hashes of the data, what computed it, and every field that shaped it."""
+    """Hashes of the data, software and hardware, and every field that shaped the result."""
     rows = []
     for path in (run / runs.DATA, run / runs.SOFTWARE):
         if path.is_file():
@@ -139,7 +139,7 @@ def _training(run: Path) -> str:
     recipe = runs.read_fields(run / runs.CONFIG)
     recipe = {name: value for name, value in recipe.items()
               if name not in _NOT_SHOWN and (name not in _PATHS or isinstance(value, dict))}
-    for name in ("objective_options", "deepspeed"):  # of fields that are not ours
+    for name in ("objective_options", "deepspeed"):  # for fields of other versions
         if name in recipe:
             recipe[name] = _without_paths(recipe[name])
     if isinstance(mixture := recipe.get("data"), dict):
@@ -151,7 +151,7 @@ def _training(run: Path) -> str:
 
 
 def _without_paths(value: Any) -> Any:
-    """The same nest of dicts and lists, null in place of texts that may be paths."""
+    """Nested dicts and lists with texts that may be paths replaced by null."""
     if isinstance(value, dict):
         return {name: _without_paths(part) for name, part in value.items()}
     if isinstance(value, list):

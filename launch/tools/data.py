@@ -23,12 +23,12 @@ from cloze.pipeline.jobs.verifying import verify as verify_data
 from cloze.pipeline.jobs.vocabulary import train_vocabulary
 from cloze.pipeline.shards.manifest import Manifest
 
-_SECONDS_A_LINE = 30  # where no bar can be drawn
+_SECONDS_A_LINE = 30  # seconds between lines if no progress bar can be drawn
 _STYLES = {"plain": "", "special": "dim", "masked": "bold green", "random": "bold red", "kept": "bold yellow"}
 
 
 class Bars:
-    """A bar for each stage on a terminal, or else a line every half minute, as in a job's log; remarks. On stderr."""
+    """Progress on stderr: a bar for each stage on a terminal, else a line every half minute; and remarks."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -88,7 +88,7 @@ def _rates(seconds: float, documents: int, tokens: int) -> str:
 
 
 def vocab(config: PrepareConfig) -> None:
-    """Train a vocabulary and say what it is."""
+    """Train a vocabulary and print its size and fingerprint."""
     began = time.monotonic()
     with Bars() as bars:
         tokenizer = train_vocabulary(config, bars)
@@ -98,7 +98,7 @@ def vocab(config: PrepareConfig) -> None:
 
 
 def prepare(config: PrepareConfig) -> None:
-    """Prepare a corpus and show what it became."""
+    """Prepare a corpus and print its statistics."""
     began = time.monotonic()
     with Bars() as bars:
         manifest = prepare_data(config, bars)
@@ -131,7 +131,7 @@ def inspect(config: InspectConfig) -> None:
 
 
 def verify(config: VerifyConfig) -> None:
-    """Hash everything again. Raises UserError that names what is damaged."""
+    """Hash all files again. Raises UserError naming the damaged ones."""
     with Bars() as bars:
         checked, damaged = verify_data(config, bars)
     for line in damaged:

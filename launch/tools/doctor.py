@@ -25,12 +25,12 @@ from cloze.pipeline.stores.places import is_url, to_place
 
 EXIT_PROBLEM = 2
 _VERDICTS = ("skipped", "ok", "warning", "problem")
-# Where each examination of a rank runs into its time limit, the others wait as long as all of them together.
+# If all checks of a rank run into their time limits, the other ranks wait for the sum of the limits.
 _PATIENCE = 7
 
 
 def doctor(config: DoctorConfig) -> int:
-    """Examine, print the table on rank 0 and return the exit status: 2 if there is a problem on any rank."""
+    """Run all checks, print the table on rank 0 and return the exit status: 2 if there is a problem on any rank."""
     if is_url(config.output):
         raise UserError(f"output: found {config.output}, expected a folder: a run tries an object store at its start")
     environment = read_environment()
@@ -53,7 +53,7 @@ def doctor(config: DoctorConfig) -> int:
         examiner.device = device
         work_on(device)
         examiner.run("device", lambda: doctor_checks.device(device))
-        # Kept by one process of each machine: they share the file.
+        # Saved by one process per machine, since processes share the file.
         keeps = environment.local_rank == 0
         examiner.run("matrix product", lambda: doctor_checks.matrix_product(device, keeps))
         examiner.run("memory bandwidth", lambda: doctor_checks.memory_bandwidth(device, keeps))
@@ -70,20 +70,20 @@ def doctor(config: DoctorConfig) -> int:
     together = None if device is None else _together(examiner, config, environment, device, timeout)
     findings = examiner.findings if together is None else together
     failed = any(finding.verdict == "problem" for finding in findings)
-    # A rank that did not reach the collective prints its own findings.
+    # A rank that failed before the collective prints its own findings.
     _print(console if together else Console(), findings)
     if together:
-        distributed.barrier()  # a launcher that sees one process fail ends the others, rank 0 before it has printed
+        distributed.barrier()  # a launcher ends all processes when one fails, rank 0 possibly before it has printed
     if examiner.hangs:
         sys.stdout.flush()
-        os._exit(EXIT_PROBLEM)  # threads that never return would hold up a regular end
+        os._exit(EXIT_PROBLEM)  # threads that never return would block a normal exit
     distributed.shutdown()
     return EXIT_PROBLEM if failed else 0
 
 
 def _together(examiner: _Examiner, config: DoctorConfig, environment: Environment, device: torch.device,
               timeout: datetime.timedelta) -> list[Finding] | None:
-    """What only all ranks together can find, and the findings of all of them as one list; None if that failed."""
+    """Run the collective checks, and merge the findings of all ranks; None if that failed."""
     gathered: list[str] = []
 
     def together() -> list[Finding]:
@@ -102,17 +102,17 @@ def _together(examiner: _Examiner, config: DoctorConfig, environment: Environmen
 
 
 class _Examiner:
-    """Runs examinations, each with a time limit, and collects what they find."""
+    """Runs checks with a time limit each, and collects their findings."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self.device: torch.device | None = None  # of this rank, when it is known
+        self.device: torch.device | None = None  # device of this rank, when it is known
         self.findings: list[Finding] = []
         self.hangs = False
 
     def run(self, check: str, examine: Callable[[], list[Finding]], seconds: float | None = None,
             advice: str = "") -> bool:
-        """Whether the examination came to an end; one that fails or does not answer in time is a problem found."""
+        """Run a check; returns whether it ended in time. A failure or timeout is recorded as a problem."""
         seconds = seconds or self._seconds
         found: list[Finding] = []
         errors: list[Exception] = []
@@ -140,8 +140,8 @@ class _Examiner:
 
 
 def merged(ranks: list[list[Finding]]) -> list[Finding]:
-    """One finding a check out of those of all ranks, with whose it is: every problem, else the worst verdict and of
-    equal ones the lowest measure.
+    """Merge the findings of all ranks to one per check, naming the rank: all problems, else the worst verdict, of equal
+    ones the lowest measure.
     """
     result = []
     checks = dict.fromkeys(finding.check for findings in ranks for finding in findings)

@@ -80,7 +80,7 @@ def versions() -> list[Finding]:
 
 
 def device(device: torch.device) -> list[Finding]:
-    """What this process computes on, and the memory there."""
+    """The device of this process, and its memory."""
     if device.type == "cpu":
         free = available_bytes()
         room = "" if free is None else f", {free / _GIB:.1f} GiB memory free"
@@ -96,7 +96,7 @@ def device(device: torch.device) -> list[Finding]:
 
 
 def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
-    """The rate of a large matrix product; kept for plans and, where no data sheet says it, for the MFU of runs."""
+    """The rate of a large matrix product; saved for plans and, without a data sheet, for the MFU of runs."""
     rates = measure_flops(device, torch.bfloat16, torch.float32)
     bf16, fp32 = rates.values()
     kept = keep_measured(device, rates) if keep else rates
@@ -115,7 +115,7 @@ def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
 
 
 def memory_bandwidth(device: torch.device, keep: bool) -> list[Finding]:
-    """The rate of a long copy in the device's memory; kept for `cloze plan`, with those of a layer's kernels."""
+    """The rate of a long copy in the device's memory; saved for `cloze plan`, with the rates of a layer's kernels."""
     rates = {dtype: measure_kernels(device, dtype) for dtype in (torch.bfloat16, torch.float32)}
     for dtype, measured in rates.items():
         if keep:
@@ -132,7 +132,7 @@ def memory_bandwidth(device: torch.device, keep: bool) -> list[Finding]:
 
 
 def shared_memory(device: torch.device | None, world_size: int) -> list[Finding]:
-    """/dev/shm, through which processes of one machine talk to each other."""
+    """/dev/shm, through which processes of one machine communicate."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
         return []  # macOS has none
@@ -145,7 +145,7 @@ def shared_memory(device: torch.device | None, world_size: int) -> list[Finding]
 
 
 def output(folder: Path, rank: int) -> list[Finding]:
-    """The run's folder: room, locks, and a file that is written, synced and read back."""
+    """The output folder: free space, locks, and a file that is written, synced and read back."""
     path = folder / f".doctor-rank-{rank:05d}"
     content = os.urandom(1 << 20)
     with readable_errors(folder):
@@ -180,7 +180,7 @@ def output(folder: Path, rank: int) -> list[Finding]:
 
 
 def data(folder: Place, rank: int, world_size: int, seconds: float) -> list[Finding]:
-    """The prepared folder: its manifest, and this rank's part of the shards against their hashes, as time allows."""
+    """The prepared folder: its manifest, and the hashes of this rank's part of the shards, as far as time allows."""
     manifest = Manifest.load(folder)
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     began, checked, damaged = time.monotonic(), 0, []
@@ -203,7 +203,7 @@ def data(folder: Place, rank: int, world_size: int, seconds: float) -> list[Find
 
 
 def processes(environment: Environment, device: torch.device) -> Finding:
-    """How many processes on how many machines, and what they talk through. Collective."""
+    """Number of processes and machines, and their communication backend. Collective."""
     hosts = set(distributed.gather_texts(platform.node(), device))
     through = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if device.type == "cuda" else "gloo"
     return Finding("processes", f"{environment.world_size} on {len(hosts)} machine{'s' * (len(hosts) > 1)}, started "
@@ -211,7 +211,7 @@ def processes(environment: Environment, device: torch.device) -> Finding:
 
 
 def clock(device: torch.device, world_size: int) -> list[Finding]:
-    """How far the clocks of the ranks differ. Collective."""
+    """Difference between the clocks of the ranks. Collective."""
     if world_size == 1:
         return [Finding("clock", "one process alone has nothing to compare", "skipped")]
     skews = []
@@ -228,7 +228,7 @@ def clock(device: torch.device, world_size: int) -> list[Finding]:
 
 
 def collective(device: torch.device, world_size: int) -> list[Finding]:
-    """Whether a sum over all ranks is right, and how fast. Collective."""
+    """Correctness and speed of a sum over all ranks. Collective."""
     if world_size == 1:
         return [Finding("all-reduce", "found one process, expected several to add up over", "skipped")]
     size = _REDUCED_BYTES[device.type]
@@ -251,7 +251,7 @@ def collective(device: torch.device, world_size: int) -> list[Finding]:
 
 
 def shared_folder(folder: Path, environment: Environment) -> list[Finding]:
-    """Whether all machines see one and the same output folder. Collective."""
+    """Whether all machines share the output folder. Collective."""
     path = folder / f".doctor-seen-{environment.rank:05d}"
     with suppress(OSError):  # `output` has said why; here the others must not wait for this rank, and miss its file
         path.touch()

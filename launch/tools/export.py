@@ -32,8 +32,8 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def export(config: ExportConfig) -> int:
-    """Write config.json, model.safetensors, the tokenizer's files, a model card and, for encoders, how a text's vector
-    is made; with `onnx` a graph. Returns the exit status.
+    """Write config.json, model.safetensors, the tokenizer's files, a model card and, for encoders, the pooling; with
+    `onnx` also a graph. Returns the exit status.
     """
     console = Console()
     # "." has no name of its own; beside a run in a store nothing can be put
@@ -71,7 +71,7 @@ def export(config: ExportConfig) -> int:
 
 
 def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
-    """The model folder of a checkpoint of pretraining; returns what it was."""
+    """Write the model folder of a pretraining checkpoint; returns a description of it."""
     model_config = _generator_config(run) if config.generator else runs.model_config(run)
     part = GENERATOR if config.generator else ""
     steps, weights = read_run_average(run, config.average, config.step, console.warn, part=part, ema=config.ema)
@@ -88,7 +88,7 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
 
 
 def _generator_config(run: Path) -> BertConfig:
-    """Shape of the generator that a run trains beside its model. Raises UserError if it trains none."""
+    """Configuration of the generator of a run with replaced_tokens. Raises UserError for other runs."""
     given = runs.fields_of(run)
     if given.get("objective") != "replaced_tokens":
         raise UserError(f"generator: found true with {run}, a run with objective {given.get('objective', 'masked')}, "
@@ -100,7 +100,7 @@ def _generator_config(run: Path) -> BertConfig:
 
 
 def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
-    """The model folder that a fine-tuning has left, or that `run` is; returns what it was."""
+    """Copy the model folder of a fine-tuning run, or the folder `run`; returns a description of it."""
     source = runs.model_folder(run)
     if not (source / "config.json").is_file():
         raise UserError(f"run: found neither a run nor a model in {run}, expected the folder of a run of cloze "

@@ -20,7 +20,7 @@ from cloze.pipeline.extras import how_to_install
 
 GRAPH, DESCRIPTION = "model.onnx", "onnx.json"
 
-# Names of what each architecture gives, as in transformers.
+# Names of the outputs of each architecture, as in transformers.
 _OUTPUTS = {
     "BertModel": {"last_hidden_state": "last_hidden_state", "pooled_output": "pooler_output"},
     "BertForPreTraining": {"prediction_logits": "prediction_logits", "next_sentence_logits": "seq_relationship_logits"},
@@ -37,11 +37,11 @@ _MEANINGS = {
     "attention_mask": "1 for tokens, 0 for padding, which stands at the end",
     "token_type_ids": "{} up to the first [SEP], then {}",
 }
-_TOLERANCE = 1e-4  # of the check; the order of sums differs between torch and onnxruntime
+_TOLERANCE = 1e-4  # tolerance of the check; the order of sums differs between torch and onnxruntime
 
 
 class _Padded(nn.Module):
-    """Padded tensors in, a tuple of tensors out."""
+    """A model with padded tensors as inputs and a tuple of tensors as output."""
 
     model: InFolders
 
@@ -68,15 +68,14 @@ def check_installed() -> None:
 
 
 def write_onnx(folder: Path) -> None:
-    """Write model.onnx and onnx.json, which says what goes in and comes out, how long texts are cut or answers found,
-    into a model folder.
+    """Write model.onnx and onnx.json (inputs, outputs, truncation of texts, decoding of answers) into a model folder.
 
-    Batch and length (and choices) may be any at run time. What onnxruntime gives for a batch of unequal lengths is
-    compared with torch's outputs before.
+    Batch size, length and number of choices are dynamic. First the outputs of onnxruntime for a batch of unequal
+    lengths are compared with torch's.
 
     Raises:
         UserError: the extra is missing, or the outputs differ.
-        ModelError: the model is of a class that we lack.
+        ModelError: the model's class is not supported.
     """
     check_installed()
     cls = saved_class(folder)

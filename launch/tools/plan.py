@@ -25,7 +25,8 @@ _GIB = 2**30
 
 
 def plan(config: PlanConfig, environment: Environment) -> None:
-    """Print the estimate, and write it as JSON where asked. One process does; `environment` is that of the command."""
+    """Print the estimate, and write it as JSON if requested. Runs in one process; `environment` is that of the command.
+    """
     estimator = make_estimator(config)
     stage = config.zero.stage
     step = estimator.step(stage, estimator.micro_batch_size(stage))
@@ -36,10 +37,10 @@ def plan(config: PlanConfig, environment: Environment) -> None:
 
 
 def make_estimator(config: PlanConfig) -> Estimator:
-    """What estimates the steps of this run.
+    """The Estimator of this run's steps.
 
     Raises:
-        UserError: nothing was measured of this device, or processes leave a rest of the batch.
+        UserError: there are no measurements of this device, or the batch is not a multiple of the processes.
     """
     BatchArithmetic.of(config.train, config.gpus)
     precise = config.train.precision == "fp32"
@@ -69,7 +70,7 @@ def _lengths(config: PlanConfig) -> Lengths:
 
 
 def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> dict:
-    """What the JSON file holds."""
+    """Content of the JSON file."""
     machine, gpus = estimator.cluster.machine, config.gpus
     seconds = estimator.seconds_of_run(step)
     hours = seconds / 3600
@@ -167,13 +168,14 @@ def _stage_row(stage: int, found: dict) -> tuple[str, ...]:
             f"{found['tokens_per_second']:,.0f}")
 
 
-# A stage that is faster by less is none to change to: the estimate knows no better.
+# A stage is recommended only if it is faster by more than this share, the accuracy of the estimate.
 _WORTH = 1.05
 
 
 def _advice(stage: int, figures: dict) -> str | None:
-    """What to set if another ZeRO stage is faster, as in large worlds, where at stage 0 each device updates all
-    weights; None: nothing."""
+    """Advice if another ZeRO stage is faster, as at large world sizes, where at stage 0 each device updates all
+    weights; else None.
+    """
     stages, fastest = figures["stages"], figures["fastest_stage"]
     rates = {number: found.get("tokens_per_second", 0.0) for number, found in stages.items()}
     if stage not in rates or rates[fastest] < _WORTH * rates[stage]:
@@ -185,7 +187,9 @@ def _advice(stage: int, figures: dict) -> str | None:
 
 
 def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: dict) -> str | None:
-    """What is said if the largest micro-batch is a device's whole share of the batch and a larger one would fit."""
+    """A line if the largest micro-batch is a device's whole share of the batch although a larger one would fit; else
+    None.
+    """
     share, stage = math.gcd(*config.train.batch_sizes.values()) // config.gpus, config.zero.stage
     reached = config.gpus > 1 and figures["largest_micro_batch_size"] == share
     if not reached or not estimator.fits(estimator.memory(stage, 2 * share)):
@@ -195,7 +199,7 @@ def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: dict) -
 
 
 def _assumed(config: PlanConfig, estimator: Estimator) -> str:
-    """What the figures rest on, in one paragraph."""
+    """The assumptions of the estimate in one paragraph."""
     machine, lengths = estimator.cluster.machine, estimator.lengths
     said = [f"products at most {machine.best_product:.0%} of the peak",
             f"memory at {machine.bandwidth / 1e9:,.0f} GB/s"]

@@ -19,7 +19,7 @@ from cloze.launch.system.ranks import Children, shell_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text, readable_errors
 
-# Small enough that the 465 KB fill a few thousand samples; rare words become pieces.
+# Small enough that 465 KB of text give a few thousand samples; rare words are split into pieces.
 VOCAB_SIZE, MAX_LENGTH, MASK_SETS = 2048, 64, 10
 MAX_STEPS = 1200
 BLANKS = (
@@ -30,7 +30,7 @@ BLANKS = (
 
 
 class _Stopped(Exception):
-    """A signal has stopped it; `status`: to end with, that of the step which was at work."""
+    """A signal has stopped the quickstart; `status`: exit status, that of the active step."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -41,7 +41,7 @@ class Quickstart:
     """Runs one step after another; a step whose result exists is skipped, with a message.
 
     Args:
-        children: starts the commands, and ends them with this process.
+        children: starts the commands; they end with this process.
     """
 
     def __init__(self, config: QuickstartConfig, children: Children) -> None:
@@ -52,7 +52,7 @@ class Quickstart:
         self.began = time.monotonic()
 
     def step(self, title: str, done: Path | None, *command: str) -> None:
-        """Run a command and show it as a person would type it; UserError if it fails, _Stopped if it was stopped."""
+        """Print and run a command; UserError if it fails, _Stopped if it was stopped."""
         self.console.say(f"\n== {title}" + (" (done before)" if done and done.exists() else ""))
         if done and done.exists():
             return
@@ -73,11 +73,11 @@ class Quickstart:
 
     @staticmethod
     def _resolve(command: tuple[str, ...]) -> list[str]:
-        """`cloze` of this very environment, whether it is activated or not."""
+        """Use the `cloze` of this environment, whether it is activated or not."""
         return [sys.executable, "-m", *command]
 
     def corpus(self) -> str:
-        """The language reference of this Python, one document a topic, as JSON lines."""
+        """Write the language reference of this Python as JSON lines, one document per topic."""
         path = self.output / "corpus.jsonl"
         if not path.exists():
             from pydoc_data.topics import topics
@@ -88,11 +88,11 @@ class Quickstart:
         return str(path)
 
     def pretrain(self, data: str, run: Path) -> None:
-        """Train to the half, stop with a signal as a scheduler would, and continue with the same command."""
+        """Train half of the steps, stop by a signal as a scheduler would, and continue with the same command."""
         command = (
             "cloze", "pretrain", "--config", "tiny", "--processes", str(self.processes()),
             "--data", data, "--output", str(run),
-            # A text so small is learned by heart: no dropout, and a rate that only a tiny model stands.
+            # The model should memorize the small text: no dropout, and a learning rate for a tiny model.
             "--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
             "--train.learning_rate", "5e-3", "--train.max_steps", str(MAX_STEPS), "--schedule.warmup_steps", "100",
             "--train.log_every_steps", "100", "--evaluation.every_steps", "300",
@@ -128,7 +128,7 @@ class Quickstart:
         return runs.read_status(run).get("state")
 
     def processes(self) -> int:
-        """As many as wished, or as there are GPUs."""
+        """The number of processes in the configuration, at most the number of GPUs if there are any."""
         if device_type() == "cpu":
             return self.config.processes
         import torch
@@ -166,7 +166,7 @@ class Quickstart:
 
 
 def quickstart(config: QuickstartConfig) -> int:
-    """Run the whole chain; returns the exit status, after a signal that of the step which it stopped."""
+    """Run the whole chain; returns the exit status, after a signal that of the stopped step."""
     with Children() as children:
         try:
             return Quickstart(config, children).run()

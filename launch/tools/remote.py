@@ -1,5 +1,4 @@
-"""The code that an export of a shape that transformers lacks has beside it, so that transformers loads it without
-Cloze.
+"""Exports of models that transformers lacks: the code beside the weights, with which transformers loads them.
 
 It is the model floor itself, which imports torch alone: each file as `cloze_NAME.py`, whose imports name its
 neighbours, and two files that give it the inputs and outputs of transformers (`remote_code/`).
@@ -30,7 +29,7 @@ _HEADS = {
 
 
 def write_remote_code(folder: Path) -> None:
-    """Give a model folder in our own format the code with which transformers loads it; others need none."""
+    """Add the code with which transformers loads it to a model folder in our own format; other folders need none."""
     if load_note(folder, "model_type") != OWN_MODEL_TYPE:
         return
     floor = Path(cloze.model.__file__).parent

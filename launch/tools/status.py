@@ -1,5 +1,4 @@
-"""`cloze runs` and `cloze status`: how runs stand, from the files in their folders, or from what they have sent to an
-object store, from any machine.
+"""`cloze runs` and `cloze status`: state, step, speed and time left of runs, from their folders or an object store.
 
 Nothing is locked and nothing written: a job that starts at the same time is not affected.
 """
@@ -29,7 +28,7 @@ from cloze.pipeline.stores.scratch import scratch_folder
 _SILENT_SECONDS = 120.0
 _NEWEST_PIECES = 64  # of metrics.jsonl in a store: half an hour of them
 _TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
-_LINES_BEFORE = 10  # shown of what was there already, as `tail` does
+_LINES_BEFORE = 10  # number of existing lines shown first, as in `tail`
 _LONG_PHASE_SECONDS = 30.0
 # Phases of heartbeats (launch/run/heartbeat.py) in words.
 _PHASES = {"start": "starting", "evaluate": "evaluating", "save": "saving", "data": "waiting for data",
@@ -39,7 +38,7 @@ _ENDED = {"complete": 0, "requeue": 75, "failed": 2}  # state -> exit status, as
 
 @dataclass(frozen=True)
 class RunState:
-    """How a run stands; None is what its files do not say."""
+    """State of a run; None for what its files do not contain."""
 
     run: str
     state: str
@@ -61,11 +60,11 @@ class RunState:
 
 
 def read_run(folder: Path, now: float | None = None, shown: str | None = None) -> RunState:
-    """How a run of pretraining or of fine-tuning stands.
+    """Read the state of a pretraining or fine-tuning run.
 
     Args:
         now: seconds since the epoch; None: the clock's.
-        shown: what it is called; None: its folder.
+        shown: displayed name; None: its folder.
 
     Raises:
         UserError: the folder holds no run.
@@ -95,10 +94,10 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
 
 
 class _Stored:
-    """A run in a store as a folder of this machine, which `look` renews.
+    """A local copy of a run's state in a store, updated by `look`.
 
     Args:
-        curves: another folder, for all that the run's curves are made of.
+        curves: an additional folder for the run's TensorBoard events.
     """
 
     def __init__(self, place: StorePath, curves: Path | None = None) -> None:
@@ -106,7 +105,7 @@ class _Stored:
         self._reader = LogReader(place, None if curves else _NEWEST_PIECES)
 
     def look(self) -> None:
-        """Copy what says how the run stands, and its curves."""
+        """Copy the run's state and curves."""
         fetch_objects(self.place, (runs.CONFIG, runs.SOFTWARE), self.folder)
         if not (self.folder / runs.CONFIG).exists():
             raise UserError(f"{self.place}: found no run there, expected one of `cloze pretrain`; look at the name")
@@ -163,7 +162,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def list_runs(config: RunsConfig) -> int:
-    """`cloze runs`: a line for each run in a folder; returns the exit status."""
+    """`cloze runs`: print a line for each run in a folder; returns the exit status."""
     states = _read_all(config.folder)
     columns = "run", "state", "step", "loss", "validation", "tokens/s", "MFU", "left", "heartbeat", "restarts"
     Console().table(config.folder, columns, [_row(each, config.folder) for each in states])
@@ -174,7 +173,8 @@ def list_runs(config: RunsConfig) -> int:
 
 
 def show_status(config: StatusConfig) -> int:
-    """`cloze status`: how one run stands; with `follow` the last lines of its metrics and every new one until it ends.
+    """`cloze status`: print the state of one run; with `follow` the last lines of its metrics and every new one until
+    it ends.
 
     Returns:
         The exit status: 0, and with `follow` that of the run's end: 0 complete, 75 requeue, 2 failed.
@@ -207,10 +207,10 @@ def show_status(config: StatusConfig) -> int:
 
 
 class _Tail:
-    """The lines of a growing metrics.jsonl, each once; of one that is met, or was replaced by a resume, the last few.
+    """Follows a growing metrics.jsonl; of a file that is new or was replaced by a resume it returns the last few lines.
 
     Args:
-        made_anew: whether every look finds another file with the same beginning.
+        made_anew: whether the file is rewritten each time with the same beginning.
     """
 
     def __init__(self, path: Path, made_anew: bool) -> None:
@@ -218,7 +218,7 @@ class _Tail:
         self._file, self._seen = -1, 0
 
     def lines(self) -> list[dict]:
-        """The new ones. A last one that is being written, or was cut short, is left for later."""
+        """New lines. An incomplete last line is left for later."""
         try:
             with open(self._path, "rb") as file:
                 found = os.fstat(file.fileno())
@@ -250,7 +250,7 @@ def _row(state: RunState, folder: str) -> tuple[str, ...]:
 
 
 def _heartbeats(folder: Path) -> list[dict]:
-    """What the processes of a run have last written of themselves."""
+    """The newest heartbeats of a run's processes."""
     found = []
     for path in (folder / runs.HEARTBEATS).glob("rank-*.json"):
         try:
@@ -262,7 +262,7 @@ def _heartbeats(folder: Path) -> list[dict]:
 
 
 def _phase(beats: list[dict], now: float) -> str | None:
-    """What the processes do, the most frequent first; and for how long, where it takes long."""
+    """Phases of the processes, the most frequent first, with the time of long ones."""
     counts = sorted(Counter(_PHASES.get(beat["phase"], beat["phase"]) for beat in beats).items(),
                     key=lambda each: (-each[1], each[0]))
     shown = ", ".join(f"{phase} ({count})" if len(counts) > 1 else phase for phase, count in counts)

@@ -16,12 +16,12 @@ from cloze.launch.system import distributed
 class WeightAverage:
     """After each step average = decay × average + (1 - decay) × weights, in fp32, of the optimizer's masters.
 
-    Each process keeps the parts that it updates: at `zero.stage` 0 all, above a share.
+    Each process keeps the average of the weights that it updates: at `zero.stage` 0 of all, above of its partition.
 
     Args:
         decay: 0 to below 1.
         warmup: whether the decay of step n is at most (1 + n) / (10 + n), as in tf.train.ExponentialMovingAverage, so
-            that drawn weights are soon forgotten.
+            that the random initial weights soon have no influence.
     """
 
     def __init__(self, engine: Engine, decay: float, warmup: bool) -> None:
@@ -35,21 +35,21 @@ class WeightAverage:
         return self._engine.zero_optimization_stage()
 
     def begin(self) -> None:
-        """Start from the weights as they are, unless it has begun."""
+        """Start the average from the current weights, unless it has begun."""
         if self._averages:
             return
         sizes = {name: getattr(each, "ds_numel", each.numel()) for name, each in self._engine.module.named_parameters()}
         for name, start, fragment in master_fragments(self._engine):
-            part = fragment.flatten()[:max(0, sizes[name] - start)]  # at stage 3 the last may end in padding
+            part = fragment.flatten()[:max(0, sizes[name] - start)]  # at stage 3 the last part may end in padding
             if len(part):
                 self._masters.append(part)
                 self._starts[name], self._averages[name] = start, part.float().clone()
 
     def load(self, folder: Path, rank: int | None) -> bool:
-        """Go on from a checkpoint's average; False, and from the weights as they are, if it holds none.
+        """Load the average of a checkpoint. If it has none, start from the current weights and return False.
 
         Args:
-            rank: of this process; None: another number of processes has saved it.
+            rank: rank of this process; None: the checkpoint was saved at another world size.
         """
         self.begin()
         if not has_average(folder):
@@ -64,11 +64,11 @@ class WeightAverage:
         return True
 
     def update(self, step: int, skipped: torch.Tensor) -> None:
-        """Take the weights after a step in.
+        """Update the average with the weights after a step.
 
         Args:
-            step: steps made, this one among them.
-            skipped: float64 (1,), 1 if it has changed nothing, which no host waits for.
+            step: steps made, including this one.
+            skipped: float64 (1,), 1 for an overflow step, which changed nothing; the host does not wait for it.
         """
         if not self._masters:
             return
@@ -80,7 +80,7 @@ class WeightAverage:
         torch._foreach_add_(averages, differences)
 
     def files(self, rank: int) -> dict[str, dict]:
-        """What this process adds to a checkpoint, by the names of files."""
+        """Contents of the files that this process adds to a checkpoint, by file name."""
         sharded = self._stage > 0
         if rank and not sharded:
             return {}
@@ -93,8 +93,8 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The engine's model has the averages for its weights within, and its own ones behind, bit for bit. Collective,
-        also within at stage 3.
+        """Context in which the engine's model has the averages as its weights; afterwards it has its own again, bit for
+        bit. Collective; at stage 3 the forwards within are collective too.
         """
         parameters = {name: each for name, each in self._engine.module.named_parameters() if each.requires_grad}
         kept = {} if self._stage == 3 else {name: each.detach().clone() for name, each in parameters.items()}
@@ -102,19 +102,19 @@ class WeightAverage:
         try:
             yield
         finally:
-            if self._stage == 3:  # what DeepSpeed partitions is what it makes of its masters after each step
+            if self._stage == 3:  # DeepSpeed makes the partitioned weights from its master weights after each step
                 self._put(parameters, dict(zip(self._averages, self._masters, strict=True)))
             with torch.no_grad():
                 for name, before in kept.items():
                     parameters[name].copy_(before)
 
     def _put(self, parameters: dict[str, torch.nn.Parameter], parts: dict[str, torch.Tensor]) -> None:
-        """Give the parameters the values of which each process has its parts."""
+        """Set the parameters to the values whose parts are distributed over the processes."""
         for name, parameter in parameters.items():
             whole = torch.zeros(getattr(parameter, "ds_numel", parameter.numel()), device=self._engine.device)
             if name in parts:
                 start = self._starts[name]
                 whole[start:start + len(parts[name])] = parts[name]
             if self._stage:
-                distributed.reduce_sum(whole)  # of parts that do not overlap
+                distributed.reduce_sum(whole)  # a sum of parts that do not overlap
             set_parameter(self._engine, parameter, whole)

@@ -15,7 +15,7 @@ from cloze.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as a callback sees it."""
+    """The facts of a run that a callback can read."""
 
     model: nn.Module
     """In training mode, with its weights after the last step; one that `zero.stage` 3 partitions is whole in forward
@@ -31,28 +31,29 @@ class RunView:
 
 
 class Callback:
-    """Watches a run. A subclass overrides what it wants to hear of.
+    """Watches a run. A subclass overrides the methods for the events that it needs.
 
-    The constructor is called once in every process, before the processes are joined, with the configuration of the run.
-    Each method is called in every process at the same step, so that it may do what all have to do together (a forward
-    of the model at `zero.stage` 3); what is to be said or written once is rank 0's. An exception ends the run, one of
-    `cloze.pipeline.errors.UserError` with its one line. Time in a method is time of the run.
+    The constructor is called once in every process, before the process group exists, with the configuration of the run.
+    Each method is called in every process at the same step, so that it may make collective calls (a forward of the
+    model at `zero.stage` 3); only rank 0 should print and write. An exception ends the run, a
+    `cloze.pipeline.errors.UserError` with a one-line message. Time spent in a method is time of the run.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
     def on_start(self, run: RunView) -> None:
-        """Before the first step of this part of the run: of a run that goes on, `run.state` is where."""
+        """Before the first step of this start; in a resumed run `run.state` has the step."""
 
     def on_step(self, run: RunView) -> None:
-        """After a step was made, or queued on the GPU: a method that reads a tensor waits for it."""
+        """After a step was made, or queued on the GPU: reading a tensor waits for the GPU."""
 
     def on_log(self, run: RunView, scalars: Mapping[str, float]) -> Mapping[str, float] | None:
-        """Each `train.log_every_steps`, with what is to be logged: `train/loss`, `speed/tokens_per_second`, ...
+        """Every `train.log_every_steps` steps, with the scalars to be logged: `train/loss`, `speed/tokens_per_second`,
+        ...
 
         Returns:
-            further scalars by name, which go to the same curves, the same in every process; or None.
+            additional scalars by name, which are logged too, the same in every process; or None.
         """
 
     def on_evaluation(self, run: RunView, scalars: Mapping[str, float]) -> Mapping[str, float] | None:
@@ -63,14 +64,15 @@ class Callback:
         """
 
     def on_end(self, run: RunView, complete: bool) -> None:
-        """After the last checkpoint was written; complete: whether no step is left, or it was stopped before."""
+        """After the last checkpoint was written; complete: whether the run is complete rather than stopped early."""
 
 
 def with_more(callbacks: Sequence[Callback], method: str, run: RunView, scalars: dict[str, float]) -> dict[str, float]:
-    """The scalars with those that `on_log` or `on_evaluation` of the callbacks return; each sees those before it.
+    """The scalars, extended by those that `on_log` or `on_evaluation` of the callbacks return; each callback gets the
+    scalars of the earlier ones too.
 
     Raises:
-        UserError: something else than numbers by name is returned.
+        UserError: a callback returned anything but numbers by name.
     """
     for callback in callbacks:
         returned = getattr(callback, method)(run, scalars)

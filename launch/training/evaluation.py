@@ -1,4 +1,4 @@
-"""Means of an objective over validation samples."""
+"""Evaluation during training: losses and other means of an objective over validation samples."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cloze.launch.training.objective import MeasuredObjective
 class ValidationSet:
     """Held-out samples of one folder.
 
-    name: behind a slash in its curves; None: it is the only one of the run's data, and stands for it. pooled: whether
-    it counts in the values without a name. batches: makes an iterator of micro-batches, as many on every rank.
+    name: suffix of its curves, after a slash; None: the only set of the run's data. pooled: whether it counts in the
+    values without a suffix. batches: makes an iterator of micro-batches, the same number on every rank.
     """
 
     name: str | None
@@ -29,11 +29,11 @@ class ValidationSet:
 @torch.no_grad()
 def evaluate(engine: Engine, objective: MeasuredObjective, batches: Callable[[], Iterable[dict]], device: torch.device,
              beat: Callable[[], None]) -> dict[str, float]:
-    """`loss`, and whatever else the objective measures, by name. Collective.
+    """`loss` and the objective's other measures by name. Collective.
 
     Args:
-        batches: makes an iterator of micro-batches, as many on every rank.
-        beat: called after each of them.
+        batches: makes an iterator of micro-batches, the same number on every rank.
+        beat: called after each micro-batch.
     """
     return evaluate_sets(engine, objective, [ValidationSet(None, True, batches)], device, beat)
 
@@ -41,15 +41,15 @@ def evaluate(engine: Engine, objective: MeasuredObjective, batches: Callable[[],
 @torch.no_grad()
 def evaluate_sets(engine: Engine, objective: MeasuredObjective, sets: Sequence[ValidationSet], device: torch.device,
                   beat: Callable[[], None]) -> dict[str, float]:
-    """`loss`, and whatever else the objective measures, by name: over all pooled sets, each token and each pair counted
-    alike, and as `NAME/SET` of each set that has a name. Collective.
+    """`loss` and the objective's other measures by name: over all pooled sets, with equal weight for each token and
+    each pair, and as `NAME/SET` for each named set. Collective.
 
     Args:
         beat: called after each micro-batch.
     """
     engine.eval()
     sums = torch.zeros(len(sets), len(objective.NAMES), dtype=torch.float64, device=device)
-    # The loss of a part needs the whole's counts, which only the end knows: means come from the sums.
+    # The counts of the whole set are known only at the end: means are computed from sums.
     ones = torch.ones(len(objective.TERMS), dtype=torch.float64, device=device)
     for row, each in zip(sums, sets, strict=True):
         for micro_batch in each.batches():

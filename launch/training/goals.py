@@ -13,10 +13,10 @@ from cloze.pipeline.errors import UserError
 def evaluated(config: EvaluationConfig, state: TrainState, scalars: dict[str, float], weights_step: int) -> TrainState:
     """The state after an evaluation of the weights of step `weights_step` that gave these `validation/...` scalars.
 
-    A best value by another metric, from before the configuration was changed, counts for nothing.
+    A best value of another metric, from before the configuration was changed, is ignored.
 
     Raises:
-        UserError: evaluation.metric is none of them.
+        UserError: evaluation.metric is not among them.
     """
     name = f"validation/{config.metric}"
     if name not in scalars:
@@ -30,10 +30,10 @@ def evaluated(config: EvaluationConfig, state: TrainState, scalars: dict[str, fl
 
 
 def completion(config: RunConfig, state: TrainState) -> str | None:
-    """Why a run is complete, or None if it has to go on.
+    """Why a run is complete, or None if it must continue.
 
     Args:
-        config: with the sections train and evaluation of launch/config/.
+        config: configuration of the run; its sections train and evaluation are read.
     """
     evaluation, best = config.evaluation, state.best_value
     if state.best_metric == evaluation.metric and best is not None:
@@ -47,7 +47,7 @@ def completion(config: RunConfig, state: TrainState) -> str | None:
 
 
 def ending(train: TrainConfig, state: TrainState) -> str | None:
-    """Why a run is at its end, whatever came of it, or None."""
+    """Why a run has reached its length (steps or time budget), or None."""
     if train.budget_seconds is not None and state.seconds >= train.budget_seconds:
         return f"the time budget of {train.time_budget_hours:g} hours is used up"
     if state.step >= train.max_steps:

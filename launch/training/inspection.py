@@ -27,9 +27,10 @@ def layer_of(parameter: str) -> str:
 
 
 class Inspector:
-    """Watches an optimizer step from inside: every process its own fragments of the master weights, then one reduction.
+    """Measures an optimizer step: each process measures its own fragments of the master weights, followed by one
+    reduction.
 
-    The norms are of the fp32 master weights and of the gradients as they reach the optimizer, before clipping.
+    The norms are those of the fp32 master weights and of the gradients as the optimizer gets them, before clipping.
     """
 
     def __init__(self, engine: Engine, device: torch.device, world_size: int) -> None:
@@ -41,7 +42,7 @@ class Inspector:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Around the last micro-step of a batch, with its reductions and its update."""
+        """Context for the last micro-step of a batch, with its reductions and its update."""
         if self._fragments is None:
             self._fragments = self._locate()
         self._squares = {layer: torch.zeros(3, dtype=torch.float64, device=self._device)
@@ -56,17 +57,19 @@ class Inspector:
                 hook.remove()
 
     def scalars(self) -> dict[str, float]:
-        """Of the watched step, by layer: gradient_norm, weight_norm, update_ratio (update over weight). Collective."""
+        """For the watched step, by layer: gradient_norm, weight_norm, update_ratio (update norm / weight norm).
+        Collective.
+        """
         squares = distributed.reduce_sum(torch.stack(list(self._squares.values())))
         if not self._engine.zero_optimization():
-            squares = squares / self._world_size  # every process has counted the whole
+            squares = squares / self._world_size  # every process has counted whole tensors
         scalars = {}
         if self._world_size > 1:
             scalars["speed/communication_share"] = self._communication_share
         norm, limit = float(self._engine.get_global_grad_norm() or 0.0), self._engine.gradient_clipping()
         if not math.isfinite(norm):  # the step was skipped
             return scalars
-        # What clipping has multiplied the gradients by.
+        # The factor by which clipping has scaled the gradients.
         clipped = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
         for layer, (gradient, weight, update) in zip(self._squares, squares.sqrt().tolist(), strict=True):
             scalars[f"gradient_norm/{layer}"] = gradient / clipped
@@ -75,7 +78,7 @@ class Inspector:
         return scalars
 
     def _locate(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Layer, offset and length of every fragment that this process has, by the storage that it lies in."""
+        """Layer, offset and length of every fragment on this process, by the storage that contains it."""
         found: dict[int, list[tuple[str, int, int]]] = {}
         for name, _, tensor in master_fragments(self._engine):
             place = tensor.untyped_storage().data_ptr()
@@ -90,13 +93,13 @@ class Inspector:
                 if tensor.grad is None:
                     continue
                 weight, gradient = tensor.detach().flatten(), tensor.grad.flatten()
-                # A small group may leave a process nothing but padding.
+                # A process's part of a small group may be only padding.
                 for layer, start, length in self._fragments.get(tensor.untyped_storage().data_ptr(), ()):
                     start -= tensor.storage_offset()
                     yield layer, weight[start:start + length], gradient[start:start + length]
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        # Activations are free by now: the copy does not raise the peak of memory.
+        # The activations are freed by now: the copy does not raise the peak memory.
         self._weights = []
         for layer, weight, gradient in self._parts(optimizer):
             self._weights.append(weight.clone())
@@ -128,7 +131,7 @@ class Inspector:
         finally:
             profiler.stop()
         results: Any = profiler.profiler
-        # Its raw events: making `profiler.events()` of them takes longer than a small model's step.
+        # The raw events: converting them by `profiler.events()` takes longer than a small model's step.
         spans = [(event.start_ns(), event.start_ns() + event.duration_ns())
                  for event in results.kineto_results.events() if event.name().startswith(_COMMUNICATION)]
         self._communication_share = _covered(spans) / 1e9 / seconds

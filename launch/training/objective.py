@@ -13,15 +13,16 @@ class TrainingObjective(Protocol):
 
     @property
     def NAMES(self) -> tuple[str, ...]:
-        """What the sums of a call hold, in this order; the first is the loss."""
+        """Names of the sums of a call, in their order; the first is the loss."""
 
     @property
     def STEP_SEED(self) -> bool:
-        """Whether the model's forward takes a `step_seed` in training, the same for all of a step."""
+        """Whether the model's forward takes a `step_seed` in training, the same for all micro-batches of a step."""
 
     @property
     def whole_batch(self) -> bool:
-        """Whether it is a WholeBatchObjective, shown the outputs of all micro-batches before the first backward."""
+        """Whether it is a WholeBatchObjective, which gets the outputs of all micro-batches before the first backward.
+        """
 
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:
         """This rank's divisors, to be summed over the ranks before the first backward."""
@@ -30,55 +31,55 @@ class TrainingObjective(Protocol):
         """A micro-batch's share of the loss, (), and its sums, float64 (len(NAMES),).
 
         Args:
-            output: what the model has returned for the micro-batch.
+            output: output of the model for the micro-batch.
             totals: (divisors,) float64, `counts` summed over the ranks.
         """
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
-        """Curves beside the loss, by name, of the sums of several steps over all ranks."""
+        """Curves besides the loss by name, from the sums of several steps over all ranks."""
 
 
 @runtime_checkable
 class WholeBatchObjective(Protocol):
-    """An objective whose loss needs more of the whole batch than sums."""
+    """An objective whose loss needs the outputs of the whole batch, such as a contrastive loss."""
 
     def see(self, outputs: Sequence[Any], totals: torch.Tensor) -> None:
         """Take the outputs of all micro-batches of this rank, before the first backward. Collective.
 
         Args:
-            outputs: in the order of the micro-batches.
-            totals: as of a call.
+            outputs: outputs in the order of the micro-batches.
+        totals: as in `__call__`.
         """
 
 
 class MeasuredObjective(TrainingObjective, Protocol):
-    """An objective that is also measured on validation data."""
+    """An objective that is also evaluated on validation data."""
 
     @property
     def TERMS(self) -> tuple[str, ...]:
-        """Names of its parts."""
+        """Names of the terms of the loss."""
 
     def total(self, means: Mapping[str, float]) -> float:
-        """The loss, of its parts' means by name."""
+        """The loss, computed from the means of its terms by name."""
 
 
 class SourceSums(Protocol):
-    """What measures each source of a mixture by itself (launch/pretrain/sources.py)."""
+    """Statistics per source of a mixture (implemented in launch/pretrain/sources.py)."""
 
     @property
     def num_sums(self) -> int:
         """Length of `sums`."""
 
     def sums(self, output: Any, micro_batch: dict, sources: torch.Tensor) -> torch.Tensor:
-        """Of a micro-batch, float64 (num_sums,).
+        """Sums over a micro-batch, float64 (num_sums,).
 
         Args:
-            output: what the model has returned for it.
-            sources: (B,) of its samples.
+            output: output of the model for the micro-batch.
+        sources: (B,) source of each sample.
         """
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
-        """Curves by name, of the sums of several steps over all ranks."""
+        """Curves by name, from the sums of several steps over all ranks."""
 
     def progress(self, position: int) -> dict[str, float]:
         """How far each source has been read at a position of the stream, by name."""

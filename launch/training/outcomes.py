@@ -1,5 +1,4 @@
-"""Outcomes of steps that are not read from the device yet: sums since the last log line, and the last step whose
-weights are known to be good."""
+"""Steps whose outcome (good or overflow step) is not known yet, the last good state, sums since the last log line."""
 
 from __future__ import annotations
 
@@ -14,15 +13,17 @@ from cloze.launch.checkpoint import TrainState
 
 
 class Awaited(Protocol):
-    """Numbers that are on their way from the device."""
+    """Numbers that are being copied from the device."""
 
     def take(self) -> list[float]:
-        """The numbers, once they are here."""
+        """The numbers; waits for the copy."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step that is done, or queued on the device: how it went, and what a checkpoint after it would hold."""
+    """A step that is done or queued on the device: whether it was skipped, and the state that a checkpoint after it
+    would hold.
+    """
 
     skipped: Awaited
     """Whether its loss or gradient was infinite or NaN."""
@@ -37,12 +38,13 @@ class Step:
 
 
 class Outcomes:
-    """Steps whose outcome is not known yet, the state after the last good one, and what was saved.
+    """Steps whose outcome is not known yet, the state after the last good step, and the last saved state.
 
     Args:
-        size: of the window.
-        most_skipped: skipped steps in a row after which the run is to be given up.
-        keeps_skipped: whether a skipped step changes what a checkpoint holds, as in fp16, whose loss scale it lowers.
+        size: number of sums in the window.
+        most_skipped: consecutive skipped steps after which the run must end.
+        keeps_skipped: whether a skipped step changes the state of a checkpoint, as in fp16, where it lowers the loss
+            scale.
         on_skip: called with each skipped step.
     """
 
@@ -63,20 +65,20 @@ class Outcomes:
         return self._good
 
     def begin(self, state: TrainState) -> None:
-        """Take this state, and the window as it is, for those after a good step."""
+        """Set the good state to this state and the current window."""
         self._good = state, self.window.clone()
 
     def add(self, skipped: Awaited, state: TrainState, position: int) -> None:
-        """A step was queued, whose sums are in the window; the state is that after it."""
+        """Add a queued step: its sums are in the window, and `state` is the state after it."""
         self._pending.append(Step(skipped, state, self.window.clone(), position))
 
     def look(self, state: TrainState, leave: int = 0) -> tuple[TrainState, Step | None]:
-        """Look at the outcomes, oldest first: the state with its skipped steps counted; and the step at which there
-        were too many in a row, or None.
+        """Read the outcomes, oldest first; returns the state with the skipped steps counted, and the step at which
+        there were too many in a row, or None.
 
         Args:
-            leave: newest steps left for later: the last one may still be running on a GPU, which the host need not
-                await.
+            leave: number of newest steps to leave for later: the last one may still run on a GPU, and the host need not
+                wait for it.
         """
         failed = None
         while len(self._pending) > leave:
@@ -91,11 +93,10 @@ class Outcomes:
             if not skipped:
                 self.skipped_in_a_row = 0
             if self.skipped_in_a_row == self._most_skipped:
-                failed, leave = step, 0  # newer steps are in the weights, if they were good
+                failed, leave = step, 0  # read the newer steps too: if they were good, the weights include them
         return state, failed
 
     def changed(self, state: TrainState) -> None:
-        """Keep what a checkpoint would hold up to date with a state that changed between steps, if the last step was a
-        good one."""
+        """Update the good state after a change between steps (such as an evaluation), if the last step was good."""
         if self._good[0].step == state.step:
             self.begin(state)

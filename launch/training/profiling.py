@@ -11,7 +11,8 @@ FOLDER = "profile"
 
 
 class StepProfiler:
-    """Records the steps from `steps[0]` to `steps[1]` of one rank into RUN/profile/; does nothing where it is empty."""
+    """Records the steps from `steps[0]` to `steps[1]` of one rank into RUN/profile/; does nothing if `steps` is empty.
+    """
 
     def __init__(self, run: Path, steps: list[int], rank: int, device: torch.device) -> None:
         self._folder, self._steps, self._rank = run / FOLDER, steps, rank
@@ -36,19 +37,20 @@ class StepProfiler:
             start_quietly(self._profiler)
 
     def after(self, step: int) -> None:
-        """Call after it."""
+        """Call after the optimizer step number `step`."""
         if self.running and step >= self._steps[1]:
             self.close()
 
     def close(self) -> None:
-        """Write what was recorded, if anything is being recorded."""
+        """Write the trace, if one is being recorded."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
 
 
 def start_quietly(profiler: torch.profiler.profile) -> None:
-    """Start a profiler without torch 2.12's warning that later cycles forget earlier ones: of one there are none."""
+    """Start a profiler without torch 2.12's warning that later cycles overwrite earlier ones: there is only one cycle.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
         profiler.start()

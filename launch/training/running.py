@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -33,22 +32,24 @@ from cloze.launch.system.environment import (
     record_collectives,
 )
 from cloze.launch.system.software import software
+from cloze.launch.training.averaging import WeightAverage
+from cloze.launch.training.callbacks import Callback
+from cloze.launch.training.objective import SourceSums, TrainingObjective
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.schedules import describe
 from cloze.launch.training.trainer import Trainer
 from cloze.model.attention import select_kernel
 from cloze.pipeline.errors import UserError
 
-# What a rank's last collectives are written to, beside its heartbeat, when one of NCCL's has timed out; its number
-# follows.
+# File for a rank's last collectives, beside its heartbeat, when a collective of NCCL times out; the rank is appended.
 COLLECTIVES = "collectives-rank-"
 EXIT_COMPLETE = 0
-BUILDING = "building the model and DeepSpeed's engine"  # said before what may take long without a word
+BUILDING = "building the model and DeepSpeed's engine"  # printed before a phase that may take long without output
 
 
 @dataclass(frozen=True)
 class Process:
-    """This process of a run: which one it is, what it computes on, and how it shows that it lives."""
+    """This process of a run: its rank, device, console and heartbeat."""
 
     environment: Environment
     device: torch.device
@@ -58,7 +59,7 @@ class Process:
     """The run in an object store that the folder stands for."""
 
     def shown(self, config: RunConfig) -> RunConfig:
-        """The configuration with the output that was asked for."""
+        """The configuration with the output as the user gave it."""
         return _shown(config, self.stored)
 
 
@@ -69,16 +70,16 @@ def _shown(config: RunConfig, stored: StoredRun | None) -> RunConfig:
 @contextmanager
 def joined(config: RunConfig, facts: runs.Facts, environment: Environment, console: Console,
            stored: StoredRun | None = None) -> Iterator[tuple[Process, StopRequest]]:
-    """Within, this process holds the run's folder and has joined the other processes. Gives this process, and what asks
-    it to stop.
+    """Context in which this process holds the run's folder and has joined the process group; yields the Process and the
+    StopRequest.
 
     Args:
-        config: of the run, for this number of processes.
-        facts: hashes of what the run reads, which do not change from start to start (runs.check_folder).
-        stored: the run in an object store that the configuration's output stands for.
+        config: configuration of the run at this world size.
+        facts: hashes of the inputs of the run, which must not change between starts (runs.check_folder).
+        stored: the run in an object store, if the local output folder represents one.
 
     Raises:
-        UserError: the folder holds another run, or another job is at work there.
+        UserError: the folder holds another run, or another job uses it.
     """
     output = Path(config.output)
     runs.check_folder(config, facts, None if stored is None else str(stored.place))
@@ -90,7 +91,8 @@ def joined(config: RunConfig, facts: runs.Facts, environment: Environment, conso
     main = environment.is_main
     with runs.locked(output) if main else nullcontext(), runs.recording_failure(output) if main else nullcontext():
         fetch = stored.fetch_heartbeats if stored else None
-        with Heartbeat(output, environment, config.monitor, fetch=fetch) as heartbeat:  # names a rank that doesn't join
+        # reports a rank that doesn't join
+        with Heartbeat(output, environment, config.monitor, fetch=fetch) as heartbeat:
             if config.train.deterministic:
                 keep_products_deterministic()
             if device_type() == "cuda":
@@ -103,20 +105,20 @@ def joined(config: RunConfig, facts: runs.Facts, environment: Environment, conso
 
 
 def exit_status(complete: bool) -> int:
-    """Of a run that is complete, or was asked to stop before."""
+    """Exit status of a run that is complete or was stopped early."""
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
 def open_checkpoints(config: RunConfig, facts: runs.Facts, process: Process
                      ) -> tuple[CheckpointManager, int | None, bool]:
-    """The run's checkpoints, the step to go on from (None: start), and whether another number of processes saved it.
+    """The run's checkpoints, the step to resume from (None: a new run), and whether it was saved at another world size.
 
     Args:
-        facts: hashes that a resume compares (runs.check_folder).
+        facts: hashes of the inputs, which a resume compares (runs.check_folder).
 
     Raises:
-        UserError: checkpoint.resume demands or forbids a checkpoint, there are only damaged ones, or the newest good
-            one is of another run.
+        UserError: checkpoint.resume requires or forbids a checkpoint, all are damaged, or the newest good one belongs
+        to another run.
     """
     folder, keep_last = Path(config.output) / runs.CHECKPOINTS, config.checkpoint.keep_last
     if process.stored:
@@ -138,10 +140,10 @@ def open_checkpoints(config: RunConfig, facts: runs.Facts, process: Process
 
 
 def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | None:
-    """Step to go on from, agreed by all ranks, or None to start."""
+    """Step to resume from, agreed by all ranks, or None for a new run."""
     step = checkpoints.agree_on_latest()
     found = step is not None or bool(checkpoints.steps())
-    some = distributed.from_main(found, checkpoints.device)  # as rank 0 sees a shared folder
+    some = distributed.from_main(found, checkpoints.device)  # as rank 0 sees the shared folder
     policy = config.checkpoint.resume
     if policy == "required" and step is None:
         raise UserError(f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
@@ -159,34 +161,40 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
 
 
 def make_trainer(config: RunConfig, process: Process, engine: Engine, checkpoints: CheckpointManager, *, facts: dict,
-                 more: dict | None = None, **parts: Any) -> Trainer:
+                 objective: TrainingObjective, flops: Callable[[dict], float], more: dict | None = None,
+                 evaluate: Callable[[Callable[[], None]], dict[str, float]] | None = None,
+                 callbacks: Sequence[Callback] = (), sources: SourceSums | None = None,
+                 average: WeightAverage | None = None) -> Trainer:
     """A trainer at step 0.
 
     Args:
-        facts: hashes that a resume compares; kept in every checkpoint, with all fields that shape the result.
-        more: further plain values kept in every checkpoint.
-        parts: objective, evaluate, flops, sources and average of Trainer.
+        facts: hashes of the inputs; saved in every checkpoint, with all fields that shape the result.
+        more: additional plain values saved in every checkpoint.
+
+    The other arguments are those of Trainer.
     """
     environment, device = process.environment, process.device
     profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
     return Trainer(config, engine=engine, checkpoints=checkpoints, console=process.console, environment=environment,
                    device=device, heartbeat=process.heartbeat, profiler=profiler,
                    facts={"zero_stage": config.zero.stage, "config_hash": runs.config_hash(config),
-                          "shaping": runs.shaping_of(config, facts), **facts, **(more or {})}, **parts)
+                          "shaping": runs.shaping_of(config, facts), **facts, **(more or {})},
+                   objective=objective, evaluate=evaluate, flops=flops, callbacks=callbacks, sources=sources,
+                   average=average)
 
 
 def resume(trainer: Trainer, step: int | None) -> None:
-    """Put the trainer where the checkpoint of that step was saved, if there is one."""
+    """Load the checkpoint of a step into the trainer; does nothing for None."""
     if step is not None:
         trainer.resume(step)
         trainer.console.say(f"resumed from step {step} of {trainer.train.max_steps}")
 
 
 def origin_of_rate(given: float | str, size: int) -> str:
-    """Where the peak rate is from.
+    """How the peak learning rate was chosen, in words.
 
     Args:
-        given: what the user has said, or auto.
+        given: the user's value, or auto.
         size: parameters of the encoder's layers.
     """
     if given != AUTO:
@@ -197,11 +205,11 @@ def origin_of_rate(given: float | str, size: int) -> str:
 
 def training_facts(config: RunConfig, process: Process, engine: Engine, epochs: str, rate: str = ""
                    ) -> list[tuple[str, str]]:
-    """Rows of the table at the start: what follows from the configuration, read off live objects.
+    """Rows of the table printed at the start, read from the engine and the trainer.
 
     Args:
-        epochs: what the run's steps amount to.
-        rate: where the peak rate is from; empty: that has been said.
+        epochs: length of the run in epochs, in words.
+        rate: how the peak rate was chosen; empty: printed already.
     """
     train, world_size = config.train, process.environment.world_size
     at_most = "" if train.time_budget_hours is None else "at most "
@@ -230,22 +238,23 @@ def _live_kernel(engine: Engine, device: torch.device) -> str:
 
 @dataclass
 class Record:
-    """What a run tells while it goes on."""
+    """The record of a run in progress: its metrics, and whether it is complete."""
 
     metrics: MetricsWriter | None
     """On rank 0."""
     complete: bool = False
-    """Whether no step, and nothing after the last one, is left; set by the caller."""
+    """Whether all steps and the work after the last one are done; set by the caller."""
 
 
 @contextmanager
 def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: StoredRun | None = None
              ) -> Iterator[Record]:
-    """Around training: the run's metrics and description, and its status, at the end by `complete` of the record.
+    """Context around training that writes the run's metrics, description and status; the final status follows from
+    `complete` of the record.
 
     Args:
-        stop: in force within.
-        stored: the run in an object store that the folder stands for.
+        stop: entered within this context.
+        stored: the run in an object store, if the folder represents one.
     """
     output, shown = Path(config.output), _shown(config, stored)
     main = trainer.environment.is_main
@@ -262,12 +271,13 @@ def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: Sto
             yield record
             if metrics:
                 runs.set_status(output, "complete" if record.complete else "requeue", trainer.saved_step)
-                if stored:  # while all wait: torchrun may end this process as soon as another has left
+                if stored:  # before the barrier: torchrun may end this process as soon as another one exits
                     stored.ship_last(partial(trainer.heartbeat.beat, trainer.state.step, "save"))
             trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if record.complete else
                                 f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
-            # All leave together, and with signals still noted: torchrun ends the others as soon as one has left with
-            # the status of a stop, and the templates go by what rank 0 has written and people by what it has said.
+            # All ranks leave together, with signals still recorded: torchrun ends the others as soon as one exits with
+            # the status of a stop, and rank 0 must have written the status that the job templates read and printed its
+            # last line.
             distributed.barrier()
     finally:
         if metrics:
@@ -275,7 +285,8 @@ def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: Sto
 
 
 def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> MetricsWriter:
-    """The writer of a run that resumes at the trainer's step; trackers get its configuration, data and software."""
+    """The MetricsWriter of a run that begins at the trainer's step; trackers get its configuration, data and software.
+    """
     facts = runs.flatten(asdict(config)) | runs.read_fields(output / runs.DATA)
     facts |= {f"software.{name}": value for name, value in software().items()}
     facts |= {"hardware.device": device_name(trainer.engine.device),

@@ -10,14 +10,14 @@ from cloze.launch.config import ScheduleConfig, TrainConfig
 
 
 def warmup_steps(config: ScheduleConfig, end: float) -> int:
-    """Steps (with a time budget: seconds) of warmup of a run of `end`; 0 where tokens decide it."""
+    """Warmup in steps (with a time budget: seconds) of a run of length `end`; 0 with `warmup_tokens`."""
     if config.warmup_tokens is not None:
         return 0
     return round(config.warmup_share * end) if config.warmup_steps is None else config.warmup_steps
 
 
 class Progress(NamedTuple):
-    """How far a run is behind its warmup."""
+    """Progress of a run after its warmup."""
 
     at: float
     """The step, or the seconds used; at most `end`."""
@@ -39,30 +39,31 @@ SHAPES: dict[str, Callable[[ScheduleConfig, Progress], float]] = {
     "wsd": lambda config, run: run.left if config.decay_shape == "linear" else 1 - math.sqrt(1 - run.left),
     "exponential": lambda config, run: config.factor ** ((run.at - run.warmup) // config.factor_steps),
 }
-UNSCALED = ("constant", "inverse_sqrt", "exponential")  # which do not end at final_share
+UNSCALED = ("constant", "inverse_sqrt", "exponential")  # schedules that do not end at final_share
 
 
 def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -> float:
-    """Share of the peak rate, 0 to 1, that an optimizer step uses.
+    """Multiplier of the peak learning rate, 0 to 1, for an optimizer step.
 
     Args:
-        at: number of the step, from 0; with a time budget the seconds used before it.
-        end: steps of the run; with a time budget its seconds.
+        at: number of the step from 0; with a time budget the seconds used before it.
+        end: length of the run in steps; with a time budget in seconds.
         tokens: real tokens trained on before the step, for `warmup_tokens`.
 
-    The warmup rises from `initial_share` over `warmup` steps: from 0, step s uses s / warmup, so that step 0 moves
-    nothing, as in the BERT release (`optimization.py`). After it, with t = share of the remaining steps that is done:
+    The warmup rises from `initial_share` over `warmup` steps: from 0, step s uses s / warmup, so that step 0 changes
+    nothing, as in the BERT release (`optimization.py`). After it, with t = share of the steps after the warmup that are
+    done:
 
     | name         | multiplier                                                                           |
     |--------------|--------------------------------------------------------------------------------------|
     | linear       | 1 - t                                                                                |
     | cosine       | (1 + cos pi t) / 2                                                                   |
     | polynomial   | (1 - t)^power                                                                        |
-    | poly_nvidia  | (1 - at / end)^power: blind to the warmup, so that the rate drops at its end         |
+    | poly_nvidia  | (1 - at / end)^power: ignores the warmup, so that the rate drops at its end          |
     |              | (DeepLearningExamples, BERT `schedulers.py`; with power 1 the BERT release's own)    |
     | constant     | 1                                                                                    |
     | inverse_sqrt | sqrt(warmup / at) (Vaswani et al. 2017)                                              |
-    | wsd          | 1, and over the last decay_share of all steps down, linearly or as 1 - sqrt          |
+    | wsd          | 1, then decay over the last decay_share of all steps, linear or 1 - sqrt             |
     | exponential  | factor^floor((at - warmup) / factor_steps)                                           |
 
     All but constant, inverse_sqrt and exponential are scaled to end at final_share.

@@ -12,7 +12,7 @@ from cloze.launch.system.memory import peak_bytes
 
 
 def peak_memory(device: torch.device) -> float:
-    """Bytes of memory that this process has held at most: on a GPU since the last call, elsewhere since its start."""
+    """Peak memory of this process in bytes: on a GPU since the last call, elsewhere since its start."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -21,16 +21,17 @@ def peak_memory(device: torch.device) -> float:
 
 
 class Throughput:
-    """Counts what this rank does between two lines of metrics."""
+    """Counts this rank's tokens, FLOPs and times between two lines of metrics."""
 
     def __init__(self, device: torch.device, peak: float | None) -> None:
         """peak: FLOP/s of this process's device, if it is known."""
         self._device, self.peak = device, peak
         self.passes = Stopwatch(device)
-        """This rank's own work of each step: from where all ranks have met to its last backward, behind which they meet
-        again."""
+        """Time of this rank's own work in each step: from the synchronization of all ranks to its last backward, after
+        which they synchronize again.
+        """
         self.slow: tuple[int, float, float] | None = None
-        """Rank that took far longer than the others to be ready, its seconds a step, and the median's."""
+        """The rank that is far slower than the others, its seconds per step, and the median's."""
         self.reset()
 
     def reset(self) -> None:
@@ -42,22 +43,23 @@ class Throughput:
         self.flops = 0.0
 
     def exclude(self, seconds: float, phase: str) -> None:
-        """Leave out time that was not training: `evaluate` or `save`."""
+        """Exclude time that was not training: `evaluate` or `save`."""
         self._start += seconds
         if phase == "save":
             self._save_wait += seconds
 
     def wait(self, seconds: float) -> None:
-        """Time that the step loop waited for data."""
+        """Add time that the step loop waited for data."""
         self._data_wait += seconds
 
     def add(self, tokens: int) -> None:
-        """A step with so many real tokens of this rank; their FLOPs (model/flops.py) are added to `flops`."""
+        """Count a step with `tokens` real tokens on this rank; the caller adds their FLOPs (model/flops.py) to `flops`.
+        """
         self._steps += 1
         self.tokens += tokens
 
     def scalars(self) -> dict[str, float]:
-        """What the curves show of the steps since the last reset, over all ranks. Collective."""
+        """Curves of the steps since the last reset, over all ranks. Collective."""
         steps = max(1, self._steps)
         seconds = max(1e-9, time.perf_counter() - self._start)
         measured = torch.tensor([self.tokens, self.flops, seconds, self._data_wait, self._save_wait,
@@ -75,24 +77,27 @@ class Throughput:
         self.slow = _slowest((data_wait + passes) / steps)
         if save_wait.max() > 0:
             scalars["speed/checkpoint_wait_seconds"] = float(save_wait.max())
-        if peaks.min() > 0:  # every rank has its own machine's: what follows from the share must be the same on all
+        # each rank has measured its own machine's peak; decisions by the MFU must be the same on all ranks
+        if peaks.min() > 0:
             scalars["speed/mfu"] = float(flops.sum() / seconds.mean() / peaks.sum())
         return scalars
 
 
 def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
-    """Median over the ranks, and with several the extremes."""
+    """Median over the ranks, and with several ranks the minimum and maximum."""
     extremes = {f"{name}/min": float(values.min()), f"{name}/max": float(values.max())}
     return {name: float(values.quantile(0.5)), **(extremes if len(values) > 1 else {})}
 
 
-# How much longer than the median rank one takes to be ready for the others before it is called slow: what batches of
-# different lengths make of it stays below (docs/scaling.md, Measured: stragglers).
+# A rank is reported as slow if it takes this many times as long as the median rank; the variation by batches of
+# different lengths stays below (docs/scaling.md, Measured: stragglers).
 _SLOW = 1.3
 
 
 def _slowest(seconds: torch.Tensor) -> tuple[int, float, float] | None:
-    """The rank (seconds of each) that takes far longer than the median one, its seconds and the median's."""
+    """From the seconds of each rank: the rank that is far slower than the median, its seconds and the median's; else
+    None.
+    """
     rank, median = int(seconds.argmax()), float(seconds.quantile(0.5, interpolation="lower"))
     longest = float(seconds[rank])
     return (rank, longest, median) if longest > _SLOW * median else None

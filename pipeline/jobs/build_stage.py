@@ -1,5 +1,4 @@
-"""Stage 2 of preparation: from a range of document hashes to a shard: collect documents, build samples, draw masks,
-write."""
+"""Stage 2 of preparation: builds a shard from a range of document hashes: documents, samples, masks."""
 
 import base64
 import hashlib
@@ -20,17 +19,17 @@ from cloze.pipeline.shards.shards import write_shard
 from cloze.pipeline.storage import readable_errors, sha256_of
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 
-_COPIES = 0  # purposes of draws
+_COPIES = 0  # purposes of random draws
 _SAMPLES = 1
 _MASKS = 2
-_BEGINS = 1  # a mark, not an id
+_BEGINS = 1  # a marker, not a token id
 
 
 @dataclass(frozen=True)
 class BuildTask:
     """One shard of one split at one length: documents with low <= hash < high, for every pair set and mask set.
 
-    parts: by name those that hold these hashes, some hundred at most.
+    parts: names of the parts that hold these hashes, some hundred at most.
     """
 
     split: str
@@ -56,7 +55,7 @@ class BuildTask:
 
 @dataclass
 class ShardReport:
-    """What a task wrote and counted. unigrams (vocab_size,) uint32: how often each id is in the first pair set."""
+    """The shards and counts of a task. unigrams (vocab_size,) uint32: occurrences of each id in the first pair set."""
 
     shards: list[ShardInfo]
     counts: dict[str, int]
@@ -69,7 +68,7 @@ class ShardReport:
 
     @classmethod
     def load(cls, path: Place, output: Place) -> "ShardReport | None":
-        """The report of a complete task, whose shards below `output` are what it says; None if there is none."""
+        """The report of a complete task whose shards below `output` are intact; None if there is none."""
         if (content := load_report(path)) is None:
             return None
         content["shards"] = [ShardInfo(**shard) for shard in content["shards"]]
@@ -78,7 +77,8 @@ class ShardReport:
 
 
 def _is_whole(shard: ShardInfo, output: Place) -> bool:
-    """Of an object the size says it: it was written as a whole, and a store keeps what it has."""
+    """Whether a shard is complete. For an object in a store its size is enough, since objects are written atomically.
+    """
     path = output / shard.file
     if isinstance(path, StorePath):
         return (found := path.info()) is not None and found.size == shard.bytes
@@ -87,7 +87,7 @@ def _is_whole(shard: ShardInfo, output: Place) -> bool:
 
 
 def build(task: BuildTask) -> ShardReport:
-    """Run one task, or find that it is complete."""
+    """Run one task, unless it is complete."""
     if (complete := ShardReport.load(task.report_path, to_place(task.output))) is not None:
         return complete
     tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
@@ -129,9 +129,10 @@ def build(task: BuildTask) -> ShardReport:
 
 
 def _marks(documents: Documents) -> Documents:
-    """The same documents with _BEGINS for the first token of each sentence and 0 for others: what is built of them has
-    its marks where the samples have those tokens. Where the space before a word is a part of it, tokens don't say that
-    the first word of a line begins."""
+    """The documents with _BEGINS as the first token of each sentence and 0 as all others; samples built from them mark
+    the beginnings of sentences. Needed for tokenizers that include the space before a word: the first word of a line
+    has no space, so its token does not show that a word begins.
+    """
     marks = np.zeros_like(documents.tokens)
     starts = documents.sentence_offsets[:-1]
     marks[starts[starts < len(marks)]] = _BEGINS
@@ -139,7 +140,7 @@ def _marks(documents: Documents) -> Documents:
 
 
 def _number(key: tuple) -> tuple[int, ...]:
-    """A key of numbers and names as numbers, for numpy's seeding."""
+    """A key of numbers and names, as numbers for seeding numpy."""
     return tuple(int.from_bytes(part.encode(), "big") if isinstance(part, str) else part for part in key)
 
 
@@ -153,7 +154,7 @@ def _count(report: ShardReport, samples: Samples, masks: list[Masks], flow: dict
         "pairs_random": int((labels == 1).sum()),
     }
     if masks:
-        first = masks[0]  # stands for all: they are drawn alike
+        first = masks[0]  # representative of all mask sets, which have the same distribution
         counts = np.diff(first.offsets)
         originals = samples.input_ids[np.repeat(samples.offsets[:-1], counts) + first.positions]
         found["masked"] = len(first.ids)
@@ -165,8 +166,9 @@ def _count(report: ShardReport, samples: Samples, masks: list[Masks], flow: dict
 
 
 def collect(task: BuildTask, dtype: np.dtype) -> tuple[Documents, dict[str, int]]:
-    """The documents of a task in the order of their hash, duplicates and short ones left out; then, in the same
-    order, the further copies that weights ask for."""
+    """The documents of a task in the order of their hash, without duplicates and short ones; then, in the same order,
+    the additional copies by the sources' weights.
+    """
     tables = [parts.empty(dtype)]
     tables += parts.read_all(to_place(task.folder), task.parts, task.low, task.high, dtype)
     table = parts.joined(tables)
@@ -184,7 +186,7 @@ def collect(task: BuildTask, dtype: np.dtype) -> tuple[Documents, dict[str, int]
     }
     copies = _copies(task, table["source"][kept], table["hash_rest"][kept])
     counts["documents_with_copies"] = int(copies.sum())
-    # All first copies, then all second ones: a sample that crosses documents must not show two copies of one.
+    # All first copies, then all second copies: a sample across documents must not contain two copies of one.
     kept = np.concatenate([kept[:0], *(kept[copies > copy] for copy in range(copies.max(initial=0)))])
     sentences, tokens = table["sentences"], table["tokens"]
     sentence_starts = ragged.to_offsets(num_sentences)[:-1]
@@ -192,7 +194,7 @@ def collect(task: BuildTask, dtype: np.dtype) -> tuple[Documents, dict[str, int]
     lengths = ragged.gather(sentences, sentence_starts[kept], num_sentences[kept]).astype(np.int64)
     sentences_kept = num_sentences[kept]
     if task.preparation["samples"]["objective"] != "given_pairs" and not lengths.all():
-        # Lines of pairs may have an empty segment, which is no sentence to other objectives.
+        # Pairs may have an empty segment, which is not a sentence for other objectives.
         owner = np.repeat(np.arange(len(kept)), sentences_kept)[lengths > 0]
         sentences_kept = np.bincount(owner, minlength=len(kept))
         lengths = lengths[lengths > 0]
@@ -208,7 +210,9 @@ def collect(task: BuildTask, dtype: np.dtype) -> tuple[Documents, dict[str, int]
 
 
 def _copies(task: BuildTask, source: np.ndarray, hash_rest: np.ndarray) -> np.ndarray:
-    """Copies of each document: the whole part of its source's weight, and one more for a share given by its hash."""
+    """Number of copies of each document: the integer part of its source's weight, and one more by its hash for the
+    fraction.
+    """
     weight = np.array(task.weights)[source.astype(np.int64)]
     seed = hashlib.sha256(f"{task.preparation['seed']}/{_COPIES}".encode()).digest()
     mixed = hash_rest ^ np.uint64(int.from_bytes(seed[:8], "big"))

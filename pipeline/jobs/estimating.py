@@ -22,9 +22,9 @@ from cloze.pipeline.samples.masking import MaskingRules, draw_sets
 from cloze.pipeline.samples.samples import Documents, SampleBuilder
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-_READ_BYTES = 1 << 20  # of text: a block, of which reading takes as long as of its first document
-_SAMPLE_BYTES = 128 << 10  # of text that goes through both stages: some twenty milliseconds of work
-_RATIO_BYTES = 1 << 20  # of decompressed text, to learn what compression saves
+_READ_BYTES = 1 << 20  # bytes of text whose reading is timed: a block, the unit of reading
+_SAMPLE_BYTES = 128 << 10  # bytes of text that are run through both stages: some twenty milliseconds of work
+_RATIO_BYTES = 1 << 20  # bytes of decompressed text, to measure the compression ratio
 # Measured on English prose with next-sentence pairs (docs/performance.md): tokens in samples for each of the text,
 # bytes of a token in the shards and of its share of a mask set, and the time of stage 2 (which also collects documents
 # and writes) as a share of that of building samples and drawing masks; of stage 1 as a share of reading and encoding.
@@ -35,7 +35,7 @@ _STAGE_1, _STAGE_2 = 1.1, 1.5
 
 @dataclass(frozen=True)
 class Estimate:
-    """tokens of the text; seconds in all; bytes of the shards, and most bytes on disk while preparing."""
+    """tokens of the text; seconds in total; bytes of the shards, and peak bytes on disk while preparing."""
 
     tokens: int
     seconds: float
@@ -52,14 +52,15 @@ class Estimate:
 def estimate(
     config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile], tasks: list[list[Segment]]
 ) -> Estimate | None:
-    """From the first documents of the input; None if the size of a data set on the hub isn't known."""
+    """Estimate from the first documents of the input; None if the size of a data set on the hub isn't known."""
     if not all(file.size for file in files if file.format == "dataset"):
         return None
-    began = time.process_time()  # not the wall clock: workers are starting, and others may use the machine
+    # CPU time, not wall time: workers are starting, and other processes may use the machine
+    began = time.process_time()
     documents = list(_first(itertools.chain.from_iterable(map(read, tasks)), _READ_BYTES))
     reading = (time.process_time() - began) / max(1, sum(len(document.text) for document in documents))
     splitter = splitter_of(tasks[0][0].file, config)
-    head = (lambda text: text) if splitter == "pairs" else _head  # half a pair is none
+    head = (lambda text: text) if splitter == "pairs" else _head  # not half a pair
     sample = [(0, replace(each, text=head(each.text))) for each in _first(documents, _SAMPLE_BYTES)]
     size = sum(len(document.text) for _, document in sample)
     if not size:
@@ -83,13 +84,13 @@ def estimate(
     stage_1 = whole * (2 if tokenizer.vocab_size <= 1 << 16 else 4) * 1.1
     seconds = text_bytes * (_STAGE_1 * (reading + encoding / size) + _STAGE_2 * building / size * copies)
     seconds += weight * hashing / _READ_BYTES
-    exchanged = stage_1 > FILES_AT_ONCE * PART_BYTES  # then the parts are there twice for a while
+    exchanged = stage_1 > FILES_AT_ONCE * PART_BYTES  # the parts are on the disk twice for a while
     most = stage_1 + max(shard_bytes, stage_1 if exchanged else 0)
     return Estimate(int(whole), seconds / config.workers, int(shard_bytes), int(most))
 
 
 def _first(documents: Iterable[Document], size: int) -> Iterator[Document]:
-    """So many that they have `size` bytes."""
+    """The first documents, up to `size` bytes."""
     for document in documents:
         yield document
         size -= len(document.text)
@@ -102,7 +103,7 @@ def _head(text: bytes) -> bytes:
 
 
 def _timed(work: Callable) -> tuple:
-    """What some work gives, and the seconds it takes a core once words are known: the better one of two times."""
+    """Result of some work, and its seconds on a core with a filled table of words: the better of two times."""
     found, seconds = work(), []
     for _ in range(2):
         began = time.process_time()
@@ -133,7 +134,7 @@ def _build(config: PrepareConfig, tokenizer: Tokenizer, encoded: dict[str, np.nd
 
 
 def check_disk(found: Estimate, output: Path) -> None:
-    """Raise UserError if what is estimated doesn't fit beside what an interrupted run has written already."""
+    """Raise UserError if the disk has too little space, counting what an interrupted run has written already."""
     existing = output
     while not existing.exists():
         existing = existing.parent
@@ -147,7 +148,7 @@ def check_disk(found: Estimate, output: Path) -> None:
 
 
 def _expansion(file: InputFile) -> float:
-    """Decompressed bytes for each compressed one, at the beginning of a file that is compressed."""
+    """Ratio of decompressed to compressed bytes, at the beginning of a compressed file."""
     assert file.compression is not None, file.path
     try:
         return compression.expansion(file.path, file.compression, _RATIO_BYTES)

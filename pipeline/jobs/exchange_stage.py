@@ -1,12 +1,12 @@
-"""Between the stages: rounds in which tasks exchange documents, so that no task ever opens more than so many parts.
+"""Rounds between the stages that regroup documents by hash, so that no task opens more than FILES_AT_ONCE parts.
 
-Stage 1 leaves parts that each have documents of all hashes; a shard needs those of a few hashes, from every part. That
-is one open for each pair of part and shard, which is nothing for 10⁹ tokens and 5 × 10⁹ opens for 10¹². So, while more
-than `FILES_AT_ONCE` parts hold any one hash, a round divides the hashes further: parts are taken in groups of at most
-so many neighbours, and of each group as many new parts are made as it has, each with one of as many ranges of hashes.
-A round costs every document one more reading and writing, and divides the parts that hold a hash by the limit: no
-round up to some 15 × 10⁹ tokens, one up to 8 × 10¹². Which documents meet in a shard, and in which order, is decided
-by their hashes alone, so that rounds can't be seen in the result.
+Stage 1 writes parts with documents of all hashes; a shard needs those of a small range of hashes from every part. That
+is one open per pair of part and shard: few for 10⁹ tokens, but 5 × 10⁹ opens for 10¹². Therefore, while more than
+`FILES_AT_ONCE` parts hold any one hash, a round divides the hashes further: each group of at most that many
+neighbouring parts becomes the same number of new parts, each with one range of hashes. A round reads and writes every
+document once more, and divides the number of parts that hold a hash by the limit: no round up to some 15 × 10⁹ tokens,
+one up to 8 × 10¹². The documents of a shard and their order depend only on their hashes, so rounds do not change the
+result.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.tokenize_stage import part_name
 from cloze.pipeline.stores.places import to_place
 
-FILES_AT_ONCE = 512  # a group of parts of 64 MiB has 32 GiB then, of which a task takes one part's worth
-END = 1 << 64  # of the hashes
+FILES_AT_ONCE = 512  # a group of 64-MiB parts then has 32 GiB, of which a task takes the size of one part
+END = 1 << 64  # number of hashes
 
 
 class Layout:
-    """The parts after stage 1 and after each round, by arithmetic: nothing about them is stored.
+    """The parts after stage 1 and after each round, computed by arithmetic; nothing about them is stored.
 
-    counts: parts of each task of stage 1. At level k (0: after stage 1, k: after round k) the hashes are divided into
-    equal ranges, and each range is held by so many parts: `levels[k]` = (ranges, files). Parts are numbered, those of
-    a range one after another.
+    counts: number of parts of each task of stage 1. At level k (0: after stage 1, k: after round k) the hashes are
+    divided into equal ranges, each held by several parts: `levels[k]` = (ranges, files per range). Parts are numbered
+    range by range.
     """
 
     def __init__(self, counts: np.ndarray, limit: int = FILES_AT_ONCE):
@@ -51,21 +51,21 @@ class Layout:
 
     @staticmethod
     def prefix(level: int) -> str:
-        """With which the names of a level's parts begin, and no others."""
+        """Prefix of the names of a level's parts, and of no others."""
         return f"round-{level}-" if level else "task-"
 
     def tasks(self, parts: list[int]) -> list[int]:
-        """The tasks of stage 1 that make these parts of it."""
+        """The tasks of stage 1 that make these of its parts."""
         return np.unique(np.searchsorted(np.cumsum(self._counts), parts, side="right")).tolist()
 
     def bounds(self, level: int, part: int) -> tuple[int, int]:
-        """The hashes low <= hash < high that a part holds."""
+        """The range of hashes [low, high) of a part."""
         ranges, files = self.levels[level]
         number = part // files
         return number * END // ranges, (number + 1) * END // ranges
 
     def sources(self, level: int, part: int) -> range:
-        """The parts of the level before from which a round makes this one."""
+        """The parts of the previous level from which a round makes this one."""
         (before, files), (ranges, groups) = self.levels[level - 1 : level + 1]
         number, group = divmod(part, groups)
         first = number // (ranges // before) * files
@@ -80,7 +80,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class ExchangeTask:
-    """One part of a round: the documents with low <= hash < high of its sources. tokens: their dtype, by name."""
+    """A task of a round, which makes one part: the documents of its sources with low <= hash < high. tokens: name of
+    their dtype.
+    """
 
     folder: str
     name: str
@@ -91,7 +93,7 @@ class ExchangeTask:
 
 
 def exchange(task: ExchangeTask) -> tuple[int, int]:
-    """Run one task; documents and tokens of the part that it made."""
+    """Run one task; returns the number of documents and tokens of the part."""
     folder, dtype = to_place(task.folder), np.dtype(task.tokens)
     tables = [parts.empty(dtype)]
     tables += parts.read_all(folder, task.sources, task.low, task.high, dtype)

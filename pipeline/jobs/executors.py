@@ -23,10 +23,10 @@ from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 
-# Tasks that are handed to an executor at once: enough for four on each of a thousand cores, and few enough that their
-# descriptions (some 15 kB where a task reads 512 parts) take no memory to speak of, here or in Dask's scheduler.
+# Tasks that are submitted to an executor at once: enough for four on each of a thousand cores, and few enough that
+# their descriptions (some 15 kB for a task that reads 512 parts) take little memory, here or in Dask's scheduler.
 _IN_FLIGHT = 4096
-_CONNECT_SECONDS = 20  # a scheduler that is there answers in one; a cluster that has just started in some more
+_CONNECT_SECONDS = 20  # a running scheduler answers within one, a cluster that has just started may take longer
 _DIED = (
     "a worker process died (killed, or out of memory); run the same command again, it continues where it was, "
     "with fewer --workers if memory was short"
@@ -39,10 +39,9 @@ _NO_MEMORY = (
 
 
 class LocalExecutor(Executor):
-    """`workers` processes: this one, which works while it waits (see `help`), and spawned ones.
+    """Runs tasks in `workers` processes: this one, which works while it waits (see `help`), and spawned ones.
 
-    A task goes to a process when that is free, so that none waits behind another; while the others start, this one
-    has begun.
+    A task is given to a process only when that is free; this process begins while the others start.
     """
 
     def __init__(self, workers: int):
@@ -63,7 +62,7 @@ class LocalExecutor(Executor):
         return future
 
     def help(self) -> bool:
-        """Run a task that waits, if there is one, in this process."""
+        """Run a waiting task in this process; returns whether there was one."""
         with self._lock:
             task = self._next()
         if task is not None:
@@ -86,7 +85,7 @@ class LocalExecutor(Executor):
         return None
 
     def _feed(self) -> None:
-        """Give waiting tasks to free processes; the pool's own thread does so when a task has ended."""
+        """Give waiting tasks to free processes; also called by the pool's thread when a task has ended."""
         while True:
             with self._lock:
                 task = self._next() if self._free else None
@@ -97,7 +96,7 @@ class LocalExecutor(Executor):
             try:
                 assert self._pool is not None, "it has free processes"
                 self._pool.submit(call).add_done_callback(partial(self._ended, future))
-            except RuntimeError as error:  # the pool is broken
+            except RuntimeError as error:  # a worker has died
                 future.set_exception(error)
 
     def _ended(self, future: Future, done: Future) -> None:
@@ -114,7 +113,7 @@ def start_worker() -> None:
     """Make a worker process use one core: workers are counted in cores."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_freed_pages()
-    with suppress(OSError):  # where memory runs out, Linux shall end a worker and not the parent, which can tell of it
+    with suppress(OSError):  # if memory runs out, Linux should kill a worker and not the parent, which can report it
         Path("/proc/self/oom_score_adj").write_text("500")
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
@@ -125,7 +124,9 @@ def start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has gone: killed, that can't say so, and the queue of tasks would never end."""
+    """End this process when its parent is gone: a killed parent can't close the queue of tasks, and workers would wait
+    forever.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None, "only processes of a pool run this"
     parent.join()
@@ -134,7 +135,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def open_executor(config: PrepareConfig) -> Iterator[Executor]:
-    """The executor that the configuration asks for. Raises UserError if a cluster can't be reached, or is lost."""
+    """The executor of the configuration. Raises UserError if a cluster can't be reached, or is lost."""
     if config.executor == "dask":
         assert config.scheduler is not None, "PrepareConfig asks for it"
         yield from _dask(config.scheduler)
@@ -175,10 +176,11 @@ def run_tasks(
     weights: Sequence[int],
     on_result: Callable[[int, Any], None],
 ) -> None:
-    """Run task(0), task(1), …, one for each weight, the heaviest first, so that no long one is left at the end.
+    """Run `function` on task(0), task(1), …, one for each weight, the heaviest first, so that no long one remains at
+    the end.
 
-    Tasks are made as they are needed. `on_result(place, result)` is called in this process as they end, in any order.
-    The first failure cancels what hasn't begun and is raised: a worker's failure is the job's failure.
+    Tasks are made when they are needed. `on_result(place, result)` is called in this process when they end, in any
+    order. The first failure cancels tasks that have not begun and is raised.
     """
     waiting = iter(np.argsort(-np.asarray(weights, np.int64), kind="stable").tolist())
     places: dict[Future, int] = {}

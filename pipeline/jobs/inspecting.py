@@ -25,7 +25,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class DecodedSample:
-    """A sample for people. label: "follows", "random", "swapped", or None."""
+    """A decoded sample. label: "follows", "random", "swapped", or None."""
 
     index: int
     pieces: list[Piece]
@@ -36,7 +36,7 @@ class DecodedSample:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Rows of (name, value) for a table, the histogram as (first length, last length, samples), samples."""
+    """facts: rows (name, value) of a table; histogram: (first length, last length, number of samples); samples."""
 
     manifest: Manifest
     facts: list[tuple[str, str]]
@@ -62,7 +62,7 @@ def total(manifest: Manifest, name: str) -> int:
 
 
 def tokens_lost(manifest: Manifest) -> int:
-    """Tokens that are missing from the counts: 0, or there is a bug."""
+    """Tokens that are missing from the counts: 0 unless there is a bug."""
     kept = manifest.counts["tokens"] - manifest.counts["tokens_duplicate"] - manifest.counts["tokens_short"]
     collected = total(manifest, "tokens_kept")
     flow = total(manifest, "tokens_in") + total(manifest, "tokens_borrowed") - total(manifest, "tokens_left_out")
@@ -70,7 +70,7 @@ def tokens_lost(manifest: Manifest) -> int:
 
 
 def facts(manifest: Manifest) -> list[tuple[str, str]]:
-    """What the manifest says, for a table."""
+    """Facts of the manifest, for a table."""
     counts = manifest.counts
     rows = [
         ("objective", f"{manifest.objective}, length {manifest.max_length}"),
@@ -122,7 +122,7 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def histogram(lengths: list[int], bars: int = 16) -> list[tuple[int, int, int]]:
-    """Sixteen ranges of lengths and the samples in each."""
+    """Ranges of lengths (sixteen by default) and the number of samples in each."""
     width = max(1, -(-(len(lengths) - 1) // bars))
     counts = np.array(lengths[1:])
     return [

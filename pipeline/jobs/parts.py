@@ -1,9 +1,9 @@
-"""Parts: the files of a preparation's own work, tokenized documents in the order of their hash.
+"""Parts: intermediate files of a preparation with tokenized documents in the order of their hash.
 
-A part is written once and read by ranges of hashes. It is a row of blocks of some 128 KiB, each the columns of some
-documents one after another; then an index with the first hash of each block, its place, counts and checksums; then
-the index's own checksum and length. So a range takes three reads, however large the part is, and a byte that has
-changed since is found when it is read: `DamagedPart`, and the stage that can makes the part again.
+A part is written once and read by ranges of hashes. It consists of blocks of some 128 KiB, each with the columns of
+some documents; then an index with the first hash, offset, counts and checksums of each block; then the index's checksum
+and length. Reading a range takes three reads, however large the part is. A changed byte is detected when it is read
+(`DamagedPart`), and the part is made again.
 """
 
 import os
@@ -21,7 +21,7 @@ from cloze.pipeline.stores.places import Place, StorePath, to_place
 
 Table = dict[str, np.ndarray]
 
-# Of a document. The hash is the first column of a block, and has a checksum of its own, so that it can be read alone.
+# Columns of a document. The hash is the first column of a block with its own checksum, so that it can be read alone.
 _COLUMNS = {
     "hash": np.uint64,
     "hash_rest": np.uint64,
@@ -34,19 +34,20 @@ _COLUMNS = {
     "source": np.uint16,
 }
 _DOCUMENT_BYTES = sum(np.dtype(dtype).itemsize for dtype in _COLUMNS.values())
-_SENTENCE = np.dtype(np.uint32)  # a length in tokens
-_BLOCK_BYTES = 128 << 10  # the share of one of 512 ranges in a part of 64 MiB
+_SENTENCE = np.dtype(np.uint32)  # length of a sentence in tokens
+_BLOCK_BYTES = 128 << 10  # one of 512 ranges in a part of 64 MiB
 _INDEX = np.dtype([
     ("hash", "<u8"), ("offset", "<u8"), ("documents", "<u4"), ("sentences", "<u4"), ("tokens", "<u4"),
     ("hash_crc", "<u4"), ("crc", "<u4"),
 ])
-_AT_ONCE = 8  # parts that are read from a store
+_AT_ONCE = 8  # parts that are read from a store concurrently
 _TRAILER = np.dtype([("blocks", "<u4"), ("crc", "<u4")])
-_CRC_START = 0x50415254  # of the index: from 0 a file that ends in zeros would look like one of no blocks
+# Initial value of the index's CRC: with 0 a file ending in zeros would look like a part without blocks.
+_CRC_START = 0x50415254
 
 
 class DamagedPart(Exception):
-    """A part that isn't there, or isn't what was written."""
+    """A part that is missing or damaged."""
 
     def __init__(self, path: str):
         super().__init__(path)
@@ -54,19 +55,20 @@ class DamagedPart(Exception):
 
 
 def empty(dtype: np.dtype) -> Table:
-    """A table of no document. dtype: of the tokens."""
+    """A table without documents. dtype: of the tokens."""
     kinds = _COLUMNS | {"sentences": _SENTENCE, "tokens": dtype}
     return {name: np.empty(0, kind) for name, kind in kinds.items()}
 
 
 def joined(tables: list[Table]) -> Table:
-    """Several tables as one. Columns: those of `_COLUMNS` (D,), `sentences` (S,), `tokens` (T,)."""
+    """Concatenate tables. Columns: those of `_COLUMNS` (D,), `sentences` (S,), `tokens` (T,)."""
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
 def distinct(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of a table in the order of their hashes, of each text the first in the order of the source; and, for each,
-    how many documents are its copies (itself not counted), and how many tokens these have."""
+    """Rows of a table without duplicates in the order of their hashes, of each text the first in the order of the
+    source; and for each row the number of its duplicates, and of their tokens.
+    """
     by_hash = np.lexsort((table["order"], table["hash_rest"], table["hash"]))
     first = np.zeros(len(by_hash), bool)
     first[:1] = True
@@ -76,14 +78,14 @@ def distinct(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rows, starts = by_hash[first], np.flatnonzero(first)
     if len(rows) == len(by_hash):
         return rows, table["duplicates"][rows], table["duplicate_tokens"][rows]
-    # reduceat widens integers unless it is given their type
+    # without a dtype reduceat widens integers
     documents = np.add.reduceat(table["duplicates"][by_hash] + np.uint32(1), starts, dtype=np.uint32)
     tokens = np.add.reduceat((table["duplicate_tokens"] + table["num_tokens"])[by_hash], starts, dtype=np.uint64)
     return rows, documents - np.uint32(1), tokens - table["num_tokens"][rows]
 
 
 def write(path: Place, table: Table) -> tuple[int, int]:
-    """Write the distinct documents of a table as a part: aside, fsync, rename. Returns their number and tokens."""
+    """Write the distinct documents of a table as a part, atomically. Returns their number and tokens."""
     rows, duplicates, duplicate_tokens = distinct(table)
     columns = {name: table[name][rows] for name in _COLUMNS}
     columns |= {"duplicates": duplicates, "duplicate_tokens": duplicate_tokens}
@@ -112,7 +114,7 @@ def write(path: Place, table: Table) -> tuple[int, int]:
 
 
 def read(path: Place, low: int, high: int, dtype: np.dtype) -> list[Table]:
-    """The documents of a part with low <= hash < high, a table for each block that has some. dtype: of the tokens."""
+    """The documents of a part with low <= hash < high, as a table per block. dtype: of the tokens."""
     with _open(path) as file:
         index = _read_index(file, path)
         blocks = index[_places(index, low, high)]
@@ -135,7 +137,7 @@ def read(path: Place, low: int, high: int, dtype: np.dtype) -> list[Table]:
 
 
 def read_all(folder: Place, names: list[str], low: int, high: int, dtype: np.dtype) -> list[Table]:
-    """The same of several parts, in their order. A store is asked for some of them at a time: it answers late."""
+    """As `read` for several parts, in their order; parts in a store are read concurrently because of its latency."""
     if isinstance(folder, StorePath):
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = list(pool.map(lambda name: read(folder / name, low, high, dtype), names))
@@ -145,7 +147,7 @@ def read_all(folder: Place, names: list[str], low: int, high: int, dtype: np.dty
 
 
 def read_hashes(path: Place, high: int) -> np.ndarray:
-    """The hashes below `high` of a part, ascending."""
+    """The hashes of a part below `high`, ascending."""
     with _open(path) as file:
         index = _read_index(file, path)
         found: list[np.ndarray] = [np.empty(0, np.uint64)]
@@ -160,7 +162,7 @@ def read_hashes(path: Place, high: int) -> np.ndarray:
 
 @contextmanager
 def _open(path: Place) -> Iterator["int | _Stored"]:
-    """A descriptor to read from, or what stands for it in a store."""
+    """Open a part: a file descriptor, or a `_Stored` for a part in a store."""
     if isinstance(path, StorePath):
         try:
             yield _Stored(path, path.stat().st_size)
@@ -180,7 +182,7 @@ def _open(path: Place) -> Iterator["int | _Stored"]:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A part in a store: a request a read."""
+    """A part in a store: one request per read."""
 
     path: StorePath
     size: int
@@ -214,13 +216,13 @@ def _read_index(file: "int | _Stored", path: Place) -> np.ndarray:
 
 
 def _places(index: np.ndarray, low: int, high: int) -> slice:
-    """The blocks that may have hashes in [low, high): one that begins below `low` may reach it."""
+    """The blocks that may have hashes in [low, high), including one that begins below `low`."""
     within = _within(index["hash"], low, high)
     return slice(max(0, within.start - 1), within.stop)
 
 
 def _within(hashes: np.ndarray, low: int, high: int) -> slice:
-    """Where ascending hashes lie in [low, high); `high` may be 2^64."""
+    """Slice of ascending hashes in [low, high); `high` may be 2^64."""
     stop = len(hashes) if high >= 1 << 64 else int(np.searchsorted(hashes, np.uint64(high)))
     return slice(int(np.searchsorted(hashes, np.uint64(low))), stop)
 
@@ -243,7 +245,7 @@ def _table(data: memoryview, start: int, block: np.void, dtype: np.dtype) -> Tab
 
 
 def _part(table: Table, rows: slice) -> Table:
-    """Some neighbouring rows of a table, over the same memory."""
+    """A slice of the rows of a table, over the same memory."""
     part = {name: table[name][rows] for name in _COLUMNS}
     for name in ("sentences", "tokens"):
         start = int(table[f"num_{name}"][: rows.start].sum(dtype=np.int64))

@@ -11,18 +11,19 @@ from cloze.pipeline.jobs.exchange_stage import END, Layout
 from cloze.pipeline.jobs.tokenize_stage import PARTITIONS, Report
 from cloze.pipeline.stores.places import Place
 
-MIN_DOCUMENTS = 64  # of a shard: a random segment B comes from another document of the same shard
-# Tokens of a shard, or twice those that it aims at: a worker holds it, 50 bytes a token, and has 1.5 GB. Above, long
-# documents are fewer in a shard (books aren't so long); 8 always fit, of up to 3 MiB each, unless weights repeat them.
+MIN_DOCUMENTS = 64  # minimum documents of a shard: a random segment B comes from another document of the same shard
+# Maximum tokens of a shard, if more than twice the target: a worker holds a shard in memory, at 50 bytes per token, and
+# has 1.5 GB. With longer documents a shard has fewer of them (books aren't that long); 8 of up to 3 MiB each always
+# fit, unless weights repeat them.
 _MOST_TOKENS = 24 << 20
 _FEWEST_DOCUMENTS = 8
 _PARTITION = END // PARTITIONS
-_EXACTLY_BELOW = 4096  # documents: so many of the lowest hashes are looked at one by one
+_EXACTLY_BELOW = 4096  # number of documents with the lowest hashes that are read individually
 
 
 @dataclass(frozen=True)
 class Range:
-    """Documents with low <= hash < high, and about how many tokens they have."""
+    """A range of hashes low <= hash < high, and its approximate number of tokens."""
 
     low: int
     high: int
@@ -32,11 +33,11 @@ class Range:
 def plan_splits(
     config: PrepareConfig, report: Report, layout: Layout, folder: Place
 ) -> tuple[dict[str, tuple[int, int]], list[str]]:
-    """Hash ranges of the splits, lowest hashes first, and remarks. A share that would be too small is filled up.
+    """Hash ranges of the splits, lowest hashes first, and remarks. A split that would be too small is enlarged.
 
-    report: the sum of stage 1. layout: of the parts in `folder`, of which the rounds must have been run.
+    report: total of stage 1. layout: of the parts in `folder`, after all rounds.
 
-    Raises UserError for a pair objective on a corpus in which no document has a partner.
+    Raises UserError for a pair objective on a corpus with fewer than two documents.
     """
     pairs = config.samples.objective in PAIR_OBJECTIVES
     needed = 2 if pairs else 1
@@ -45,7 +46,7 @@ def plan_splits(
     wanted = sum(share > 0 for share in shares.values())
     lowest, complete = _lowest_hashes(report, layout, folder, needed * (wanted + 1))
     total = int(report.documents.sum())
-    if complete:  # duplicates are known
+    if complete:  # duplicates are counted only now
         total = len(lowest)
     if total == 0:
         raise UserError("input: found no text in any document, expected some; look at --source.format and text_field")
@@ -62,9 +63,9 @@ def plan_splits(
             else:
                 high = low + int(share * END)
                 first = int(np.searchsorted(lowest, np.uint64(low)))
-                if first + needed <= len(lowest):  # at least so many
+                if first + needed <= len(lowest):  # minimum of this split
                     high = max(high, int(lowest[first + needed - 1]) + 1)
-                if complete:  # and as many for each split that follows
+                if complete:  # and enough for the splits that follow
                     following = 1 + sum(later > 0 for later in list(shares.values())[number + 1 :])
                     high = min(high, int(lowest[total - needed * following]))
         splits[split] = (low, high)
@@ -74,9 +75,9 @@ def plan_splits(
 
 
 def _lowest_hashes(report: Report, layout: Layout, folder: Place, count: int) -> tuple[np.ndarray, bool]:
-    """The lowest hashes, each once, enough of them to fill small splits; and whether these are all there are."""
+    """The lowest distinct hashes, enough to fill small splits; and whether these are all."""
     through = np.cumsum(report.documents)
-    # `count` distinct ones are wanted, and duplicates may stand before them: read a good deal more.
+    # `count` distinct hashes are needed, and there may be duplicates: read more.
     last = int(np.searchsorted(through, min(max(_EXACTLY_BELOW, 16 * count), int(through[-1]))))
     high = (last + 1) * _PARTITION
     found = [parts.read_hashes(folder / name, high) for name in layout.covering(0, high)]
@@ -84,14 +85,15 @@ def _lowest_hashes(report: Report, layout: Layout, folder: Place, count: int) ->
 
 
 def _fewest(tokens: float, most: int) -> int:
-    """Documents that a shard must have, if it would have so many tokens."""
+    """Minimum number of documents of a shard with this number of tokens."""
     return MIN_DOCUMENTS if tokens <= most else _FEWEST_DOCUMENTS
 
 
 def plan_shards(report: Report, low: int, high: int, target: int) -> list[Range]:
-    """Cut a split into shards: neighbouring partitions merged up to `target` tokens and 64 documents, a partition of
-    more than that divided; fewer documents where 64 have too many tokens. Depends on counts and configuration alone."""
-    most = max(_MOST_TOKENS, 2 * target)  # pieces of the target's size are merged up to there
+    """Divide a split into shards: neighbouring partitions are merged up to `target` tokens and 64 documents, larger
+    partitions are divided; fewer documents if 64 have too many tokens. Depends only on counts and configuration.
+    """
+    most = max(_MOST_TOKENS, 2 * target)  # pieces are merged up to the target
     pieces = []
     for partition in range(low // _PARTITION, -(-high // _PARTITION)):
         start, stop = max(low, partition * _PARTITION), min(high, (partition + 1) * _PARTITION)
@@ -105,7 +107,7 @@ def plan_shards(report: Report, low: int, high: int, target: int) -> list[Range]
             b = start + (stop - start) * (number + 1) // count
             pieces.append((a, b, documents / count, tokens / count))
     total = sum(piece[3] for piece in pieces)
-    target = total / max(1, -(-total // target))  # shards of like size
+    target = total / max(1, -(-total // target))  # shards of similar size
     ranges: list[Range] = []
     begin, documents, tokens = low, 0.0, 0.0
     for start, stop, more_documents, more_tokens in pieces:
@@ -117,7 +119,7 @@ def plan_shards(report: Report, low: int, high: int, target: int) -> list[Range]
             ranges.append(Range(begin, stop, int(tokens)))
             begin, documents, tokens = stop, 0.0, 0.0
     if begin < high:
-        if ranges and documents < _fewest(ranges[-1].tokens + tokens, most):  # too few for a shard of their own
+        if ranges and documents < _fewest(ranges[-1].tokens + tokens, most):  # too few documents for a shard
             last = ranges.pop()
             ranges.append(Range(last.low, high, last.tokens + int(tokens)))
         else:

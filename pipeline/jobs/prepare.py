@@ -1,10 +1,10 @@
 """`cloze prepare`: text to shards, in two stages, restartable at any moment.
 
-Stage 1 tokenizes the input and scatters documents by the hash of their text (tokenizing.py); stage 2 builds a shard
-from each range of hashes (building.py). Between them large corpora take rounds of exchange (exchanging.py). Tasks
-depend on the input and the configuration alone, write whole files (in a store: objects), and leave a part, or a report
-when they are complete; so that running again does what is left, and the bytes are the same for any number of workers.
-This process plans, hands out tasks, and keeps sums of what they report. The manifest is written last.
+Stage 1 tokenizes the input and distributes documents by the hash of their text (tokenize_stage.py); stage 2 builds a
+shard from each range of hashes (build_stage.py). Large corpora need exchange rounds between them (exchange_stage.py).
+Tasks depend only on the input and the configuration, write files (in a store: objects) atomically, and write a part or
+a report when they are complete. A repeated command therefore does only the remaining work, and the bytes are the same
+for any number of workers. This process plans, distributes tasks, and sums their reports. The manifest is written last.
 """
 
 import hashlib
@@ -37,19 +37,19 @@ from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_
 from cloze.pipeline.stores.places import Place, StorePath, is_url, to_output, to_place
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
 
-# Of words, sentences, samples and masks. Raised when other ids or masks come of the same input: an interrupted run must
-# not be finished by other rules than it was begun with.
+# Version of the rules for words, sentences, samples and masks. Increased when the same input gives other ids or masks:
+# an interrupted run must not be finished with other rules.
 _RULES = 3
-WORK_FOLDER = ".work"  # holds stage 1 and the reports; removed when the manifest is published
+WORK_FOLDER = ".work"  # folder of stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
-_CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock, and not more, may be ahead of this machine's
+_CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock may be ahead of this machine's
 
 
 def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest:
     """Prepare a corpus into `config.output` and return its manifest (that of `max_length`, if there are several).
 
-    Continues an interrupted run of the same command; returns at once if it is complete.
-    Raises UserError if the folder holds another run, and for whatever else a user can fix.
+    Continues an interrupted run of the same command; returns at once if it is complete. Raises UserError if the folder
+    holds another run, and for other errors that a user can fix.
     """
     progress = progress or Silent()
     output, tokenizer = to_output(_given_output(config)), Tokenizer.from_folder(_given_tokenizer(config))
@@ -59,7 +59,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     work = output / WORK_FOLDER
     if (complete := _complete(config, identity, files, output)) is not None:
         progress.note(f"{output} is complete already")
-        _remove_work(work, progress)  # a kill between publishing and cleaning leaves it
+        _remove_work(work, progress)  # left by a kill between publishing and cleaning
         return complete
     if (remark := remark_on_text(files)) is not None:
         progress.note(remark)
@@ -71,15 +71,18 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
 
 
 def _remove_work(work: Place, progress: Progress) -> None:
-    """Complete is complete: on a cluster tasks of a command that was killed may outlive it and write there still."""
+    """Remove the work folder. A failure is only a remark: on a cluster, tasks of a killed command may still write
+    there.
+    """
     if not remove_tree(work):
         progress.note(f"{work} could not be removed; nothing needs it any more: remove it, or run this command again")
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What every step needs. tasks: the segments of each task of stage 1. check: raises UserError if another command
-    may have taken the output over."""
+    """The values that all steps share. tasks: the segments of each task of stage 1. check: raises UserError if another
+    command may have taken over the output.
+    """
 
     config: PrepareConfig
     tokenizer: Tokenizer
@@ -92,7 +95,7 @@ class _Run:
 
     @property
     def tokenizer_folder(self) -> str:
-        """Of the copy that workers read."""
+        """Folder of the tokenizer's copy that workers read."""
         return str((to_place(self.config.output) / TOKENIZER_FOLDER).resolve())
 
     @property
@@ -102,12 +105,13 @@ class _Run:
 
 @dataclass
 class _Built:
-    """The sum of the shards of a split at a length. shards: of each task, in the order of their hashes."""
+    """The totals of a split at a length. shards: those of each task, in the order of their hashes."""
 
     shards: list[list[ShardInfo]]
     length_histogram: np.ndarray
     unigrams: np.ndarray
-    counts: dict[str, int] = field(default_factory=lambda: {"samples": 0, "tokens": 0})  # which an empty split has too
+    # also needed for an empty split
+    counts: dict[str, int] = field(default_factory=lambda: {"samples": 0, "tokens": 0})
 
     def add(self, number: int, report: ShardReport) -> None:
         self.shards[number] = [shard for shard in report.shards if shard.samples]
@@ -131,32 +135,33 @@ def _run(
     progress: Progress,
     check: Callable[[], None],
 ) -> None:
-    """Both stages, and the manifests."""
+    """Run both stages, and write the manifests."""
     if tokenizer.word_table_reason:
         progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing goes at the library's rate")
-    with open_executor(config) as executor:  # its processes start while this one estimates
+    with open_executor(config) as executor:  # worker processes start while this one estimates
         if (expected := estimate(config, tokenizer, files, segments)) is not None:
             if not isinstance(work, StorePath):
                 check_disk(expected, work.parent)
             progress.note(f"estimate: {expected}")
-        copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)  # workers read this one
+        copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)  # workers read this copy
         run = _Run(config, tokenizer, files, segments, work, executor, progress, check)
         hashes = SourceHashes(files, segments)
         report, parts = _tokenize(run, hashes)
         built = _make_shards(run, hashes, report, Layout(parts, FILES_AT_ONCE))
         with ThreadPoolExecutor(1) as meanwhile:
-            meanwhile.submit(executor.shutdown)  # its processes end while this one publishes
+            meanwhile.submit(executor.shutdown)  # worker processes end while this one publishes
             sources = [
                 {"source": file.source, "name": file.name, "bytes": file.size, **hashes.of(file)} for file in files
             ]
             manifests = [_publish(run, sources, report, built[length], length) for length in config.lengths]
             check()
-            for manifest in manifests[::-1]:  # that of the output folder itself last: it says that all is there
+            # the manifest of the output folder itself last: it marks the output as complete
+            for manifest in manifests[::-1]:
                 manifest.save(manifest.folder)
 
 
 def length_folder(config: PrepareConfig, length: int) -> Place:
-    """Where the shards of a length lie: OUTPUT, or OUTPUT/length-N for the further ones."""
+    """Folder of the shards of a length: OUTPUT, or OUTPUT/length-N for additional lengths."""
     return to_place(config.output) if length == config.max_length else to_place(config.output) / f"length-{length}"
 
 
@@ -178,7 +183,9 @@ def _given_tokenizer(config: PrepareConfig) -> str:
 def _identity(
     config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile], segments: list[list[Segment]]
 ) -> dict:
-    """What a run is: all that its bytes and its tasks depend on. JSON, so that it compares after a round trip."""
+    """The identity of a run: everything that determines its bytes and its tasks, as JSON values so that it can be
+    compared after a round trip.
+    """
     tasks = json.dumps([[[part.file.number, part.start, part.stop] for part in task] for task in segments])
     return {
         "preparation": json.loads(json.dumps(config.preparation(config.max_length))),
@@ -190,12 +197,13 @@ def _identity(
         "rules": _RULES,
         "parts read at once": FILES_AT_ONCE,
         "library versions": {each.__name__: each.__version__ for each in (np, pa, tokenizers)},
-        "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),  # other versions may differ
+        # other versions of pyarrow may write other bytes
+        "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),
     }
 
 
 def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], output: Place) -> Manifest | None:
-    """The manifest of a complete run of the same command; UserError if it was another command's."""
+    """The manifest of a complete run of the same command, or None; UserError for another command's."""
     if not (output / FILE_NAME).is_file():
         return None
     manifest = Manifest.load(output)
@@ -227,8 +235,9 @@ def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], out
 
 
 def _touched(file: InputFile) -> int:
-    """When a file, or the link that names it, was last written, replaced or renamed, nanoseconds. Copies may keep the
-    times of their originals, which are older than the data; the system's own time of change is not theirs to keep."""
+    """When a file, or the link to it, was last written, replaced or renamed, in nanoseconds: its ctime, since copies
+    may keep the older mtime of their originals.
+    """
     if is_url(file.path):
         return file.changed
     with readable_errors(file.path):
@@ -268,7 +277,7 @@ def _open_work(output: Place, work: Place, identity: dict) -> None:
 
 
 def _tokenize(run: _Run, hashes: SourceHashes) -> tuple[Report, np.ndarray]:
-    """Stage 1: the sum of what its tasks report, and the number of parts of each."""
+    """Stage 1: the total of its tasks' reports, and the number of parts of each task."""
     whole, parts = Report(), np.zeros(len(run.tasks), np.int64)
 
     def on_report(number: int, report: Report) -> None:
@@ -285,7 +294,7 @@ def _tokenize(run: _Run, hashes: SourceHashes) -> tuple[Report, np.ndarray]:
 def _run_stage_1(
     run: _Run, hashes: SourceHashes, numbers: Sequence[int], on_report: Callable[[int, Report], None]
 ) -> None:
-    """Run the tasks of these numbers, or find that they are complete."""
+    """Run the tasks with these numbers, unless they are complete."""
     weights = [sum(segment.weight for segment in run.tasks[number]) for number in numbers]
     run.progress.stage("tokenize", sum(weights), "bytes")
 
@@ -312,7 +321,7 @@ def _run_stage_1(
 def _make_shards(
     run: _Run, hashes: SourceHashes, report: Report, layout: Layout
 ) -> dict[int, dict[str, _Built]]:
-    """The rounds of exchange and stage 2. A part that has been damaged since it was written is made again."""
+    """The exchange rounds and stage 2. A damaged part is made again."""
     repaired = set()
     while True:
         try:
@@ -333,15 +342,15 @@ def _make_shards(
 
 
 def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -> None:
-    """Make those parts of the last round that aren't there, and before them whatever they need and isn't there."""
+    """Make the missing parts of the last round, and before them the missing parts that they need."""
     run.check()
     there = {path.name for path in run.work.iterdir() if path.name.endswith(".part")}
     wanted = [[number for number, name in enumerate(layout.names[-1]) if name not in there]]
     for level in range(layout.rounds, 0, -1):
-        groups = {layout.sources(level, part) for part in wanted[0]}  # many share theirs
+        groups = {layout.sources(level, part) for part in wanted[0]}  # many parts share their sources
         needed = {number for group in groups for number in group}
         wanted.insert(0, [number for number in sorted(needed) if layout.names[level - 1][number] not in there])
-    if tasks := layout.tasks(wanted[0]):  # whose reports are there and whose parts are not
+    if tasks := layout.tasks(wanted[0]):  # tasks with reports whose parts are missing
         for number in tasks:
             (run.work / report_name(number)).unlink(missing_ok=True)
         _run_stage_1(run, hashes, tasks, lambda *_: None)
@@ -350,8 +359,8 @@ def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -
 
 
 def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list[int]) -> None:
-    """Make parts of one level, and then remove those of the level before."""
-    tokens = int(report.tokens.sum()) // max(1, len(layout.names[level]))  # a guess, for the bar
+    """Make parts of one level, and then remove those of the previous level."""
+    tokens = int(report.tokens.sum()) // max(1, len(layout.names[level]))  # an estimate, for the progress bar
 
     def task(place: int) -> ExchangeTask:
         sources = layout.sources(level, made[place])
@@ -378,7 +387,7 @@ def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list
 
 
 def _build(run: _Run, report: Report, layout: Layout, splits: dict) -> dict[int, dict[str, _Built]]:
-    """Build every shard of every split and length; their sums by length and split."""
+    """Build every shard of every split and length; returns the totals by length and split."""
     config = run.config
     plans = {
         split: plan_shards(report, low, high, config.shards.target_tokens) if low < high else []
@@ -431,7 +440,7 @@ def _build(run: _Run, report: Report, layout: Layout, splits: dict) -> dict[int,
 def _publish(
     run: _Run, sources: list[dict], report: Report, built: dict[str, _Built], length: int
 ) -> Manifest:
-    """Everything but the manifest itself; returns that."""
+    """Publish everything except the manifest; returns the manifest."""
     config, tokenizer = run.config, run.tokenizer
     folder = length_folder(config, length)
     if folder != to_place(config.output):

@@ -8,14 +8,14 @@ from cloze.pipeline.stores.places import Place
 
 
 def save_report(path: Place, content: dict) -> None:
-    """Write `content` as JSON behind a line with its SHA-256."""
+    """Write `content` as JSON after a line with its SHA-256."""
     text = json.dumps(content)
-    # One that a power failure takes is none, and its task is done again.
+    # Not synced: a report lost in a power failure only means that its task runs again.
     publish_text(path, f"{_digest(text)}\n{text}\n", durable=False)
 
 
 def load_report(path: Place) -> dict | None:
-    """What `save_report` wrote; None if it isn't there, or isn't that any more."""
+    """The content that `save_report` wrote; None if the file is missing or damaged."""
     try:
         digest, text = path.read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, ValueError):

@@ -1,7 +1,8 @@
-"""Which input was read: the hashes of files, made by the tasks that read them, piece by piece.
+"""Hashes of the input files for the manifest, computed piece by piece by the tasks that read them.
 
-A file that one task reads is hashed as a whole. One that several read is hashed in as many pieces of equal size (the
-last may be smaller), and its hash is that of theirs: so nothing is read twice, and no task's work grows with a file.
+A file read by one task is hashed as a whole. A file read by several tasks is hashed in as many pieces of equal size
+(the last may be smaller), and its hash is the hash of theirs: nothing is read twice, and no task's work grows with the
+file.
 """
 
 import hashlib
@@ -20,21 +21,21 @@ _DIGEST_BYTES = 32
 
 
 def is_hashed(file: InputFile) -> bool:
-    """Data sets on the hub have no files here; their commit says what was read."""
+    """Whether an input is hashed. Data sets on the hub have no local files; they are identified by their commit."""
     return file.format != "dataset" or bool(file.parts)
 
 
 def read_small(file: InputFile, start: int, stop: int) -> tuple[bytes, str] | None:
-    """The bytes of a small file, and their SHA-256 in hexadecimal: opened once, and read at once.
+    """Bytes and SHA-256 (hexadecimal) of a small file, opened and read once.
 
-    None if it isn't small, or [start, stop) isn't all of it: read it, and then `hash_piece`.
-    Raises UserError if the file isn't any more what the run was planned with.
+    None if it isn't small, or [start, stop) isn't the whole file: then read it, and call `hash_piece`.
+    Raises UserError if the file has changed since the run was planned.
     """
     size = file.size
     if not file.is_small or start or stop < size:
         return None
     try:
-        stream = os.open(file.path, os.O_RDONLY)  # not `open`, which costs more than hashing a small file
+        stream = os.open(file.path, os.O_RDONLY)  # os.open, since `open` takes longer than hashing a small file
         try:
             data = os.read(stream, size + 1)
             while len(data) < size and (more := os.read(stream, size + 1 - len(data))):
@@ -52,7 +53,7 @@ def read_small(file: InputFile, start: int, stop: int) -> tuple[bytes, str] | No
 def hash_piece(file: InputFile, start: int, stop: int) -> str:
     """SHA-256 of bytes [start, stop) of a file, in hexadecimal.
 
-    Raises UserError if the file isn't any more what the run was planned with.
+    Raises UserError if the file has changed since the run was planned.
     """
     digest, found, state = hashlib.sha256(), 0, 0
     try:
@@ -72,7 +73,7 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
             found += size
     except OSError as error:
         raise UserError(describe(error, file.path)) from error
-    size = file.size if file.parts else found  # that of a data set is not the size of its files
+    size = file.size if file.parts else found  # the size of a data set is not that of its files
     if is_hashed(file) and (size, state) != (file.size, file.state):
         raise _changed(file)
     return digest.hexdigest()
@@ -86,8 +87,9 @@ def _changed(file: InputFile) -> UserError:
 
 
 def _stored_piece(url: str, start: int, stop: int) -> tuple:
-    """The digest of bytes [start, stop) of an object, its size, and what its content is known by, both as they are
-    when all was read. What was read a moment ago comes from the local copy."""
+    """Digest of bytes [start, stop) of an object, and its size and content mark after reading. Bytes read a moment ago
+    come from the local cache.
+    """
     digest = hashlib.sha256()
     with open_raw(url) as stream:
         stream.seek(start)
@@ -100,22 +102,22 @@ def _stored_piece(url: str, start: int, stop: int) -> tuple:
 
 
 def source_hash(file: InputFile, piece_bytes: int | None) -> str:
-    """The hash of a file in pieces of so many bytes (None: as a whole), all by this process."""
+    """The hash of a file in pieces of `piece_bytes` (None: as a whole), computed by this process."""
     size = _size(file)
     pieces = [(start, start + piece_bytes) for start in range(0, size, piece_bytes)] if piece_bytes else [(0, size)]
     return _joined(bytes.fromhex("".join(hash_piece(file, *piece) for piece in pieces)))
 
 
 class SourceHashes:
-    """The hashes of all files, put together from what tasks report in any order.
+    """The hashes of all files, combined from the reports of tasks in any order.
 
-    tasks: the segments of each task; those of a file are neighbours, in the order of the files.
+    tasks: the segments of each task; segments of a file are consecutive, in the order of the files.
     """
 
     def __init__(self, files: list[InputFile], tasks: list[list[Segment]]):
-        # Arrays of Python's, since it is single numbers that are asked for.
-        self._counts = array("q", bytes(8 * len(files)))  # of segments, and so of pieces
-        self._spans = array("q", bytes(8 * len(files)))  # of the first segment
+        # Python arrays: only single numbers are read.
+        self._counts = array("q", bytes(8 * len(files)))  # number of segments, and thus of pieces, of each file
+        self._spans = array("q", bytes(8 * len(files)))  # number of the first segment of each file
         for segment in itertools.chain.from_iterable(tasks):
             number = segment.file.number
             self._spans[number] = self._spans[number] or segment.stop - segment.start
@@ -125,7 +127,7 @@ class SourceHashes:
         self._digests = bytearray(_DIGEST_BYTES * self._starts[-1])
 
     def pieces(self, task: int, segments: list[Segment]) -> list[tuple[int, int]]:
-        """The bytes [start, stop) of the file of each of a task's segments that it hashes."""
+        """For each segment of a task the bytes [start, stop) of its file that the task hashes."""
         found = []
         for place, segment in enumerate(segments, self._starts[task]):
             size = self._piece_bytes(segment.file)
@@ -134,22 +136,22 @@ class SourceHashes:
         return found
 
     def add(self, task: int, digests: str) -> None:
-        """What a task has found of its pieces."""
+        """Add the digests of a task's pieces."""
         start, stop = (_DIGEST_BYTES * self._starts[number] for number in (task, task + 1))
         self._digests[start:stop] = bytes.fromhex(digests)
 
     def of(self, file: InputFile) -> dict:
-        """What the manifest says: the hash, and where it is one of several pieces the size of these."""
+        """The manifest's entry of a file: its hash, and the piece size if there are several pieces."""
         start, stop = (_DIGEST_BYTES * self._first[number] for number in (file.number, file.number + 1))
         if not is_hashed(file):
             return {"sha256": None}
-        if start == stop:  # a table without rows: no task read it
+        if start == stop:  # a table without rows, which no task reads
             return {"sha256": source_hash(file, None)}
         several = {"piece_bytes": self._piece_bytes(file)} if self._counts[file.number] > 1 else {}
         return {"sha256": _joined(bytes(self._digests[start:stop])), **several}
 
     def _piece_bytes(self, file: InputFile) -> int:
-        """Those of plain text are what each task reads; of others they are equal shares."""
+        """Piece size: for plain text what each task reads, for other formats equal shares."""
         count = self._counts[file.number]
         if count == 1 or file.compression or file.format in TABLES:
             return -(-_size(file) // count)
@@ -157,7 +159,7 @@ class SourceHashes:
 
 
 def _joined(digests: bytes) -> str:
-    """The hash of a file from those of its pieces: of a single one that itself, else the SHA-256 of all of them."""
+    """The hash of a file: that of a single piece, else the SHA-256 of the digests of all pieces."""
     return (digests if len(digests) == _DIGEST_BYTES else hashlib.sha256(digests).digest()).hex()
 
 
@@ -166,5 +168,5 @@ def _paths(file: InputFile) -> tuple[str, ...]:
 
 
 def _size(file: InputFile) -> int:
-    """Bytes of the file, or of the files of a saved data set, which aren't what it says of itself."""
+    """Bytes of the file; for a saved data set of its files, which differ from the size in its metadata."""
     return sum(os.stat(path).st_size for path in _paths(file)) if file.parts else file.size

@@ -1,7 +1,7 @@
-"""Stage 1 of preparing: documents to ids, scattered by the hash of their text.
+"""Stage 1 of preparation: tokenizes documents and distributes them by the hash of their text.
 
-A task reads some segments of the input and writes parts of some 64 MB, documents in the order of their hash, so that
-any range of hashes can be taken from each (parts.py). A report, written last, says that a task is complete.
+A task reads some segments of the input and writes parts of some 64 MB with documents in the order of their hash, from
+which any range of hashes can be read (parts.py). A report, written last, marks the task as complete.
 """
 
 import hashlib
@@ -24,23 +24,23 @@ from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.tokenization.sentences import SPLITTERS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-PARTITIONS = 256  # by the first byte of the hash: what stage 2 plans shards with
-_CHUNK_BYTES = 2 << 20  # of text tokenized at once: the arrays over its bytes stay in the cache
-_DOCUMENT_BYTES = 256  # that a document takes in memory beside its text: a chunk of the tiniest ones is bounded too
-PART_BYTES = 64 << 20  # of a file: bounds memory
-# Of the hash of a piece of a long document: so it lies in the train split, like all of its pieces. No held-out share
-# reaches that far; only a corpus with too few other documents (planning.plan_splits) holds some of them out.
+PARTITIONS = 256  # partitions by the first byte of the hash, used to plan shards
+_CHUNK_BYTES = 2 << 20  # bytes of text tokenized at once, so that the arrays stay in the cache
+_DOCUMENT_BYTES = 256  # bytes of memory per document besides its text, which bounds chunks of tiny documents
+PART_BYTES = 64 << 20  # size of a part, which bounds memory
+# Bits set in the hash of a piece of a long document, so that all its pieces are in the train split: held-out splits
+# have the lowest hashes. Only a corpus with too few other documents (planning.plan_splits) holds some of them out.
 _LAST_BIT = 1 << 63
 _WHITE_SPACE = bytes.maketrans(b"\t\r\n\v\f", b"     ")
-_WHITE_SPACE_IN_PAIRS = bytes.maketrans(b"\r\n\v\f", b"    ")  # the tab divides the segments
+_WHITE_SPACE_IN_PAIRS = bytes.maketrans(b"\r\n\v\f", b"    ")  # a tab separates the segments
 _SPACE = 0x20
 
 
 @dataclass
 class Report:
-    """What a task found: counts; by partition documents and tokens, the latter as often as weights repeat them; the
-    number of its parts; and the SHA-256 of the piece of its file that belongs to each segment, in hexadecimal, one
-    after another."""
+    """Result of a task: counts; documents and tokens by partition (tokens multiplied by the weights); the number of its
+    parts; and the hexadecimal SHA-256 of the file piece of each segment, concatenated.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     documents: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
@@ -58,7 +58,7 @@ class Report:
 
     @classmethod
     def load(cls, path: Place) -> "Report | None":
-        """The report of a complete task; None if there is none that can be read."""
+        """The report of a complete task; None if there is none or it is damaged."""
         if (content := load_report(path)) is None:
             return None
         content |= {name: np.array(content[name], np.int64) for name in ("documents", "tokens")}
@@ -67,9 +67,9 @@ class Report:
 
 @dataclass(frozen=True)
 class TokenizeTask:
-    """Everything that a worker needs; small, so that it travels to another machine.
+    """Everything that a worker needs; small, since it is sent to other machines.
 
-    pieces: of each segment's file the bytes [start, stop) that this task hashes, those that it reads as a rule.
+    pieces: for each segment the bytes [start, stop) of its file that this task hashes, usually those that it reads.
     """
 
     number: int
@@ -95,13 +95,14 @@ def part_name(task: int, part: int) -> str:
 
 
 def splitter_of(file: InputFile, config: PrepareConfig) -> str:
-    """The rule that cuts a file's documents into sentences: its own, or the configured one."""
+    """The sentence splitter for a file's documents: that of its format, or the configured one."""
     return file.format if file.format in ("lines", "pairs") else config.sentences.splitter
 
 
-@lru_cache(maxsize=1)  # one tokenizer a worker, with its table of words
+@lru_cache(maxsize=1)  # one tokenizer per worker, with its table of words
 def load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
-    """The tokenizer of a run. A worker of a cluster outlives runs, so the path alone doesn't name it."""
+    """The tokenizer of a run. The cache key includes the fingerprint, since a cluster's worker may serve several runs.
+    """
     tokenizer = Tokenizer.from_folder(path)
     if tokenizer.fingerprint != fingerprint:
         raise UserError(f"{path}: isn't the tokenizer of this run any more; remove the output folder and prepare again")
@@ -109,7 +110,7 @@ def load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
 
 
 def tokenize(task: TokenizeTask) -> Report:
-    """Run one task, or find that it is complete."""
+    """Run one task, unless it is complete."""
     if (complete := Report.load(task.report_path)) is not None:
         return complete
     tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
@@ -129,12 +130,12 @@ def tokenize(task: TokenizeTask) -> Report:
 
 
 def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Document]]]:
-    """Documents with the number of their source, some two million bytes at a time."""
+    """Chunks of documents with the index of their source, some two million bytes each."""
     chunk, size, digests = [], 0, []
     for segment, piece in zip(task.segments, task.pieces, strict=True):
         source = segment.file.source
         content, digest = read_small(segment.file, *piece) or (None, None)
-        damaged = False  # the document, by a piece before
+        damaged = False  # the document was counted with an earlier piece
         for document in read_segment(segment, content):
             damaged &= document.piece > 1
             report.add(
@@ -149,7 +150,7 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
             if size >= _CHUNK_BYTES:
                 yield chunk
                 chunk, size = [], 0
-        digests.append(digest or hash_piece(segment.file, *piece))  # what was read a moment ago, and is in memory
+        digests.append(digest or hash_piece(segment.file, *piece))  # read a moment ago, and in the page cache
     report.digests = "".join(digests)
     if chunk:
         yield chunk
@@ -158,20 +159,20 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
 def content_hashes(
     data: bytes, starts: np.ndarray, pieces: list[int], pairs: bool = False
 ) -> list[tuple[int, int]]:
-    """128-bit hashes of texts, each with its white space made alike: the first half and the rest.
+    """128-bit hashes of texts after normalisation of white space, as two 64-bit numbers.
 
-    starts (N+1,): where they begin in `data`. pairs: each is two segments with a tab between them. pieces: their
-    numbers in long documents, from 1, or 0; a piece's number is a part of what is hashed, since pieces of one document
-    that are alike (of a table, a log, a poem) are not duplicates, and must not all fall into one shard.
+    starts (N+1,): offsets in `data`. pairs: each text has two segments separated by a tab. pieces: numbers of pieces of
+    long documents from 1, or 0. The number is hashed too: equal pieces of one document (a table, a log, a poem) are not
+    duplicates and must not all be in one shard.
     """
     values = np.frombuffer(data.translate(_WHITE_SPACE_IN_PAIRS if pairs else _WHITE_SPACE), np.uint8)
     space = values == _SPACE
-    again = np.flatnonzero(space[1:] & space[:-1]) + 1  # white space behind white space
+    again = np.flatnonzero(space[1:] & space[:-1]) + 1  # white space after white space
     text = np.delete(values, again).tobytes()
     bounds = (starts - np.searchsorted(again, starts)).tolist()
     hashes = []
     for low, high, piece in zip(bounds[:-1], bounds[1:], pieces, strict=True):
-        segments = [segment.strip() for segment in text[low:high].split(b"\t")]  # one, but for a pair
+        segments = [segment.strip() for segment in text[low:high].split(b"\t")]  # one segment, two for a pair
         if piece:
             segments.append(b"%d" % piece)
         digest = hashlib.sha256(b"\t".join(segments)).digest()
@@ -186,7 +187,7 @@ def _id_hash(name: str) -> int:
 def encode(
     chunk: list[tuple[int, Document]], tokenizer: Tokenizer, splitter: str, report: Report
 ) -> parts.Table:
-    """A table of a chunk's documents; those without a token are left out and counted."""
+    """A table of a chunk's documents; those without tokens are skipped and counted."""
     documents = [document for _, document in chunk]
     data = b"".join(part for document in documents for part in (document.text, b"\n"))
     starts = ragged.to_offsets(np.array([len(document.text) + 1 for document in documents], np.int64))
@@ -194,7 +195,7 @@ def encode(
     tokens, offsets = tokenizer.encode_bytes(data, cuts)
     lengths = np.diff(offsets)
     owner = np.searchsorted(starts, cuts[:-1], side="right") - 1
-    if splitter != "pairs":  # a given pair has two segments, even where one of them is empty
+    if splitter != "pairs":  # a given pair has two segments, even if one of them is empty
         owner, lengths = owner[lengths > 0], lengths[lengths > 0]
     sentences = np.bincount(owner, minlength=len(documents))
     sizes = np.bincount(owner, weights=lengths, minlength=len(documents)).astype(np.int64)
@@ -227,7 +228,9 @@ def encode(
 
 
 def _write_part(task: TokenizeTask, report: Report, table: parts.Table) -> None:
-    """Write a part, and count what it holds, duplicates too: so plans don't depend on which documents share a part."""
+    """Write a part, and count its documents, duplicates included, so that plans don't depend on which documents share a
+    part.
+    """
     partition = (table["hash"] >> np.uint64(56)).astype(np.int64)
     weight = np.array(task.weights)[table["source"].astype(np.int64)]
     report.documents += np.bincount(partition, minlength=PARTITIONS)

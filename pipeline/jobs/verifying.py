@@ -11,7 +11,9 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
 def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int, list[str]]:
-    """Check a prepared folder, its further lengths included: (parts checked, a line for each that is damaged)."""
+    """Check a prepared folder with its additional lengths; returns the number of files checked and a line for each
+    damage.
+    """
     progress = progress or Silent()
     manifests, damaged = [Manifest.read(config.data)], []
     further = _further_folders(manifests[0])
@@ -40,7 +42,7 @@ def _further_folders(manifest: Manifest) -> list[Place]:
 
 
 def check_shard(path: Place, shard: ShardInfo) -> list[str]:
-    """A line that says what is wrong with a shard, or none. Raises UserError if it can't be read."""
+    """A list with a line if a shard is damaged, else empty. Raises UserError if it can't be read."""
     if not path.is_file():
         return [f"{path}: missing"]
     if (size := path.stat().st_size) != shard.bytes:
@@ -55,7 +57,7 @@ def _check_hash(path: Place, expected: str) -> list[str]:
 
 
 def _check_manifest(manifest: Manifest) -> list[str]:
-    """Against its hash; and it says most things twice."""
+    """Check the manifest against its hash, and its redundant counts against each other."""
     path = manifest.folder / FILE_NAME
     if manifest.damage:
         return [manifest.damage]
@@ -77,7 +79,7 @@ def _check_manifest(manifest: Manifest) -> list[str]:
 
 
 def _check_tokenizer(manifest: Manifest) -> list[str]:
-    """Its files against their hashes, and whether they agree with each other and with the manifest."""
+    """Check the tokenizer's files against their hashes, and against each other and the manifest."""
     folder = manifest.folder / "tokenizer"
     try:
         hashes = (manifest.tokenizer_files or {}).items()

@@ -1,7 +1,7 @@
-"""`cloze vocab`: train a vocabulary.
+"""`cloze vocab`: trains a vocabulary (WordPiece, byte-level BPE, words, characters) on raw text.
 
-Words are counted with the same array operations as in tokenizing, in parallel; the `tokenizers` library learns the
-pieces from the counts, which takes a time that hardly depends on the size of the corpus.
+Words are counted in parallel with the same array operations as in tokenization; the `tokenizers` library trains on the
+counts, in a time that hardly depends on the size of the corpus.
 """
 
 import uuid
@@ -28,14 +28,14 @@ from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer
 from cloze.pipeline.tokenization.words import WordSplitter, word_of
 
 _CHUNK_BYTES = 2 << 20
-_HELD_WORDS = 2 << 20  # distinct words a worker holds; beyond, those seen least are forgotten (some 300 MB)
-# The same of the counts of all tasks: the trainer of wordpiece takes some 1.2 KB for each. Of English prose what is
-# forgotten was seen a few times in gigabytes.
+_HELD_WORDS = 2 << 20  # distinct words per worker (some 300 MB); beyond, the least frequent are dropped
+# The same for the counts of all tasks: the WordPiece trainer needs some 1.2 KB for each. In English prose the dropped
+# words occur a few times in gigabytes.
 _COUNTED_WORDS = 1 << 22
-_FED_WORDS = 1 << 27  # occurrences that the trainer is fed; counts of larger corpora are scaled down
-_FED_BYTES = 1 << 14  # of one string for the trainer
+_FED_WORDS = 1 << 27  # maximum occurrences given to the trainer; counts of larger corpora are scaled down
+_FED_BYTES = 1 << 14  # characters of a string for the trainer
 _LOCK = ".lock"
-MAX_WORD_BYTES = 1024  # longer "words" are noise, and the trainer's time grows with their square
+MAX_WORD_BYTES = 1024  # longer "words" are noise, and the trainer's time is quadratic in their length
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class CountTask:
 
 
 def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) -> Tokenizer:
-    """Train what `config.vocabulary` asks for and write a tokenizer's folder to `config.output`.
+    """Train the vocabulary of `config.vocabulary` and write a tokenizer's folder to `config.output`.
 
     Deterministic: the same input gives the same vocabulary for any number of workers. Raises UserError if the
-    folder holds something else, or the text has too few words.
+    folder holds other files, or the text has too few words.
     """
     progress = progress or Silent()
     output = _open_output(config)
@@ -61,7 +61,7 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
         try:
             counts = _count_all(config, tasks, progress)
         finally:
-            if not isinstance(output, StorePath):  # there a lease takes its object away itself
+            if not isinstance(output, StorePath):  # in a store the lease deletes its object itself
                 (output / _LOCK).unlink()
     if not counts:
         raise UserError("input: found no word in it, expected text; look at --source.format and text_field")
@@ -100,7 +100,7 @@ def _open_output(config: PrepareConfig) -> Place:
 
 
 def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Progress) -> dict[str, int]:
-    """Occurrences of every normalised word; in order of code points."""
+    """Counts of all normalised words, in order of code points."""
     weights = [sum(segment.weight for segment in task) for task in tasks]
     progress.stage("count words", sum(weights), "bytes")
     with _work_folder(to_place(config.output)) as folder:
@@ -118,14 +118,14 @@ def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Prog
             path = results[number]
             table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
             counts.update(dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True)))
-            if len(counts) > _COUNTED_WORDS:  # task after task in their order, so that it depends on the input alone
+            if len(counts) > _COUNTED_WORDS:  # in the order of the tasks, so that the result depends only on the input
                 counts = _most_frequent(counts, _COUNTED_WORDS // 2)
     return dict(sorted(counts.items()))
 
 
 @contextmanager
 def _work_folder(output: Place) -> Iterator[Place]:
-    """A folder in the output for the counts of tasks. A killed run's is removed by the next."""
+    """A temporary folder in the output for the counts of tasks; that of a killed run is removed by the next."""
     folder = output / f"{ASIDE}count-{uuid.uuid4().hex[:12]}"
     if not isinstance(folder, StorePath):
         folder.mkdir()
@@ -155,7 +155,7 @@ def count_words(task: CountTask) -> tuple[Place, int]:
     _count_chunk(chunk, splitter, raw)
     counts: Counter = Counter()
     for word, count in raw.items():
-        # Byte-level words are in their final form already.
+        # Byte-level words are normalised already.
         for part in [word] if splitter.reason else splitter.parts(word_of(word)):
             if len(part.encode()) <= MAX_WORD_BYTES:
                 counts[part] += count
@@ -176,7 +176,7 @@ def _count_chunk(chunk: list[bytes], splitter: WordSplitter, counts: Counter) ->
     if not chunk:
         return
     text = b"\n".join(chunk)
-    if splitter.reason:  # byte-level: its words carry the space before them
+    if splitter.reason:  # byte-level words include the space before them
         parts = (part for piece in text.decode().split("\n") for part in splitter.parts(piece))
         counts.update(part for part in parts if len(part.encode()) <= MAX_WORD_BYTES)
         return
@@ -186,14 +186,14 @@ def _count_chunk(chunk: list[bytes], splitter: WordSplitter, counts: Counter) ->
 
 
 def _has_word(key: int | str, splitter: WordSplitter) -> bool:
-    """Whether normalising leaves anything that isn't too long; asked here already, since noise would fill memory."""
+    """Whether the normalised word is neither empty nor too long; checked early, since noise would fill the memory."""
     if isinstance(key, int) or len(key) * 4 <= MAX_WORD_BYTES or len(key.encode()) <= MAX_WORD_BYTES:
         return True
     return any(len(part.encode()) <= MAX_WORD_BYTES for part in splitter.parts(key))
 
 
 def _set_rules(backend: tokenizers.Tokenizer, config: VocabularyConfig) -> None:
-    """Normaliser and pre-tokenizer of a kind of vocabulary."""
+    """Set the normaliser and pre-tokenizer of a kind of vocabulary."""
     if config.model == "bytes":
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     elif config.model == "wordpiece":
@@ -209,7 +209,7 @@ def _set_rules(backend: tokenizers.Tokenizer, config: VocabularyConfig) -> None:
 
 
 def _fed(counts: dict[str, int]) -> Iterator[str]:
-    """Strings in which each word stands as often as it was counted, separated by spaces."""
+    """Strings for the trainer in which each word is repeated by its count, separated by spaces."""
     scale = min(1.0, _FED_WORDS / sum(counts.values()))
     held: list[str] = []
     size = 0
@@ -227,9 +227,10 @@ def _fed(counts: dict[str, int]) -> Iterator[str]:
     yield "".join(held)
 
 
-# The library's trainer numbers continuing characters in the order of a hash map, and breaks ties by those numbers: its
-# WordPiece differs from run to run. Written in private-use characters, one for a character at the beginning of a word
-# and one for the same inside, words make a plain BPE problem, which it solves in one way only.
+# The library's WordPiece trainer numbers continuing characters in the order of a hash map and breaks ties by those
+# numbers, so its result differs between runs. With words written in private-use characters, one for a character at the
+# beginning of a word and another for the same character inside, it becomes a plain BPE problem, whose solution is
+# deterministic.
 _BEGINNING, _INSIDE = 0xF0000, 0x100000
 
 
@@ -272,7 +273,7 @@ def _alphabet(counts: dict[str, int], most: int) -> list[str]:
 
 def _train_bytes(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # the counted words are byte-level already
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # the counted words are byte-level characters already
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.vocabulary.min_frequency,
@@ -288,7 +289,7 @@ def _train_bytes(config: PrepareConfig, counts: dict[str, int], names: dict[str,
 
 
 def _from_list(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> dict[str, int]:
-    """Special tokens, then entries by frequency and, at equal frequency, by code point."""
+    """Token ids: special tokens, then entries by frequency, ties by code point."""
     kept = [word for word, count in counts.items() if count >= config.vocabulary.min_frequency and word not in
             names.values()]
     kept.sort(key=lambda word: (-counts[word], word))

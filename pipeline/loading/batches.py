@@ -25,7 +25,7 @@ from cloze.pipeline.loading.streams import (
 from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.shards.shards import ShardReader, Window
 
-_PREFETCHED = 4  # groups of batches
+_PREFETCHED = 4  # groups of batches that are prefetched
 # Tokens that are taken at once, so that what a call costs in Python is small beside them: of each stream and in all
 # when they are read, and made into tensors.
 _TOKENS_OF_STREAM = 1 << 13
@@ -35,7 +35,7 @@ _TOKENS_COLLATED = 1 << 18
 
 @dataclass(frozen=True)
 class BatchWarmup:
-    """Global batches that grow from `initial` in steps of `increment`, as many samples apart each (as Megatron-LM's
+    """Global batches that grow from `initial` by `increment` at equal intervals of samples (Megatron-LM's
     `rampup_batch_size`); from position `samples` on they have their final size.
     """
 
@@ -45,11 +45,11 @@ class BatchWarmup:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of samples of which all sizes but the final one are sums."""
+        """The numbers of samples that all sizes but the final one are sums of."""
         return self.initial, self.increment
 
     def size(self, position: int, final: int) -> int:
-        """Samples of the global batch that begins at `position`."""
+        """Size of the global batch that begins at `position`."""
         if position >= self.samples:
             return final
         return self.initial + self.increment * ((final - self.initial) // self.increment * position // self.samples)
@@ -65,7 +65,7 @@ class BatchPhases:
     ends: tuple[int, ...]
 
     def size(self, position: int, final: int) -> int:
-        """Samples of the global batch that begins at `position`."""
+        """Size of the global batch that begins at `position`."""
         return (*self.sizes, final)[bisect.bisect_right(self.ends, position)]
 
 
@@ -94,9 +94,9 @@ class RankBatch:
 
 
 def deal(lengths: np.ndarray, micro_batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
-    """Deal a global batch: rows (micro_batch_size,) of it for each micro-step of this rank.
+    """Distribute a global batch: its rows (micro_batch_size,) for each micro-step of this rank.
 
-    Sorted by length, so that at each micro-step all ranks hold similar lengths: little padding, no stragglers.
+    Rows are sorted by length, so that in each micro-step all ranks have similar lengths: little padding, no stragglers.
     """
     by_length = np.argsort(lengths, kind="stable")
     step = micro_batch_size * world_size
@@ -107,11 +107,11 @@ class BatchStream:
     """Iterator over global batches from `samples_consumed` on; it makes this rank's part of each.
 
     Of a global batch of G samples, in the order of streams, a rank has [rank · G / world_size, (rank + 1) · G /
-    world_size): those of its own streams, and reads no others; only where the world size doesn't divide `streams` some
-    are read by two. So a global batch holds the same samples for any number of ranks, also while `warmup` gives it
-    other sizes. Of a mixture each source has its share of a global batch, give or take a sample for each `streams` of
-    them. `segments`: as in `collate`. `masking`: of masks drawn at load time. A thread prefetches; `close` ends it.
-    Raises UserError, naming the argument, for one below its least value, and if a batch size isn't a multiple of
+    world_size): those of its own streams; it reads no others (some streams are read by two ranks if the world size
+    doesn't divide `streams`). A global batch thus has the same samples at any world size, also while `warmup` changes
+    its size. In a mixture each source has its share of a global batch, within one sample per `streams` samples.
+    `segments`: as in `collate`. `masking`: rates of masks drawn at load time. A thread prefetches; `close` ends it.
+    Raises UserError, naming the argument, for a value below its minimum, and if a batch size isn't a multiple of
     micro_batch_size × world_size, or of `streams`.
     """
 
@@ -157,14 +157,14 @@ class BatchStream:
         self._streams = range(rank * streams // world_size, -(-(rank + 1) * streams // world_size))
         mean = reader.mean_length
         rows = max(_TOKENS_OF_STREAM / mean, _TOKENS_READ / (mean * len(self._streams)))
-        self._rows = min(rows, reader.num_samples / streams)  # small data is read an epoch at a time
+        self._rows = min(rows, reader.num_samples / streams)  # small data is read one epoch at a time
         self._together = max(1, int(_TOKENS_COLLATED / (mean * global_batch_size / world_size)))
         self._ready: deque[RankBatch] = deque()
         self._queue: queue.Queue = queue.Queue(_PREFETCHED)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._prefetch, args=(samples_consumed,), daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a daemon that reads while the interpreter ends may end it with SIGABRT
+        atexit.register(self.close)  # a daemon thread that reads while the interpreter exits may cause SIGABRT
 
     def __iter__(self) -> "BatchStream":
         return self
@@ -181,7 +181,7 @@ class BatchStream:
         return self._ready.popleft()
 
     def close(self) -> None:
-        """End the prefetching thread; what it holds is dropped."""
+        """End the prefetching thread and drop its batches."""
         atexit.unregister(self.close)
         self._closed.set()
         while not self._queue.empty():
@@ -201,7 +201,7 @@ class BatchStream:
                     if not self._put(batches):
                         return
                 position += sum(sizes)
-        except BaseException as error:  # handed to the consumer: a failure of the thread is the job's failure
+        except BaseException as error:  # passed to the consumer, which raises it
             self._put(error)
 
     def _put(self, item: object) -> bool:
@@ -214,7 +214,7 @@ class BatchStream:
         return False
 
     def _sizes(self, position: int) -> list[int]:
-        """Global batches that are read together, by their samples."""
+        """Sizes of the global batches that are read together."""
         sizes: list[int] = []
         while sum(sizes) < self._rows * self._samples.streams:
             at = position + sum(sizes)
@@ -222,7 +222,7 @@ class BatchStream:
         return sizes
 
     def _groups(self, position: int, sizes: list[int], read: Portion) -> Iterator[list]:
-        """The batches that were read, in groups of equal ones that become tensors together."""
+        """The batches that were read, in groups of equal sizes that are converted to tensors together."""
         done, total = 0, sum(sizes)
         while sizes:
             alike = next((place for place, size in enumerate(sizes) if size != sizes[0]), len(sizes))
@@ -231,9 +231,10 @@ class BatchStream:
             done, sizes = done + count * size, sizes[count:]
 
     def _make(self, position: int, size: int, count: int, done: int, total: int, read: Portion) -> list[RankBatch]:
-        """`count` batches of `size` samples from `position` on, of global batches of `total` samples that were read
-        together, of which `done` came before them."""
-        each, row, length = (number // self._samples.streams for number in (size, done, total))  # in each stream
+        """Make `count` batches of `size` samples from `position` on, out of `total` samples that were read together, of
+        which `done` were used.
+        """
+        each, row, length = (number // self._samples.streams for number in (size, done, total))  # samples per stream
         own = np.arange(self._rank * size // self._world_size, (self._rank + 1) * size // self._world_size)
         stream, place = np.divmod(own - self._streams.start * each, each)
         first = row + each * np.arange(count)[:, None]
@@ -248,7 +249,8 @@ class BatchStream:
         made = collate_several(part, part_masks, np.full(count * micro_steps, self._micro), self._segments)
         lengths = part.lengths.reshape(count, micro_steps, self._micro)
         tokens = lengths.sum(axis=(1, 2))
-        padding = (lengths[:, :, -1] * self._micro).sum(axis=1) - tokens  # the last is the longest
+        # sorted by length: the last one is the longest
+        padding = (lengths[:, :, -1] * self._micro).sum(axis=1) - tokens
         masked = np.diff(part_masks.offsets[:: len(own)])
         pairs = (part.next_sentence_label.reshape(count, -1) != NO_LABEL).sum(axis=1)
         epochs = self._samples.epochs(position + size * np.arange(count))
@@ -277,16 +279,16 @@ def evaluation_batches(
     segments: tuple[int, int] = (0, 1),
     rate: float | None = None,
 ) -> Iterator[dict]:
-    """Every sample (or the first `max_samples`) exactly once over all ranks, with the same masks every time; where they
-    are drawn, with this masking rate (None: the manifest's).
+    """Every sample (or the first `max_samples`) exactly once over all ranks, with the same masks every time; masks
+    drawn at load time have this masking rate (None: the manifest's).
 
-    A rank reads one stretch of them. Every rank gets the same number of micro-batches: one that has no sample left gets
-    a filler whose labels are all -100.
+    A rank reads a contiguous range. Every rank gets the same number of micro-batches: a rank without samples gets
+    filler batches whose labels are all -100.
     """
     dynamic = masks_per_sample(reader)
     total = reader.num_samples if max_samples is None else min(max_samples, reader.num_samples)
     low, high = rank * total // world_size, (rank + 1) * total // world_size
-    steps = math.ceil(math.ceil(total / world_size) / micro_batch_size)  # of the longest stretch
+    steps = math.ceil(math.ceil(total / world_size) / micro_batch_size)  # micro-batches of the longest range
     at_once = micro_batch_size * max(1, int(_TOKENS_READ / (reader.mean_length * micro_batch_size)))
     made = 0
     for start in range(low, high, at_once):

@@ -1,6 +1,6 @@
-"""Samples and sequences to tensors: those of a micro-batch one after another, without padding.
+"""Samples and sequences to tensors: the sequences of a micro-batch are concatenated, without padding.
 
-The keys of the dict are parameters of `BertForPreTraining.forward`, and `concatenated` is the one place that makes it.
+The keys of the dict are parameters of `BertForPreTraining.forward`; it is made only by `concatenated`.
 """
 
 import numpy as np
@@ -15,14 +15,14 @@ def concatenated(
     input_ids: np.ndarray, offsets: np.ndarray, segment_b_start: np.ndarray, sizes: np.ndarray,
     segments: tuple[int, int] = (0, 1),
 ) -> list[dict]:
-    """What a model's forward takes of sequences, in micro-batches of `sizes` sequences each, over shared memory.
+    """Inputs of a model's forward for sequences, in micro-batches of `sizes` sequences each, over shared memory.
 
     Args:
         input_ids: int64 (T,), special tokens included.
-        offsets: (N+1,), of each sequence the first token.
-        segment_b_start: (N,), first position of each second segment; the length, or more, where there is none.
-        sizes: int64 (micro-batches,), of which none is 0.
-        segments: the model's types of segments A and B.
+        offsets: (N+1,), first token of each sequence.
+        segment_b_start: (N,), first position of each second segment; the length, or more, without one.
+        sizes: int64 (micro-batches,), all above 0.
+        segments: the model's segment ids of A and B.
 
     Returns:
         For each micro-batch of B sequences and T tokens input_ids, token_type_ids, position_ids: int64 (T,);
@@ -45,14 +45,14 @@ def concatenated(
 
 
 def _split(columns: dict[str, tuple[np.ndarray, list[int]]]) -> list[dict]:
-    """Of flat arrays, each with its part in every micro-batch, a dict of tensors for each micro-batch."""
-    # As `split`, without a note in each part of what it is a part of, which autograd would want of changes in place.
+    """A dict of tensors for each micro-batch, from flat arrays with the lengths of their parts in each."""
+    # Like `torch.split`, but the parts are not views for autograd, which would restrict changes in place.
     parts = [torch.unsafe_split_with_sizes(torch.from_numpy(values), counts) for values, counts in columns.values()]
     return [dict(zip(columns, tensors, strict=True)) for tensors in zip(*parts, strict=True)]
 
 
 def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) -> dict:
-    """Make one micro-batch of B samples, T tokens, M masked tokens. segments: the model's types of segments A and B.
+    """Make one micro-batch of B samples, T tokens, M masked tokens. segments: the model's segment ids of A and B.
 
     Returns
     -------
@@ -70,8 +70,9 @@ def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) 
 def collate_several(
     samples: Samples, masks: Masks, sizes: np.ndarray, segments: tuple[int, int] = (0, 1)
 ) -> list[dict]:
-    """Make several micro-batches, of `sizes` samples each, one after another; each as `collate` says, over shared
-    memory. Made together, small ones cost as much a sample as large ones."""
+    """Make several micro-batches of `sizes` samples each, as `collate`, over shared memory. Made together, small
+    micro-batches cost no more per sample than large ones.
+    """
     bounds = ragged.to_offsets(sizes)
     starts = samples.offsets[bounds]  # of micro-batches, in tokens
     masked_bounds = masks.offsets[bounds]
@@ -91,7 +92,7 @@ def collate_several(
 
 
 def without_loss(batch: dict) -> dict:
-    """The same batch with nothing to predict: what a rank gets that has no sample left."""
+    """The batch with all labels ignored: a filler for ranks without samples."""
     return {
         **batch,
         "labels": torch.full_like(batch["labels"], NO_LABEL),
@@ -102,7 +103,7 @@ def without_loss(batch: dict) -> dict:
 def pad(
     batch: dict, length: int, *, pad_id: int = 0, ignore_index: int = NO_LABEL, segment_padding: int = 0
 ) -> dict:
-    """The same micro-batch as rows of one length, for models that want (B, length) tensors.
+    """Pad a micro-batch to rows of one length, for models with inputs (B, length).
 
     Returns input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on
     tokens), int64 (B, length), and next_sentence_label, int64 (B,).

@@ -1,17 +1,17 @@
-"""Several sources in one stream of samples: which source stands at each position, and which of its samples it is.
+"""The order of a mixture: which source each position of the stream of samples has, and which of its samples.
 
-Pure functions of (shares of the sources by phase, number of streams). Of position p, which is number t of stream l
-(`order`), the source is worked out from a point on a circle of R = `period` places, R a multiple of the S streams:
+Pure functions of (shares of the sources by phase, number of streams). The source of position p, which is number t of
+stream l (order.py), follows from a point on a circle of R = `period` places, R a multiple of the S streams:
 
     point(t, l) = (a · t + (R / S) · (b · l mod S)) mod R       a, b: `_spreading` of R and S
 
-A source owns as many neighbouring places as it has of R samples. So R positions from a multiple of S on have each
-point once: shares are exact there. At one number of all streams the points are S evenly spaced ones: each source has
-its share of a batch, give or take one sample for each such row. A stream meets all points in R of its numbers, well
-spread, and neighbouring streams lie far apart: each process has about the same of every source.
+A source owns as many consecutive places as it has samples among R. R positions from a multiple of S on have each point
+once, so shares are exact there. For one number t the points of all streams are S evenly spaced ones: each source has
+its share of a batch, within one sample per such row. A stream has all points within R of its numbers, well spread, and
+neighbouring streams are far apart: each process has about the same share of every source.
 
-Stream l of a mixture takes its samples of a source from stream l of the source's own order. How many of them lie
-before a number follows from prefix counts of one period, so that a seek costs O(number of phases).
+Stream l of a mixture takes its samples of a source from stream l of the source's own order. The number of them before a
+position follows from prefix counts of one period, so a seek costs O(number of phases).
 """
 
 import functools
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Samples over which shares are exact, at least: a share is a multiple of a 65,536th.
+# Minimum period in samples, over which shares are exact: a share is a multiple of 1 / 65,536.
 PERIOD = 1 << 16
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_NEAR = 64  # of the golden section
+_NEAR = 64  # numbers on each side of the golden section that are tried
 
 
 @dataclass(frozen=True)
 class Phase:
-    """From position `begin` on, sources have these shares of the samples (they are divided by their sum)."""
+    """From position `begin` on, sources have these shares of the samples (relative weights)."""
 
     begin: int
     shares: tuple[float, ...]
@@ -37,16 +37,17 @@ class Phase:
 
 @functools.cache
 def _spreading(modulus: int) -> int:
-    """A number coprime to the modulus whose multiples are well spread on a circle of so many places: near its golden
-    section, and of those the one whose ratio to it has the smallest partial quotients."""
+    """A number coprime to the modulus whose multiples are well spread modulo it: near the golden section, and among
+    those the one whose ratio to the modulus has the smallest partial quotients.
+    """
     middle = round(_GOLDEN * modulus)
-    near = range(max(1, middle - _NEAR), min(modulus, middle + _NEAR) + 1)  # all there are, if the modulus is small
+    near = range(max(1, middle - _NEAR), min(modulus, middle + _NEAR) + 1)  # all numbers if the modulus is small
     return min((number for number in near if math.gcd(number, modulus) == 1),
                key=lambda number: (_greatest_quotient(modulus, number), abs(number - middle)))
 
 
 def _greatest_quotient(larger: int, smaller: int) -> int:
-    """Of the continued fraction of their ratio."""
+    """The largest partial quotient of the continued fraction of their ratio."""
     most = 0
     while smaller:
         quotient, rest = divmod(larger, smaller)
@@ -55,30 +56,31 @@ def _greatest_quotient(larger: int, smaller: int) -> int:
 
 
 def whole_counts(shares: Sequence[float], period: int) -> np.ndarray:
-    """Samples of each source in a period, int64 (sources,): in proportion to its share, at least 1 if it has any."""
+    """Samples of each source in a period, int64 (sources,): proportional to its share, at least 1 for a positive share.
+    """
     exact = np.array(shares, np.float64) / sum(shares) * period
     counts = np.where(exact > 0, np.maximum(1, np.floor(exact)), 0).astype(np.int64)
     left = period - int(counts.sum())
     if left >= 0:
         counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
-    else:  # sources that were given 1 take it from the greatest
+    else:  # samples given to sources below 1 are taken from the largest source
         counts[np.argmax(counts)] += left
     return counts
 
 
 class _Pattern:
-    """The sources of a phase by the number of steps on the circle, and counts of them."""
+    """The sources of a phase by the point on the circle, and their prefix counts."""
 
     def __init__(self, shares: Sequence[float], streams: int, period: int):
         self.counts = whole_counts(shares, period)
         ends = np.cumsum(self.counts)
         step = _spreading(period)
         self.sources = np.searchsorted(ends, np.arange(period) * step % period, side="right").astype(np.int32)
-        # Where each source stands in a period, ascending.
+        # Positions of each source in a period, ascending.
         self.places = [np.flatnonzero(self.sources == source) for source in range(len(shares))]
         points = period // streams * (np.arange(streams) * _spreading(streams) % streams)
-        self.starts = points * pow(step, -1, period) % period  # steps after which a stream begins
-        rows = period // streams  # after so many numbers of all streams each point was met once
+        self.starts = points * pow(step, -1, period) % period  # the first point of each stream, in steps
+        rows = period // streams  # number of rows (one number of all streams) until each point occurred once
         of_rows = self.sources[(np.arange(rows)[:, None] + self.starts) % period]
         by_row = np.bincount((of_rows + len(shares) * np.arange(rows)[:, None]).ravel(), minlength=rows * len(shares))
         self.before_row = np.concatenate([np.zeros((1, len(shares)), np.int64),
@@ -95,22 +97,21 @@ class _Pattern:
         return np.stack(columns, axis=1)
 
     def before_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Samples of each source in so many numbers of all streams: (n, sources)."""
+        """Samples of each source in the first `rows` numbers of all streams: (n, sources)."""
         turns, rest = np.divmod(rows, len(self.before_row) - 1)
         return turns[:, None] * self.before_row[-1] + self.before_row[rest]
 
     def numbers(self, source: int, stream: int, count: np.ndarray) -> np.ndarray:
-        """The stream's numbers at which it has its sample number `count` (from 0) of a source that it has."""
+        """The numbers at which a stream has its samples number `count` (from 0) of a source."""
         at, start = self.places[source], int(self.starts[stream])
         turns, place = np.divmod(count + int(np.searchsorted(at, start)), len(at))
         return turns * len(self.sources) + at[place] - start
 
 
 class MixtureOrder:
-    """Which source each number of each stream has, and how many of its samples come before.
+    """The source of each number of each stream, and how many samples of each source come before.
 
-    phases: by position, the first from 0 on. A phase begins at the first number of the streams that lies at or after
-    its `begin`.
+    phases: by position, the first from 0 on. A phase begins at the first number of the streams at or after its `begin`.
     """
 
     def __init__(self, phases: Sequence[Phase], streams: int):
@@ -119,7 +120,7 @@ class MixtureOrder:
         self.period = streams * -(-PERIOD // streams)
         self._begins = np.array([-(-phase.begin // streams) for phase in phases], np.int64)
         self._patterns = [_Pattern(phase.shares, streams, self.period) for phase in phases]
-        # Of each stream, and of all of them, samples of each source before a phase.
+        # Samples of each source before each phase, per stream and in total.
         every = np.arange(streams)
         self._before = [np.zeros((streams, self.num_sources), np.int64)]
         self._before_all = [np.zeros(self.num_sources, np.int64)]
@@ -128,7 +129,8 @@ class MixtureOrder:
             self._before_all.append(self._before_all[-1] + pattern.before_rows(numbers[None])[0])
 
     def _spans(self, first: int, count: int) -> list[tuple[int, int, int]]:
-        """Numbers [first, first + count) by phase: phase, first and last but one, counted from the phase's first."""
+        """Divide numbers [first, first + count) by phase: (phase, first, stop), counted from the phase's first number.
+        """
         last, spans = first + count, []
         for phase, begin in enumerate(self._begins.tolist()):
             end = int(self._begins[phase + 1]) if phase + 1 < len(self._begins) else last
@@ -141,7 +143,7 @@ class MixtureOrder:
         """Sources of `count` numbers of each of these streams from its first on: (streams, count)."""
         found = np.empty((len(streams), count), np.int32)
         every, bounds = np.array(streams), np.append(self._begins, np.iinfo(np.int64).max)
-        for first in np.unique(firsts).tolist():  # there are two at most: those of a batch are alike, or one apart
+        for first in np.unique(firsts).tolist():  # at most two: the first numbers of a batch are equal or differ by one
             rows = np.flatnonzero(firsts == first)
             for phase, low, high in self._spans(first, count):
                 pattern, begin = self._patterns[phase], int(bounds[phase])
@@ -161,8 +163,9 @@ class MixtureOrder:
         return found
 
     def consumed(self, positions: np.ndarray) -> np.ndarray:
-        """Samples of each source before these positions, (n,) -> int64 (n, sources); of one that is no multiple of the
-        streams, before the last multiple."""
+        """Samples of each source before these positions, (n,) -> int64 (n, sources); positions are rounded down to
+        multiples of the number of streams.
+        """
         rows = positions // self.streams
         found = np.empty((len(rows), self.num_sources), np.int64)
         phases = np.searchsorted(self._begins, rows, side="right") - 1
@@ -172,8 +175,9 @@ class MixtureOrder:
         return found
 
     def positions(self, source: int, stream: int, counts: np.ndarray) -> np.ndarray:
-        """Positions at which a stream has its samples number `counts` (ascending, from 0) of a source; of those that
-        no phase comes to, the greatest there is."""
+        """Positions at which a stream has its samples number `counts` (ascending, from 0) of a source; the largest
+        int64 for those that no phase reaches.
+        """
         found = np.full(len(counts), np.iinfo(np.int64).max)
         for phase, pattern in enumerate(self._patterns):
             low = int(self._before[phase][stream, source])

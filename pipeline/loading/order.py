@@ -1,15 +1,16 @@
-"""Which samples, in which order: pure functions of (block sizes, longest sample, number of streams, seed, epoch).
+"""The order of samples: pure functions of (block sizes, longest sample, number of streams, seed, epoch).
 
-Block sizes and longest sample come from the manifest. No rank, world size or batch size enters, and what a process
-works out of the order is in proportion to the streams that it reads:
+Block sizes and longest sample come from the manifest. The order does not depend on rank, world size or batch size, and
+a process computes only the part of the streams that it reads:
 
 - The order is divided into S streams. Position p belongs to stream p mod S and is its number p div S, so a global batch
-  of g·S samples has g neighbours of each stream.
-- An epoch is as many positions as it has samples, from `Order.epoch_start` on: each sample stands at one of them.
-- The epoch's blocks (record batches), permuted, make a line, which is cut into S segments, one for each stream. A block
-  on a cut is read by both neighbours.
-- A segment is cut at block bounds into windows. The rows of one are permuted, and laid out so that any run of them has
-  all lengths alike: no rank then waits long for one that drew long samples. Only a window's own lengths enter.
+  of g·S samples has g consecutive samples of each stream.
+- An epoch has as many positions as samples, from `Order.epoch_start` on; each sample has one of them.
+- The epoch's blocks (record batches) are permuted and concatenated to a line, which is divided into S segments, one for
+  each stream. A block on a boundary is read by both streams.
+- A segment is divided at block boundaries into windows. The rows of a window are permuted so that any consecutive ones
+  have a similar distribution of lengths: no rank waits long for one with long samples. This depends only on the lengths
+  within the window.
 """
 
 import functools
@@ -20,13 +21,14 @@ from typing import overload
 
 import numpy as np
 
-# Of all streams' windows together, if every sample had the greatest length; each has at least a block. Shuffled well,
-# held easily (some 80 MB), and decoded before a first batch is missed.
+# Tokens of all streams' windows together if every sample had the maximum length; each window has at least a block.
+# Enough for good shuffling, little memory (some 80 MB), and decoded before the first batch is needed.
 WINDOW_TOKENS = 1 << 24
-# Without need for more a window is one block then, and a process that reads all streams holds 350 MB (BLOCK_TOKENS).
+# With the maximum number of streams a window is one block, and a process that reads all streams holds 350 MB
+# (BLOCK_TOKENS).
 MOST_STREAMS = 1024
 _STRATA = 64  # groups of like length in a window
-_BLOCKS, _ROWS = 1, 2  # purposes that keep the two draws apart
+_BLOCKS, _ROWS = 1, 2  # purposes, so that the two draws are independent
 
 
 def _generator(seed: int, purpose: int, *key: int) -> np.random.Generator:
@@ -34,9 +36,10 @@ def _generator(seed: int, purpose: int, *key: int) -> np.random.Generator:
 
 
 def choose_streams(batch_sizes: Sequence[int], world_size: int, sources: int = 1) -> int:
-    """Streams for a run whose global batches have these sizes and what they grow by: a divisor of all, so that every
-    stream gives as much to every batch, and if possible a multiple of the processes, so that none is read by two. Of
-    several sources each stream holds a window: then there are fewer."""
+    """Number of streams for a run with these sizes of global batches (and increments): a divisor of all, so that every
+    stream gives the same to every batch, and if possible a multiple of the world size, so that no stream is read by two
+    ranks. With several sources there are fewer streams, since each stream holds a window per source.
+    """
     common = math.gcd(*batch_sizes)
     most = max(MOST_STREAMS // sources, world_size)
     divisors = [number for number in range(1, min(common, most) + 1) if common % number == 0]
@@ -44,29 +47,29 @@ def choose_streams(batch_sizes: Sequence[int], world_size: int, sources: int = 1
 
 
 def row_order(num_rows: int, seed: int, epoch: int, window: int) -> np.ndarray:
-    """A permutation of some rows."""
+    """A permutation of the rows of a window."""
     return _generator(seed, _ROWS, epoch, window).permutation(num_rows)
 
 
 @functools.cache
 def _spread(strata: int) -> np.ndarray:
-    """Numbers 0 … strata - 1 by place, such that neighbouring places are far apart: their bits reversed."""
+    """Order of strata in which neighbours are far apart: numbers 0 … strata - 1 with reversed bits."""
     bits = max(1, (strata - 1).bit_length())
     return np.array([int(f"{number:0{bits}b}"[::-1], 2) for number in range(strata)])
 
 
 def window_order(lengths: np.ndarray, *key: int) -> np.ndarray:
-    """The permutation of a window's rows, given their lengths (N,); key: seed, epoch, stream, number of the window.
+    """The permutation of a window's rows from their lengths (N,); key: seed, epoch, stream, number of the window.
 
-    Sorted by length (ties at random) they are cut into strata; these then take turns.
+    Rows are sorted by length (ties at random) and divided into strata, which then alternate.
     """
     generator = _generator(key[0], _ROWS, *key[1:])
     rows = generator.permutation(len(lengths))
-    # 16 bits, which all lengths fit (segment_b_start has no more), are sorted by counting.
+    # 16-bit integers, which hold all lengths (segment_b_start has 16 bits too), are sorted by counting.
     rows = rows[np.argsort(lengths.astype(np.uint16)[rows], kind="stable")]
     strata = min(_STRATA, len(rows))
     stratum = np.arange(len(rows)) * strata // len(rows)
-    rows = rows[np.argsort(stratum + generator.random(len(rows)), kind="stable")]  # within each at random
+    rows = rows[np.argsort(stratum + generator.random(len(rows)), kind="stable")]  # random within each stratum
     sizes = np.bincount(stratum, minlength=strata)
     within = np.arange(len(rows)) - (np.cumsum(sizes) - sizes)[stratum]
     turns = 1 << max(1, (strata - 1).bit_length())
@@ -76,8 +79,9 @@ def window_order(lengths: np.ndarray, *key: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class WindowPlace:
-    """A window of a stream: numbers [start, stop) of the stream. Its rows are those of `blocks` (numbered within their
-    pair set) one after another, without the first `skip` ones."""
+    """A window of a stream: numbers [start, stop) of the stream. Its rows are the concatenated rows of `blocks`
+    (numbered within their pair set) without the first `skip` ones.
+    """
 
     epoch: int
     stream: int
@@ -91,7 +95,7 @@ class WindowPlace:
 class Order:
     """The order of an endless stream of samples.
 
-    block_sizes: samples of each block, for each pair set that epochs cycle through.
+    block_sizes: number of samples of each block, for each pair set; epochs cycle through the pair sets.
     """
 
     def __init__(self, block_sizes: Sequence[np.ndarray], max_length: int, streams: int, seed: int):
@@ -126,17 +130,17 @@ class Order:
     @overload
     def first_from(self, position: int, stream: np.ndarray) -> np.ndarray: ...
     def first_from(self, position: int, stream: int | np.ndarray) -> int | np.ndarray:
-        """The stream's number of its first sample at `position` or later; of several streams (n,), theirs (n,)."""
+        """Number within the stream of its first sample at `position` or later; for several streams (n,), (n,)."""
         return -((stream - position) // self.streams)
 
     def window(self, stream: int, number: int) -> WindowPlace:
-        """The window that holds the sample of that number of a stream."""
+        """The window with the sample of this number of a stream."""
         epoch = self.epoch_of(number * self.streams + stream)
         blocks, offsets, segments = self._line(epoch)
         first = self.first_from(self.epoch_start(epoch), stream)
         low, high = segments[stream : stream + 2].tolist()
         bounds = offsets[np.searchsorted(offsets, low, "right") : np.searchsorted(offsets, high, "left")]
-        # A bound ends a window if it is the first one after another multiple of the rows that a window is to have.
+        # A window ends at the first block boundary after each multiple of the intended number of rows.
         bounds = bounds[np.flatnonzero(np.diff((bounds - low) // self._window_rows, prepend=0))]
         place = low + number - first
         window = int(np.searchsorted(bounds, place, "right"))
@@ -150,8 +154,9 @@ class Order:
         )
 
     def _line(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The epoch's blocks in their order, where each begins (one more than blocks), and where each stream's segment
-        does (one more than streams)."""
+        """The epoch's blocks in their order, the offsets of the blocks (blocks + 1,), and the offsets of the streams'
+        segments (streams + 1,).
+        """
         if epoch not in self._lines:
             sizes = self._block_sizes[epoch % len(self._block_sizes)]
             blocks = _generator(self.seed, _BLOCKS, epoch).permutation(len(sizes))

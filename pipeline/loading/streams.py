@@ -14,15 +14,15 @@ from cloze.pipeline.records import Masks, Samples
 from cloze.pipeline.samples.masking import DynamicMasking, RatePhases, RateSchedule
 from cloze.pipeline.shards.shards import ShardReader
 
-_WINDOWS_AT_ONCE = 64  # decoded together: those of small data sets share blocks
-_SOURCE = 3  # purpose of a draw: the seed of a source (order.py has others)
+_WINDOWS_AT_ONCE = 64  # windows decoded together: in small data sets they share blocks
+_SOURCE = 3  # purpose of the draw of a source's seed (order.py has others)
 
 
 @dataclass(frozen=True)
 class RunMasking:
-    """What a run says of masks that are drawn at load time; None: what the manifest says. Stored masks stay.
+    """A run's settings for masks drawn at load time; None: those of the manifest. Stored masks are not changed.
 
-    rate: by the position in the stream of samples. strategy: token, whole_word or span.
+    rate: masking rate by the position in the stream of samples. strategy: token, whole_word or span.
     """
 
     rate: RateSchedule | RatePhases | None = None
@@ -30,18 +30,18 @@ class RunMasking:
 
 
 def masks_per_sample(reader: ShardReader, strategy: str | None = None) -> DynamicMasking | None:
-    """What draws masks at load time, or None if the shards hold them."""
+    """The DynamicMasking that draws masks at load time, or None if the shards hold masks."""
     manifest = reader.manifest
     return None if manifest.mask_sets else DynamicMasking(manifest, strategy)
 
 
 @dataclass(frozen=True)
 class Portion:
-    """Samples of some streams, as many of each, and their masks.
+    """Samples of some streams, the same number of each, and their masks.
 
-    indices (N,): numbers of the samples in their source. rows (N,): places in samples, masks and indices, stream after
-    stream and each in its order; None: that is how they stand. sources (N,): the place of each row's source in the
-    mixture; None: there is one source.
+    indices (N,): numbers of the samples in their source. rows (N,): indices into samples, masks and indices that give
+    the order of the streams, stream after stream; None: they are in this order. sources (N,): index of each row's
+    source in the mixture; None: there is one source.
     """
 
     indices: np.ndarray
@@ -53,7 +53,7 @@ class Portion:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A window of a stream in its order, masks drawn: numbers [start, stop) of the stream."""
+    """A permuted window of a stream with its masks: numbers [start, stop) of the stream."""
 
     start: int
     stop: int
@@ -63,12 +63,13 @@ class _Loaded:
 
 
 class SampleStreams:
-    """The endless streams of samples that make up the order, of which any may be read from any number on.
+    """The endless streams of samples of the order; each can be read from any number on.
 
-    Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample), as `masking`
-    says. Of each stream that is read the windows in use are held.
+    Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample) by `masking`.
+    Only the current windows of the streams that are read are held in memory.
 
-    positions: of samples in the run's stream, by stream and numbers (n,) of it; None: these streams are the run's.
+    positions: (stream, numbers (n,)) -> positions in the run's stream of samples; None: these streams are the run's
+    own.
     """
 
     def __init__(self, reader: ShardReader, streams: int, seed: int, masking: RunMasking | None = None,
@@ -87,7 +88,7 @@ class SampleStreams:
 
     @property
     def streams(self) -> int:
-        """How many there are."""
+        """Number of streams."""
         return self.order.streams
 
     def cancel(self) -> None:
@@ -104,7 +105,7 @@ class SampleStreams:
         return Portion(*_joined(self.pieces(streams, firsts, [first + count for first in firsts])))
 
     def pieces(self, streams: range, firsts: list[int], lasts: list[int]) -> list["_Piece"]:
-        """Of each of these streams its samples number `first` to `last` - 1, stream after stream."""
+        """Samples number `first` to `last` - 1 of each of these streams, stream after stream."""
         self._load(streams, firsts, lasts)
         return [
             (window, max(first, window.start) - window.start, min(last, window.stop) - window.start)
@@ -113,7 +114,7 @@ class SampleStreams:
         ]
 
     def _load(self, streams: range, firsts: list[int], lasts: list[int]) -> None:
-        """Hold of each stream the windows of its samples from the first on, and no earlier ones."""
+        """Load the windows of each stream from its first sample on, and drop earlier ones."""
         wanted: list[WindowPlace] = []
         held = {}
         for stream, first, last in zip(streams, firsts, lasts, strict=True):
@@ -132,21 +133,21 @@ class SampleStreams:
             self._fetch_ahead(sorted({place.stream for place in wanted}))
 
     def _fetch_ahead(self, streams: list[int]) -> None:
-        """Begin to fetch the window of each stream that follows what is held."""
+        """Begin to fetch the next window of each stream from the store."""
         for stream in streams:
             following = self.order.window(stream, self._held[stream][-1].stop)
             numbers, mask_set = self._stored_as(following.epoch)
             self.reader.fetch(numbers[following.blocks], mask_set)
 
     def _stored_as(self, epoch: int) -> tuple[np.ndarray, int | None]:
-        """The blocks of an epoch's pair set, and its mask set."""
+        """The blocks of an epoch's pair set, and the number of its mask set."""
         pair_sets = len(self._blocks)
         mask_set = None if self._dynamic else epoch // pair_sets % self.reader.manifest.mask_sets
         return self._blocks[epoch % pair_sets], mask_set
 
     def _load_windows(self, epoch: int, places: list[WindowPlace]) -> None:
         numbers, mask_set = self._stored_as(epoch)
-        blocks = np.unique(np.concatenate([numbers[place.blocks] for place in places]))  # each is decoded once
+        blocks = np.unique(np.concatenate([numbers[place.blocks] for place in places]))  # each block is decoded once
         decoded = self.reader.window(blocks, mask_set)
         starts = ragged.to_offsets(self.reader.block_sizes[blocks])
         lengths = decoded.samples.lengths
@@ -159,7 +160,7 @@ class SampleStreams:
             order = window_order(lengths[some], self._seed, epoch, place.stream, place.number)
             rows.append(some[order])
             indices.append(ragged.ranges(self.reader.block_starts[own], sizes)[part][order])
-        # All at once: a window of a stream may have few rows.
+        # All windows at once, since a window may have few rows.
         samples, masks = decoded.take(np.concatenate(rows))
         bounds = ragged.to_offsets(np.array([len(some) for some in rows])).tolist()
         for place, own, low, high in zip(places, indices, bounds[:-1], bounds[1:], strict=True):
@@ -175,7 +176,7 @@ class SampleStreams:
             self._held[place.stream].append(_Loaded(place.start, place.stop, own, part_samples, drawn))
 
 
-_Piece = tuple[_Loaded, int, int]  # a window, and which of its samples: from the second number to before the third
+_Piece = tuple[_Loaded, int, int]  # a window, and the range of its samples: start, stop
 
 
 def _joined(pieces: list[_Piece]) -> tuple[np.ndarray, Samples, Masks]:
@@ -210,34 +211,36 @@ def _joined(pieces: list[_Piece]) -> tuple[np.ndarray, Samples, Masks]:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Prepared folders that a run mixes, and the shares that they have of its samples, by phase."""
+    """Prepared folders that a run mixes, and their shares of the samples by phase."""
 
     readers: Sequence[ShardReader]
     phases: Sequence[Phase]
 
     @property
     def num_samples(self) -> int:
-        """Of all sources."""
+        """Number of samples of all sources."""
         return sum(reader.num_samples for reader in self.readers)
 
     @property
     def mean_length(self) -> float:
-        """Tokens a sample, in the phase where it is least."""
+        """Mean tokens per sample, in the phase where it is smallest."""
         lengths = np.array([reader.mean_length for reader in self.readers])
         return min(float(np.average(lengths, weights=phase.shares)) for phase in self.phases)
 
 
 def source_seed(seed: int, source: int) -> int:
-    """The seed of a source's order and masks: those of two that have as many samples must not be the same. The first
-    has the run's, so that it alone is read as without a mixture."""
+    """The seed of a source's order and masks, different for each source. The first source has the run's seed, so that a
+    mixture of one source equals a run without a mixture.
+    """
     if source == 0:
         return seed
     return int(np.random.SeedSequence((seed, _SOURCE, source)).generate_state(1, np.uint64)[0])
 
 
 class MixedStreams:
-    """The endless streams of samples of a mixture: stream l takes them from stream l of each source, in turns that
-    `MixtureOrder` has. Each source has epochs of its own."""
+    """The endless streams of samples of a mixture: stream l takes its samples from stream l of each source, in the
+    order of `MixtureOrder`. Each source has its own epochs.
+    """
 
     def __init__(self, mixture: Mixture, streams: int, seed: int, masking: RunMasking | None = None):
         self.order = MixtureOrder(mixture.phases, streams)
@@ -248,7 +251,7 @@ class MixedStreams:
 
     @property
     def streams(self) -> int:
-        """How many there are."""
+        """Number of streams."""
         return self.order.streams
 
     def cancel(self) -> None:
@@ -257,7 +260,7 @@ class MixedStreams:
             made.cancel()
 
     def epochs_of_sources(self, positions: np.ndarray) -> np.ndarray:
-        """How often each source was seen in full before positions (n,): (n, sources)."""
+        """Number of complete passes over each source before positions (n,): (n, sources)."""
         consumed = self.order.consumed(positions)
         epochs = [made.order.epochs_of(consumed[:, source]) for source, made in enumerate(self._sources)]
         return np.stack(epochs, axis=1)
@@ -275,7 +278,7 @@ class MixedStreams:
             piece for source, made in enumerate(self._sources)
             for piece in made.pieces(streams, before[:, source].tolist(), after[:, source].tolist())
         ]
-        # The samples of a source stand together, in the order in which the rows want them.
+        # The samples of each source are contiguous, in the order of the rows.
         rows = np.empty(len(sources), np.int64)
         rows[np.argsort(sources, kind="stable")] = np.arange(len(sources))
         return Portion(*_joined(pieces), rows=rows, sources=sources)

@@ -15,9 +15,9 @@ from cloze.pipeline.records import Document
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.stores.reading import open_raw
 
-_ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once,
-_BYTES_AT_ONCE = 32 << 20  # at most about so many bytes of them
-# Bytes of a row's text: Arrow holds it four times while it decodes a Parquet page, and a worker may take 1.5 GB.
+_ROWS_AT_ONCE = 64  # rows read at once, since documents may be long,
+_BYTES_AT_ONCE = 32 << 20  # and the approximate maximum of their bytes
+# Maximum bytes of a row's text: Arrow holds four copies while it decodes a Parquet page, and a worker has 1.5 GB.
 _LONGEST_TEXT = 192 << 20
 
 
@@ -29,7 +29,7 @@ def segments(file: InputFile, target_bytes: int) -> list[Segment]:
 
 
 def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
-    from pyarrow import parquet  # not at the top: every worker would wait for it
+    from pyarrow import parquet  # not at the top, since every worker would wait for the import
 
     try:
         metadata = parquet.read_metadata(_source(file.path))
@@ -45,12 +45,12 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
 
 
 def _source(path: str) -> str | io.RawIOBase:
-    """What Arrow opens: a path, or an object of a store as a file."""
+    """The argument for Arrow: a path, or a file object for an object in a store."""
     return open_raw(path) if is_url(path) else path
 
 
 def read(segment: Segment) -> Iterator[Document]:
-    """Documents of a segment, with the row in its file as their place. A long text is never copied as a whole."""
+    """Documents of a segment, with their row in the file as place. A long text is never copied as a whole."""
     config = segment.file.config
     for start, rows in _parquet_rows(segment) if segment.file.format == "parquet" else hub.rows(segment):
         for place, text, name in _values(rows, segment, config.text_field, config.id_field, start):
@@ -65,7 +65,7 @@ def read(segment: Segment) -> Iterator[Document]:
 def _values(
     rows: pa.RecordBatch, segment: Segment, text_field: str, id_field: str | None, start: int
 ) -> Iterator[tuple[int, memoryview, str | None]]:
-    """Place, text and id of each row. A null is an empty document."""
+    """Row, text and id of each document. A null is an empty document."""
     where = f"{segment.file.path}: row {start}"
     check_fields(rows.schema.names, text_field, id_field, where)
     texts = rows.column(text_field)

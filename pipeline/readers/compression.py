@@ -1,4 +1,4 @@
-"""Compressed files as one stream of bytes: read to their end, or an error."""
+"""Decompression of input files (gzip, bz2, xz, zstd) as one stream of bytes; damaged and truncated files are errors."""
 
 import bz2
 import io
@@ -12,16 +12,17 @@ from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.stores.reading import open_raw
 
 SUFFIXES = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".xz": "xz", ".zst": "zstd"}
-# Archives, and compressions that neither Python nor Arrow reads: taken for text they would be noise.
+# Archives, and formats that neither Python nor Arrow reads: read as text they would be noise.
 UNREAD = {".7z", ".lzma", ".rar", ".snappy", ".tar", ".tbz2", ".tgz", ".txz", ".tzst", ".z", ".zip"}
-ERRORS = (OSError, EOFError, lzma.LZMAError, pa.ArrowException)  # of reading what is damaged
+ERRORS = (OSError, EOFError, lzma.LZMAError, pa.ArrowException)  # errors of reading damaged data
 _BUFFERED = 1 << 20  # of an object in a store
 _PIECE_BYTES = 1 << 14  # compressed, read at once
 
 
 def open_stream(path: str, compression: str | None) -> Any:
-    """Open for reading, decompressed. Reading raises one of ERRORS for whatever is damaged, cut off, or isn't more of
-    the same behind what is whole. path: or a URL. Raises OSError if there is no such file."""
+    """Open a path or URL for reading, decompressed. Reading raises one of ERRORS for damaged or truncated data, and for
+    other data after the end of a stream. Raises OSError if there is no such file.
+    """
     if compression in _STREAMS:
         return _Streams(open_raw(path), *_STREAMS[compression])
     if compression and is_url(path):
@@ -32,7 +33,7 @@ def open_stream(path: str, compression: str | None) -> Any:
 
 
 def expansion(path: str, compression: str, size: int) -> float:
-    """Decompressed bytes for each compressed one, in the first `size` of a file. Raises one of ERRORS."""
+    """Ratio of decompressed to compressed bytes in the first `size` bytes of a file. Raises one of ERRORS."""
     with open_raw(path) as raw:
         if compression in _STREAMS:
             stream: Any = _Streams(raw, *_STREAMS[compression])
@@ -48,12 +49,12 @@ _Decompressor = bz2.BZ2Decompressor | lzma.LZMADecompressor
 
 
 class _Streams(io.RawIOBase):
-    """A file's streams, one behind another, as one.
+    """The concatenated compressed streams of a file as one stream.
 
-    Python's LZMAFile and BZ2File take what follows a stream and isn't another for the end of the file: of padding
-    or damage between two, everything behind would be lost without a word. Arrow takes an empty bz2 stream for an error.
+    Python's LZMAFile and BZ2File treat other data after a stream as the end of the file: after padding or damage
+    between two streams the rest would be lost silently. Arrow treats an empty bz2 stream as an error.
 
-    padding: bytes that may stand behind a stream, in fours (section 2.2 of the .xz file format).
+    padding: bytes that may follow a stream, in multiples of four (section 2.2 of the .xz file format).
     """
 
     def __init__(self, file: io.RawIOBase, new: Callable[[], _Decompressor], padding: bytes):
@@ -80,7 +81,7 @@ class _Streams(io.RawIOBase):
                 return data
 
     def _next_stream(self) -> bytes:
-        """Begin it, and give its first bytes; none at the end of the file."""
+        """Begin the next stream; returns its first bytes, none at the end of the file."""
         rest, padded = self._decompressor.unused_data, 0
         while rest or (rest := self._file.read(_PIECE_BYTES)):
             begun = rest.lstrip(self._padding)

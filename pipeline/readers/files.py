@@ -12,16 +12,16 @@ from cloze.pipeline.storage import describe
 from cloze.pipeline.stores.places import is_url
 
 BLOCK_BYTES = 1 << 20
-TABLES = ("parquet", "dataset")  # formats of rows; others are of bytes
+TABLES = ("parquet", "dataset")  # formats with rows; positions in other formats are bytes
 NEWLINE = re.compile(rb"\n")  # behind which lines end
-LONGEST_LINE = 16 << 20  # of pairs, which must be held whole: its arrays take some thirty times as much
+LONGEST_LINE = 16 << 20  # of pairs, which must be held in memory; its arrays take some thirty times as much
 
 
 @dataclass(frozen=True)
 class InputFile:
     """One input. number: its place among all inputs; source: its place among the weighted sources.
 
-    name: relative to the folder that its source's files share, so that manifests don't depend on where they lie.
+    name: relative to the common folder of its source's files, so that manifests don't depend on the location.
     size: bytes (of a data set: of its text or all of its columns; 0 if unknown). rows: of a saved data set, or stream
     shards of one on the hub. changed: when, nanoseconds; 0 on the hub. parts: the files of a saved data set. content:
     what that of a store's object is known by; None elsewhere.
@@ -42,12 +42,12 @@ class InputFile:
 
     @property
     def state(self) -> int | str:
-        """What changes when the content does, beside the size."""
+        """A value that changes with the content, besides the size."""
         return self.changed if self.content is None else self.content
 
     @property
     def is_small(self) -> bool:
-        """Whether its bytes, as they lie on this machine, are one block at most."""
+        """Whether it is a local file of at most one block."""
         return (self.size <= BLOCK_BYTES and self.compression is None and self.format not in TABLES
                 and not is_url(self.path))
 
@@ -65,8 +65,9 @@ class Segment:
 
 @dataclass
 class Block:
-    """Bytes of whole lines or documents. offset: of its first byte in the (decompressed) file. piece: not 0 if the
-    first document began in an earlier block; goes_on: if the last one goes on in the next."""
+    """Bytes of whole lines or documents. offset: offset of its first byte in the (decompressed) file. piece: not 0 if
+    the first document began in an earlier block; goes_on: whether the last one continues in the next.
+    """
 
     offset: int
     data: bytes
@@ -75,7 +76,7 @@ class Block:
 
 
 def open_file(file: InputFile) -> IO[bytes]:
-    """Open for reading, decompressed. Raises UserError if it isn't there any more."""
+    """Open for reading, decompressed. Raises UserError if the file is missing."""
     try:
         return compression.open_stream(file.path, file.compression)
     except OSError as error:
@@ -83,7 +84,7 @@ def open_file(file: InputFile) -> IO[bytes]:
 
 
 def _read_exactly(stream: IO[bytes], file: InputFile, count: int) -> bytes:
-    """`count` bytes, fewer only at the end: where blocks are cut must not depend on how a library buffers."""
+    """`count` bytes, fewer only at the end, so that block boundaries do not depend on a library's buffering."""
     parts, left = [], count
     try:
         while left and (part := stream.read(left)):
@@ -95,11 +96,11 @@ def _read_exactly(stream: IO[bytes], file: InputFile, count: int) -> bytes:
 
 
 def blocks(segment: Segment, separator: re.Pattern | None, longest: int | None) -> Iterator[Block]:
-    """The blocks of a segment, cut behind a separator (None: nowhere).
+    """The blocks of a segment, cut after separators (None: not cut).
 
-    The text between two separators belongs to the segment in which the earlier one begins. What is longer than
-    `longest` bytes is cut at white space and comes in several blocks (None: it must fit into 16 MB).
-    The blocks of one stripe of a compressed file hold whole documents: pieces of one stay together.
+    The text between two separators belongs to the segment in which the first one begins. Text longer than `longest`
+    bytes is cut at white space into several blocks (None: it must fit into 16 MB). The blocks of one stripe of a
+    compressed file hold whole documents: pieces of one document stay together.
     """
     file = segment.file
     with open_file(file) as stream:
@@ -122,11 +123,11 @@ def _blocks(
     longest: int | None,
 ) -> Iterator[Block]:
     data, begin, pieces = b"", start, 0
-    waiting = start > 0  # for the separator behind which this segment's first document begins
+    waiting = start > 0  # read the separator before this segment's first document
     if waiting:
         stream.seek(start)
     while True:
-        # A long line is read in doubling steps: adding up equal ones would copy it many times.
+        # A long line is read in doubling steps: equal steps would copy it many times.
         doubling = longest is None and not waiting
         new = _read_exactly(stream, file, max(BLOCK_BYTES, len(data) if doubling else 0))
         if not new:
@@ -138,8 +139,8 @@ def _blocks(
             if match is None and not data[max(0, stop - begin) :].strip():
                 continue
             if match is None or begin + match.start() >= stop:
-                return  # one document covers this segment: it belongs to an earlier one
-            # The last newline stays: it may begin the separator at which this segment ends.
+                return  # the whole segment is inside a document of an earlier segment
+            # Keep the last newline: it may begin the separator at which this segment ends.
             data, begin, waiting = data[match.end() - 1 :], begin + match.end() - 1, False
         last, end = False, None
         if separator is not None and stop is not None and begin + len(data) > stop:
@@ -180,7 +181,7 @@ def _cut(data: bytes, separator: re.Pattern | None) -> int:
 
 
 def cut_place(data: bytes, limit: int) -> int:
-    """A place to cut at or before `limit`: behind white space if there is any near, else between characters."""
+    """A place to cut at or before `limit`: after white space if there is any near, else between characters."""
     for place in range(limit, max(limit - 4096, 1), -1):
         if data[place - 1] <= 0x20:
             return place
@@ -188,8 +189,8 @@ def cut_place(data: bytes, limit: int) -> int:
 
 
 def between_characters(data: bytes, place: int) -> int:
-    """`place`, or the first byte of the UTF-8 character that lies across it."""
+    """`place`, or the first byte of the UTF-8 character that contains it."""
     for first in range(place, max(place - 4, 0), -1):
         if data[first] & 0xC0 != 0x80:
             return first
-    return place  # no UTF-8: wherever it is cut
+    return place  # not UTF-8: any place

@@ -1,4 +1,4 @@
-"""Find the input files that entries name: files, folders, globs. What can't be read is an error, never left out."""
+"""Finds the input files by files, folders and globs; unreadable files are errors, never skipped."""
 
 import fnmatch
 import os
@@ -20,7 +20,8 @@ from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 _FORMATS: dict[str, Literal["jsonl", "parquet"]] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
-_TABLES = (".csv", ".tsv", ".xlsx")  # would be read as lines of text, with their quotes, headers and other columns
+# tables that would otherwise be read as lines of text, with quotes, headers and other columns
+_TABLES = (".csv", ".tsv", ".xlsx")
 _MAGIC = re.compile(r"[*?[]")
 
 
@@ -29,10 +30,10 @@ def find_files(
 ) -> list[InputFile]:
     """Files of a source in the order of their names; the order of the entries doesn't matter.
 
-    Linked folders are entered. What is hidden is left out, and what is one of `written` or lies in it, unless an entry
-    names a place in it. Raises UserError for an entry that names nothing, and for what it names and can't be read.
+    Linked folders are entered. Hidden files are skipped, and files in `written` places unless an entry names a place
+    inside. Raises UserError for an entry that matches nothing, and for unreadable files.
     """
-    paths: dict[str, str | None] = {}  # and their places without links, where these are known
+    paths: dict[str, str | None] = {}  # paths, and their real paths where known
     stored: dict[str, ObjectInfo] = {}
     for entry in entries:
         if isinstance(name := to_place(entry), StorePath):
@@ -50,9 +51,9 @@ def find_files(
                 f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
             )
         paths |= found
-    # One file under several names is read once. A link says what it links to by its own name: that of its target may
-    # be a hash (the cache of the Hugging Face hub, DVC, git-annex). Of several names the shortest way is taken.
-    real_folder = cache(os.path.realpath)  # it looks at every folder above: once for each of 50,000 files takes seconds
+    # A file with several names is read once. The format follows from a link's own name, since the target's name may be
+    # a hash (the cache of the Hugging Face hub, DVC, git-annex). Of several names the shortest path is taken.
+    real_folder = cache(os.path.realpath)  # realpath checks every parent folder, which takes seconds for 50,000 files
     chosen: dict[str, str] = {}
     for path, real in paths.items():
         real = path if path in stored else real or _real_path(path, real_folder)
@@ -77,7 +78,7 @@ def find_files(
 
 
 def _shared_folder(paths: list[str]) -> str:
-    """The folder or URL below which all lie; empty if there is none."""
+    """The common parent folder or URL; empty if there is none."""
     folders = {os.path.dirname(path) for path in paths}
     if not any(map(is_url, folders)):
         return os.path.commonpath(folders)
@@ -88,8 +89,9 @@ def _shared_folder(paths: list[str]) -> str:
 
 
 def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, ObjectInfo]:
-    """The objects that a URL names: itself, those below, or those that match; by their URLs. What is hidden is left
-    out, and what lies in a written folder, unless the entry names a place in that."""
+    """The objects of a URL by their URLs: the object itself, those below, or those that match. Hidden objects are
+    skipped, and those in a written folder unless the entry names a place inside.
+    """
     parts = entry.key.split("/")
     fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     if fixed == len(parts) and (info := entry.info()) is not None:
@@ -110,7 +112,7 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
 
 
 def _names(pattern: list[str], below: list[str]) -> bool:
-    """Whether a glob, part by part, names an object, or a folder above it; ** is any number of folders."""
+    """Whether a glob, part by part, matches an object or one of its parent folders; ** is any number of folders."""
     if not pattern:
         return True
     if pattern[0] == "**":
@@ -128,7 +130,7 @@ def _real_path(path: str, real_folder: Callable[[str], str]) -> str:
 def _input_file(
     path: str, below: str, number: int, source: int, config: SourceConfig, stored: ObjectInfo | None, is_file: bool
 ) -> InputFile:
-    """below: the shared folder, with a slash behind it. is_file: known to be one, and no link."""
+    """below: the common folder, with a trailing slash. is_file: whether it is known to be a file and not a link."""
     form, packed = _format(path, config)
     if stored is not None:
         name = path.removeprefix(below)
@@ -137,7 +139,7 @@ def _input_file(
     try:
         if not is_file:
             _check_file(path, _status(path))
-        opened = os.open(path, os.O_RDONLY)  # whether it may be read is known now, not in the middle of the job
+        opened = os.open(path, os.O_RDONLY)  # detects unreadable files now, not in the middle of the job
         try:
             status = os.fstat(opened)
         finally:
@@ -155,7 +157,7 @@ def _check_file(path: str, status: os.stat_result) -> None:
 
 
 def _format(path: str, config: SourceConfig) -> tuple[str, str | None]:
-    """The format and the compression of a file, by its name and as configured."""
+    """The format and the compression of a file, by its name and the configuration."""
     *_, inner, last = ["", "", *os.path.basename(path).lower().lstrip(".").split(".")[1:]]
     packed = compression.SUFFIXES.get(f".{last}")
     kind = f".{inner if packed else last}"
@@ -197,9 +199,9 @@ def _status(path: Path | str) -> os.stat_result:
 
 
 def _expand(entry: str, written: list[str]) -> dict[str, str | None]:
-    """The files that an entry names: by their places without links, but for the last word of the entry and below.
+    """The files of an entry by their paths, with links resolved above the last part of the entry.
 
-    Of those that their folder calls files, and no links, also their places without any.
+    With the real paths of those that are files and not links by their folder's listing.
     """
     path = Path(entry).expanduser()
     written = [folder for folder in written if not Path(os.path.realpath(path)).is_relative_to(folder)]
@@ -226,7 +228,7 @@ def _walk(top: Path, written: list[str]) -> Iterator[tuple[Path, dict[str, str |
     And of those that the folder calls files, and no links, their places without any: no call to the system for each.
     Linked folders come last, so that a folder's own name goes before that of a link to it.
     """
-    waiting: deque[str] = deque([str(top)])  # folders below the one that is entered, and then linked ones
+    waiting: deque[str] = deque([str(top)])  # first folders, then linked folders
     linked, seen = deque[str](), set()
     while waiting or linked:
         place = (waiting or linked).popleft()
@@ -252,7 +254,7 @@ def _walk(top: Path, written: list[str]) -> Iterator[tuple[Path, dict[str, str |
 
 
 def _is_folder(entry: os.DirEntry) -> bool:
-    """Whether it is a folder or links to one; not if it links in a circle."""
+    """Whether it is a folder or a link to one; false for a circular link."""
     try:
         return entry.is_dir()
     except OSError:
@@ -260,7 +262,7 @@ def _is_folder(entry: os.DirEntry) -> bool:
 
 
 def _matches(folder: Path, parts: tuple[str, ...], written: list[str]) -> Iterator[Path]:
-    """What a pattern names below `folder`, as glob.glob: which takes a folder that can't be read for an empty one."""
+    """Paths below `folder` that match a pattern, as glob.glob, which however treats an unreadable folder as empty."""
     if not parts:
         yield folder
     elif parts[0] == "**":

@@ -1,4 +1,4 @@
-"""Data sets of the `datasets` library: saved folders, and those of the hub, the only input that is on the network."""
+"""Data sets of the `datasets` library: saved folders, and data sets on the Hugging Face hub."""
 
 import os
 import stat
@@ -16,18 +16,18 @@ from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.readers.finding import checked_name
 from cloze.pipeline.storage import readable_errors
 
-_SAVED_ROWS = 50_000  # rows of a saved data set that make one segment
-_ROWS_AT_ONCE = 64  # documents may be long, and all of these are held at once
+_SAVED_ROWS = 50_000  # rows of a saved data set in one segment
+_ROWS_AT_ONCE = 64  # rows read at once, since documents may be long
 
 
 def find_datasets(entries: list[str], source: int, config: SourceConfig, first: int) -> list[InputFile]:
     """Saved data sets (a folder) and data sets on the hub (a name) as inputs.
 
-    What lies on the hub may change: its name is given the commit, so that a run reads one state of it, and says which.
+    Data on the hub may change: the commit is added to the name, so that a run reads one state and records which.
     """
     files = []
     for number, entry in enumerate(sorted(set(entries)), first):
-        saved = os.path.abspath(os.path.expanduser(entry))  # workers may run in other folders
+        saved = os.path.abspath(os.path.expanduser(entry))  # absolute, since workers may run in other folders
         if _is_folder(saved):
             path, name = saved, checked_name(os.path.basename(saved))
             data = _load(path, config)
@@ -46,7 +46,7 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
 
 
 def _is_folder(path: str) -> bool:
-    """Raises UserError for a path that may not be looked at: it is none of the hub's names."""
+    """Whether a path is a folder. Raises UserError for a path without permission, which is not a name on the hub."""
     with readable_errors(Path(path)):
         try:
             return stat.S_ISDIR(os.stat(path).st_mode)
@@ -77,7 +77,7 @@ def rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches of rows of a segment with the place of their first."""
     path = segment.file.path
     data = _load(path, segment.file.config)
-    with _loading(path):  # what is streamed may end in the middle
+    with _loading(path):  # a stream may end prematurely
         if os.path.isdir(path):
             table = data.with_format("arrow")
             for start in range(segment.start, segment.stop, _ROWS_AT_ONCE):
@@ -88,7 +88,7 @@ def rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
             config = segment.file.config
             stream = data.shard(num_shards=segment.stop, index=segment.start)
             for row, record in enumerate(stream):
-                # rows are numbered inside a stream shard, and shards interleave: an order all the same, and a fixed one
+                # rows are numbered within a stream shard, so shards interleave, but the order is fixed
                 used = {name: value if name in (config.text_field, config.id_field) else None
                         for name, value in record.items()}
                 yield row * segment.stop + segment.start, pa.RecordBatch.from_pylist([used])
@@ -121,7 +121,7 @@ def _loading(path: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise UserError(f"source.format dataset: the library is missing; {how_to_install('hub')}") from error
-    except Exception as error:  # network, names, formats: the library raises many kinds
+    except Exception as error:  # network, names, formats: the library raises many kinds of errors
         what = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"input: the data set {path!r} can't be read: {what}; look at its name and at the network, then run the "

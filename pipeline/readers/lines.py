@@ -1,4 +1,4 @@
-"""Text, sentence pairs and JSON lines."""
+"""Reads plain text, sentence pairs and JSON lines as documents."""
 
 import codecs
 import json
@@ -12,8 +12,8 @@ from cloze.pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_pl
 from cloze.pipeline.readers.long_lines import LongLine, document_id
 from cloze.pipeline.records import Document
 
-LONGEST_JSON_LINE = 16 << 20  # bytes: a longer line is never held whole
-# Bytes of text: a longer document arrives in pieces, so that memory stays bounded, even that of a shard of 64 of them.
+LONGEST_JSON_LINE = 16 << 20  # bytes; a longer line is never held in memory as a whole
+# Bytes of text; a longer document is divided into pieces, which bounds memory, even for a shard of 64 of them.
 LONGEST_PIECE = 1 << 20
 _BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -21,7 +21,7 @@ _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the star
 
 
 class _Ambiguous(dict):
-    """An object in which a name stands more than once: a dictionary tells of the last one alone."""
+    """A JSON object with a repeated name, of which a dictionary would keep only the last value."""
 
     def __init__(self, pairs: list[tuple[str, object]]):
         super().__init__(pairs)
@@ -57,14 +57,14 @@ def read(segment: Segment, content: bytes | None = None) -> Iterator[Document]:
 def _without_mark(found: Iterable[Block]) -> Iterator[Block]:
     for block in found:
         if block.offset == 0 and block.data.startswith(_MARK):
-            block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets stay
+            block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets do not change
         yield block
 
 
 def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Block | Document]:
-    """Blocks of whole JSON lines, and the documents of lines that are too long to be held."""
+    """Blocks of whole JSON lines, and the documents of lines that are too long for memory."""
     line, piece = None, 0
-    last: Document | None = None  # of the line so far: it leaves when the rest has been looked at
+    last: Document | None = None  # the last piece so far, yielded after the rest of the line was checked
     for block in found:
         if block.piece == 1:
             line, piece, last = LongLine(segment, block.offset, LONGEST_PIECE), 0, None
@@ -83,7 +83,7 @@ def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Bl
             if block.goes_on:
                 continue
             line.finish()
-            last = last or Document(order(segment, block.offset), b"", line.id)  # an empty text counts as one
+            last = last or Document(order(segment, block.offset), b"", line.id)  # an empty text counts as one piece
             yield replace(last, damaged=last.damaged or line_damaged)
             block = Block(block.offset + end, block.data[end:])
         yield block
@@ -92,8 +92,8 @@ def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Bl
 def _damages(
     segment: Segment, characters: codecs.IncrementalDecoder, data: bytes, offset: int, final: bool
 ) -> bool:
-    """Whether the next part of a long line has bytes that aren't UTF-8; those of its other fields count too."""
-    before, _ = characters.getstate()  # of a character that lies across two parts
+    """Whether the next part of a long line has invalid UTF-8, in any of its fields."""
+    before, _ = characters.getstate()  # the beginning of a character across two parts
     try:
         characters.decode(data, final)
         return False
@@ -105,7 +105,7 @@ def _damages(
 
 
 def order(segment: Segment, place: int) -> int:
-    """The source order of what stands at byte or row `place` of a file."""
+    """The order key of the document at byte or row `place` of a file."""
     return segment.file.number << 40 | place
 
 
@@ -116,7 +116,7 @@ def _texts(segment: Segment, block: Block, separator: re.Pattern | None) -> Iter
             in_pieces = number == 0 and block.piece
             text, damaged = _valid(segment, data, block.offset + start)
             if in_pieces or not data.isspace():
-                # Blank lines before a document may lie in another block or segment: its place is its first letter.
+                # Blank lines before a document may be in another block or segment: its place is its first letter.
                 place = order(segment, block.offset + start + len(data) - len(data.lstrip()))
                 yield Document(place, text, piece=block.piece if in_pieces else 0, damaged=damaged)
 
@@ -142,7 +142,8 @@ def _json_documents(segment: Segment, block: Block, separator: re.Pattern | None
         if line and not line.isspace():
             data, damaged = _valid(segment, line, offset)
             try:
-                record = _DECODER.decode(data.decode("utf-8-sig"))  # a mark may stand where files were joined
+                # a byte order mark may follow where files were concatenated
+                record = _DECODER.decode(data.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}: byte {offset}: the line isn't JSON ({error}); fix it") from error
             text, name = field(record, config.text_field, config.id_field, f"{path}: byte {offset}")
@@ -159,14 +160,14 @@ def field(record: Any, text_field: str, id_field: str | None, where: str) -> tup
     check_fields(getattr(record, "names", record), text_field, id_field, where)
     text = record[text_field]
     if text is None:
-        text = ""  # a null is an empty document, and counted as one
+        text = ""  # a null counts as an empty document
     if not isinstance(text, str):
         raise UserError(f"{where}: {text_field}: found {type(text).__name__}, expected a string")
     return text, None if id_field is None else document_id(record[id_field])
 
 
 def check_fields(found: Iterable[str], text_field: str, id_field: str | None, where: str) -> None:
-    """Raise UserError, which names what is there, unless the text and the id are among the fields found, once each."""
+    """Raise UserError, naming the fields found, unless the text and id fields occur exactly once."""
     found = list(found)
     for name in (text_field, id_field):
         if name is not None and found.count(name) > 1:
@@ -179,7 +180,7 @@ def check_fields(found: Iterable[str], text_field: str, id_field: str | None, wh
 
 
 def in_pieces(place: int, text: bytes | memoryview, name: str | None, damaged: bool) -> Iterator[Document]:
-    """A document, or its pieces if it is long: copies of a memoryview's parts, never of the whole."""
+    """A document, or its pieces if it is long, copied from parts of a memoryview, never as a whole."""
     if len(text) <= LONGEST_PIECE:
         yield Document(place, bytes(text), name, damaged=damaged)
         return
@@ -209,7 +210,7 @@ def _valid(segment: Segment, data: bytes, offset: int) -> tuple[bytes, bool]:
 
 
 def valid(segment: Segment, data: bytes, where: Callable[[int], str]) -> tuple[bytes, bool]:
-    """Text as UTF-8, and whether bytes that aren't were replaced. where: what an error calls the place of a byte."""
+    """Text as valid UTF-8, and whether invalid bytes were replaced. where: description of a byte's place for errors."""
     if data.isascii():
         return data, False
     try:
@@ -232,7 +233,7 @@ def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:
     )
 
 
-# Documents of the blocks of a format, which the separator parts; others are plain text.
+# Parser of a format's blocks, which end at the format's separator; other formats are plain text.
 PARSERS: dict[str, Callable[[Segment, Block, re.Pattern | None], Iterator[Document]]] = {
     "jsonl": _json_documents, "pairs": _pairs,
 }

@@ -1,4 +1,4 @@
-"""JSON lines that are too long to be held: their text, piece by piece."""
+"""Reads the text of JSON lines that are too long for memory, piece by piece."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from cloze.pipeline.readers.files import Segment, between_characters
 
 _SPACES = re.compile(r"[ \t\n\r]*")
 _BODY = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a JSON string, up to its quote or what there is
-_UNITS = re.compile(  # what may not be cut: a byte, a surrogate pair, another \uXXXX, an escape of two
+_UNITS = re.compile(  # units that must not be cut: a byte, a surrogate pair, another \uXXXX, an escape of two
     rb"(?:[^\\]|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))"
     rb"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*",
     re.DOTALL,
@@ -21,21 +21,21 @@ _LOOK_BACK = 4096
 
 
 def document_id(value: object) -> str | None:
-    """An id as text; a null is none."""
+    """An id as text; None for null."""
     return None if value is None else str(value)
 
 
 def _matched(pattern: re.Pattern, text: Any, start: int = 0, stop: int = sys.maxsize) -> int:
-    """Where the match of a pattern that matches anywhere, if only nothing, ends."""
+    """End of the match of a pattern that always matches (possibly the empty string)."""
     found = pattern.match(text, start, stop)
     assert found is not None, pattern
     return found.end()
 
 
 class LongLine:
-    """One JSON object whose line arrives in parts; its text leaves in pieces of at most `longest` bytes (encoded).
+    """One JSON object whose line is fed in parts; yields its text in pieces of at most `longest` bytes (encoded).
 
-    What stands before the text must be in the first part. Raises UserError if it isn't JSON, or the field isn't there.
+    Everything before the text must be in the first part. Raises UserError if it isn't JSON, or lacks the field.
     """
 
     def __init__(self, segment: Segment, offset: int, longest: int):
@@ -44,10 +44,10 @@ class LongLine:
         self.longest = longest
         self.id: str | None = None
         self._held = b""
-        self._place = "before"  # the text's value, "inside" it, or "after"
+        self._place = "before"  # before the "text", "inside" it, or "after" it
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take the next part of the line; give the JSON-escaped pieces of text that are complete."""
+        """Take the next part of the line; yields the complete JSON-escaped pieces of text."""
         if self._place == "after":
             return
         self._held += data
@@ -79,7 +79,7 @@ class LongLine:
             raise UserError(f"{self.where}: the line isn't JSON ({error}); fix it") from error
 
     def _find_text(self) -> int:
-        """Where the text begins, in bytes behind its quote; also finds the id."""
+        """Offset of the text after its opening quote; also finds the id."""
         text = self._held.decode(errors="surrogateescape")  # which keeps the places of bytes that aren't UTF-8
         decoder = json.JSONDecoder()
         id_missing = self.config.id_field is not None
@@ -115,7 +115,7 @@ class LongLine:
         return len(text[: place + 1].encode(errors="surrogateescape"))
 
     def _safe_cut(self, data: bytes, limit: int) -> int:
-        """A place to cut at or before `limit`: behind a space, else between characters and outside of an escape."""
+        """A place to cut at or before `limit`: after a space, else between characters and outside of an escape."""
         if (space := data.rfind(b" ", max(0, limit - _LOOK_BACK), limit)) > 0:
             return space + 1
         place = between_characters(data, _matched(_UNITS, data, 0, limit))

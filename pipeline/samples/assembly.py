@@ -23,14 +23,14 @@ def assemble(tokens: np.ndarray, sides: Sequence[Sequence[Range]], special: Spec
 
     Args:
         tokens: ids (T,), any integer type, without special tokens.
-        sides: of A, or of A and B, the ranges of `tokens` that make it, one behind the other.
+        sides: for A, or for A and B, the consecutive ranges of `tokens` that form it.
         has_second: bool (N,): whether there is a B, which ends in [SEP] even if it is empty; None: in every row.
 
     Returns:
         ids (tokens in all,) of the type of `tokens`; offsets (N+1,) int64; the first position of B, or the length if
         there is none, int64 (N,).
     """
-    classification, separator = len(tokens), len(tokens) + 1  # where the two stand behind the tokens
+    classification, separator = len(tokens), len(tokens) + 1  # their indices after the tokens
     extended = np.concatenate([tokens, np.array([special.classification, special.separator], tokens.dtype)])
     one = np.ones(len(sides[0][0][0]), np.int64)
     starts, lengths, ends = [classification * one], [one], []

@@ -1,4 +1,4 @@
-"""Masking: which tokens a sample predicts and what stands in their place, drawn for many samples at once."""
+"""Masking: draws the tokens to predict and their replacements, for many samples at once."""
 
 import json
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from cloze.pipeline.records import Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-_SAMPLES_AT_ONCE = 4096  # of which masks are drawn together: what is worked on stays in the cache
-_SELECT, _LENGTH, _REPLACE, _RANDOM_ID = range(4)  # purposes, so that no two decisions share a draw
+_SAMPLES_AT_ONCE = 4096  # tokens whose masks are drawn together, so that the arrays stay in the cache
+_SELECT, _LENGTH, _REPLACE, _RANDOM_ID = range(4)  # purposes, so that different decisions are independent
 
 
 class Draws(Protocol):
     """A source of uniform numbers in [0, 1)."""
 
     def uniform(self, rows: np.ndarray, purpose: int, turn: int = 0) -> np.ndarray:
-        """A number for each entry of `rows` (ascending sample numbers, one entry a number wanted)."""
+        """A number for each entry of `rows` (ascending sample indices, one entry per number)."""
 
 
 class StreamDraws:
-    """Draws one after another from a generator: the fastest, for a whole shard in a fixed order."""
+    """Draws from a sequential generator: the fastest, for a whole shard in a fixed order."""
 
     def __init__(self, *key: int):
         self._generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(key)))
@@ -34,7 +34,7 @@ class StreamDraws:
 
 
 class KeyedDraws:
-    """Draws that depend on (seed, epoch, sample) alone, whichever samples are drawn together.
+    """Draws that depend only on (seed, epoch, sample), not on the other samples drawn together.
 
     A counter goes through the finalizer of splitmix64 (Steele et al. 2014), once with the sample's key.
     """
@@ -53,7 +53,7 @@ class KeyedDraws:
 
 
 def _changes(values: np.ndarray) -> np.ndarray:
-    """Whether each value is another than the one before it; the first one is."""
+    """Whether each value differs from the one before it; true for the first."""
     changes = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=changes[1:])
     return changes
@@ -66,7 +66,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def check_words(strategy: str, tokenizer: Tokenizer) -> None:
-    """Raise UserError if whole words are asked for of a tokenizer whose tokens don't say where they begin."""
+    """Raise UserError for whole-word strategies with a tokenizer whose tokens don't show where words begin."""
     if strategy == "token":
         return
     kind = json.loads(tokenizer.backend.to_str())["model"]["type"]
@@ -83,10 +83,10 @@ def check_words(strategy: str, tokenizer: Tokenizer) -> None:
 
 @dataclass(frozen=True)
 class MaskingRules:
-    """What masking needs to know of the configuration and the tokenizer.
+    """The parameters of masking from configuration and tokenizer.
 
-    config: MaskingConfig as a dict (the manifest holds it). continues_word (vocab_size,) bool: ids that go on
-    with the word of the token before.
+    config: MaskingConfig as a dict (saved in the manifest). continues_word (vocab_size,) bool: ids that continue the
+    word of the token before.
     """
 
     config: dict
@@ -96,7 +96,7 @@ class MaskingRules:
     continues_word: np.ndarray
 
     def caps(self, rates: np.ndarray) -> np.ndarray:
-        """Most predicted tokens of samples with these masking rates, (n,) -> (n,) int64."""
+        """Maximum number of predicted tokens of samples with these masking rates, (n,) -> (n,) int64."""
         given = self.config["max_predictions_per_sequence"]
         follow = np.maximum(1, np.rint(rates * self.max_length)).astype(np.int64)
         return np.full_like(follow, given) if given else follow
@@ -142,10 +142,10 @@ class RatePhases:
 
 
 class Masker:
-    """Draws mask sets for some samples. What every set needs is worked out once.
+    """Draws mask sets for some samples; what all sets share is computed once.
 
-    begins (T,) bool: tokens that begin a word although they may not say so; None: those that do are all. rates (n,)
-    float: a masking rate for each sample, whose default cap then follows it; None: that of the rules for all.
+    begins (T,) bool: tokens that begin a word although their ids may not show it; None: ids always show it. rates (n,)
+    float: masking rate of each sample, which also determines the default cap; None: the rate of the rules.
     """
 
     def __init__(self, rules: MaskingRules, samples: Samples, begins: np.ndarray | None = None,
@@ -171,13 +171,13 @@ class Masker:
         if self.config["strategy"] != "token":
             self._find_words(begins)
         elif self.config["selection"] == "count":
-            # Where more than half is wanted, those that stay out are drawn: fewer collisions.
+            # If more than half are chosen, draw those that are not: fewer collisions.
             self._inverted = self._wanted * 2 > self._sizes
             drawn = np.where(self._inverted, self._sizes - self._wanted, self._wanted)
             self._drawn_rows = np.repeat(np.arange(len(samples)), drawn)
             self._drawn_starts = self._offsets[self._drawn_rows]
             self._drawn_sizes = self._sizes[self._drawn_rows].astype(np.float32)
-            # How many are chosen of each sample is known, and with it all but which.
+            # The number per sample is known; only the choice is drawn.
             self._chosen_offsets = ragged.to_offsets(self._wanted)
             self._chosen_rows = np.repeat(np.arange(len(samples)), self._wanted)
             self._chosen_starts = samples.offsets[self._chosen_rows]
@@ -208,7 +208,7 @@ class Masker:
         return draws.uniform(rows, _SELECT) < self._rates[rows]
 
     def _count_tokens(self, draws: Draws) -> np.ndarray:
-        """A fixed number of tokens a sample, all subsets equally likely: draw, and redraw what was there already."""
+        """A fixed number of tokens per sample, all subsets equally likely: draw, and redraw collisions."""
         rows, starts, sizes = self._drawn_rows, self._drawn_starts, self._drawn_sizes
         taken = np.zeros(len(self._candidates), bool)
         last = np.empty(len(self._candidates), np.int32)  # the last draw that hit a candidate; earlier ones collide
@@ -229,9 +229,9 @@ class Masker:
         return taken
 
     def _find_words(self, begins: np.ndarray | None) -> None:
-        """Words in candidate space: first candidate, size, sample of each, and the segment they may not leave."""
+        """Words among the candidates: first candidate, size and sample of each, and the segment that limits spans."""
         apart = np.ones(len(self._candidates), bool)
-        np.greater(self._candidates[1:], self._candidates[:-1] + 1, out=apart[1:])  # a special token stands between
+        np.greater(self._candidates[1:], self._candidates[:-1] + 1, out=apart[1:])  # after a special token
         apart[self._offsets[:-1][self._sizes > 0]] = True
         starts = apart | ~self.rules.continues_word[self.samples.input_ids[self._candidates]]
         if begins is not None:
@@ -246,8 +246,8 @@ class Masker:
             self._segment_end = np.cumsum(np.bincount(segment))[segment]  # first word after this one's segment
 
     def _count_words(self, draws: Draws) -> np.ndarray:
-        """Words in random order, each taken if it still fits (as in the BERT release)."""
-        # Sample, draw and place in the sample as one number: sorted in a quarter of the time of the three.
+        """Words in random order, each taken if it fits within the count (as in the BERT release)."""
+        # Sample, draw and place combined to one number, which sorts in a quarter of the time.
         first = self._word_offsets[self._word_rows]
         keys = self._word_rows.astype(np.uint64) << np.uint64(40)
         keys |= (draws.uniform(self._word_rows, _SELECT) * np.float32(2.0**24)).astype(np.uint64) << np.uint64(16)
@@ -270,7 +270,7 @@ class Masker:
     def _count_spans(self, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
         """Runs of whole words of geometric length until the count is reached (SpanBERT, Joshi et al. 2020).
 
-        Also returns for each candidate the span that took it: the tokens of a span are replaced alike.
+        Also returns the span of each candidate: all tokens of a span get the same kind of replacement.
         """
         lengths = np.arange(1, self.config["max_span"] + 1)
         weights = (1 - self.config["span_p"]) ** (lengths - 1) * self.config["span_p"]
@@ -303,7 +303,7 @@ class Masker:
         return taken, spans + self._rows.astype(np.int64) * max(turn, 1)
 
     def _replace(self, draws: Draws, rows: np.ndarray, flat: np.ndarray, spans: np.ndarray | None) -> np.ndarray:
-        """The mask token, a random token, or the original; for each token, or alike for a span."""
+        """Replace by the mask token, a random token, or keep the original; decided per token, or per span."""
         kind = draws.uniform(rows, _REPLACE)
         if spans is not None:
             _, first, span = np.unique(spans, return_index=True, return_inverse=True)
@@ -326,14 +326,14 @@ class Masker:
         if self.config["random_from"] == "ordinary":
             return ids[(number * len(ids)).astype(np.int64)]
         chosen = (number * (len(ids) - 1)).astype(np.int64)
-        return ids[chosen + (chosen >= np.searchsorted(ids, original))]  # the original is left out
+        return ids[chosen + (chosen >= np.searchsorted(ids, original))]  # excludes the original
 
 
 def draw_sets(
     rules: MaskingRules, samples: Samples, key: tuple[int, ...], count: int, begins: np.ndarray | None = None
 ) -> list[Masks]:
     """`count` mask sets that depend on `key`.
-    begins: as `Masker` takes it."""
+    begins: as in `Masker`."""
     draws = [StreamDraws(*key, number) for number in range(count)]
     parts: list[list[Masks]] = [[] for _ in draws]
     for start in range(0, max(1, len(samples)), _SAMPLES_AT_ONCE):
@@ -346,10 +346,10 @@ def draw_sets(
 
 
 class DynamicMasking:
-    """Masks drawn when a batch is loaded: a function of (seed, epoch, sample), never of rank or batch.
+    """Masks drawn when a batch is loaded: a function of (seed, epoch, sample), independent of rank and batch.
 
-    strategy: token, whole_word or span; None: the manifest's. Raises UserError for words, if the tokens don't say where
-    they begin, and for spans of a manifest that chooses each token by itself.
+    strategy: token, whole_word or span; None: the manifest's. Raises UserError for whole words if the tokens don't show
+    where words begin, and for spans with a manifest that chooses each token independently.
     """
 
     def __init__(self, manifest: Manifest, strategy: str | None = None):

@@ -1,7 +1,7 @@
-"""Build samples from documents: on lengths of sentences, not on tokens.
+"""Builds samples from documents by the objective (next sentence, sentence order, full sentences, pairs).
 
-A segment is a range of the flat array of tokens, so building moves no token; all samples of a shard are then
-assembled in one gather. What a sample has no room for begins the next one: no objective loses a token.
+Building works on lengths of sentences: a segment is a range of the flat array of tokens, and all samples of a shard are
+assembled in one gather. Tokens that do not fit into a sample begin the next one: no objective loses tokens.
 """
 
 import random
@@ -39,12 +39,12 @@ class Segments:
     """Samples as ranges: segment A [a, a_end), segment B [b, b_end) (empty: none), label, document."""
 
     rows: list[tuple[int, int, int, int, int, int]]
-    borrowed: int = 0  # tokens of random segments B, which are also in a sample of their own document
-    left_out: int = 0  # tokens that the objective itself leaves out: given pairs only
+    borrowed: int = 0  # tokens of random segments B, which also occur in a sample of their own document
+    left_out: int = 0  # tokens that the objective omits: only with given pairs
 
 
 class SampleBuilder:
-    """Builds the samples of a shard. Python's `random` draws; only its `random()` is the same in every version."""
+    """Builds the samples of a shard. Draws use only Python's `random.random()`, which is the same in every version."""
 
     def __init__(self, config: dict, max_length: int, special_tokens: SpecialTokens):
         self.config = config
@@ -52,9 +52,9 @@ class SampleBuilder:
         self.special = special_tokens
 
     def build(self, documents: Documents, key: tuple[int | str, ...]) -> tuple[Samples, dict[str, int]]:
-        """Samples, and counts of what went in and out. The draws depend on `key` alone.
+        """Samples, and counts of tokens. The draws depend only on `key`.
 
-        tokens_in + tokens_borrowed - tokens_left_out = tokens_out, special tokens apart.
+        tokens_in + tokens_borrowed - tokens_left_out = tokens_out, without special tokens.
         """
         draw = random.Random("/".join(map(str, key))).random
         source, segments = getattr(self, f"_{self.config['objective']}")(documents, draw)
@@ -71,7 +71,7 @@ class SampleBuilder:
     # ---- objectives: each returns the tokens that ranges refer to, and the ranges ----
 
     def _next_sentence(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
-        """BERT's pairs (Devlin et al. 2019; google-research/bert), with what truncation cuts off carried forward."""
+        """BERT's pairs (Devlin et al. 2019; google-research/bert), but truncated tokens begin the next sample."""
         ends = documents.sentence_offsets[1:].tolist()
         bounds = documents.document_offsets.tolist()
         keys = documents.keys.tolist()
@@ -90,7 +90,7 @@ class SampleBuilder:
                     cut = ends[sentence + int(draw() * (last - sentence))]
                 elif stop < document_end or stop - place == target:  # a sentence of the target's length: cut inside
                     cut = place + 1 + int(draw() * (stop - place - 1))
-                else:  # the last sentence stands alone, and only a random one can follow, if any may
+                else:  # the last sentence is alone: only a random segment can follow, if configured
                     cut = stop
                 if several and (share > 0 if cut == stop else draw() < share):
                     low, high = self._random_range(keys, number, ends, bounds, target - (cut - place), draw)
@@ -104,7 +104,7 @@ class SampleBuilder:
         return documents.tokens, segments
 
     def _target(self, most: int, draw: Callable[[], float]) -> int:
-        """Tokens that a pair aims at: the most, or now and then a random smaller number, at least 2."""
+        """Target length of a pair: the maximum, or sometimes a random smaller number, at least 2."""
         return 2 + int(draw() * (most - 1)) if draw() < self.config["short_share"] else most
 
     @staticmethod
@@ -136,7 +136,7 @@ class SampleBuilder:
                 stop = min(ends[last], place + target)
                 if last > sentence:
                     cut = ends[sentence + int(draw() * (last - sentence))]
-                else:  # one sentence: cut inside; a single token stays alone, without a label
+                else:  # one sentence: cut inside; a single token becomes a sample without a label
                     cut = place + max(1, 1 + int(draw() * (stop - place - 1)))
                 if cut == stop:
                     segments.rows.append((place, stop, stop, stop, NO_LABEL, number))
@@ -148,8 +148,8 @@ class SampleBuilder:
         return documents.tokens, segments
 
     def _full_sentences(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
-        """RoBERTa's FULL-SENTENCES (Liu et al. 2019), or DOC-SENTENCES if samples may not cross documents, where some
-        documents may give single sentences.
+        """RoBERTa's FULL-SENTENCES (Liu et al. 2019), or DOC-SENTENCES if samples may not cross documents; a share of
+        the documents may give single sentences.
         """
         most = self.max_length - 2
         ends = documents.sentence_offsets[1:]
@@ -176,7 +176,7 @@ class SampleBuilder:
 
     @staticmethod
     def _pack(ends: list[int], stops: list[int], most: int) -> Segments:
-        """As many whole sentences as fit, one sample after another, up to each stop; a long sentence is cut."""
+        """Fill samples with as many whole sentences as fit, up to each stop; a long sentence is cut."""
         segments = Segments([])
         place = first = 0
         for number, stop in enumerate(stops):
@@ -189,7 +189,7 @@ class SampleBuilder:
         return segments
 
     def _single_sentences(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
-        """A sentence a sample; a long one is cut."""
+        """One sentence per sample; a long one is cut."""
         most = self.max_length - 2
         owner = np.repeat(np.arange(len(documents)), np.diff(documents.document_offsets)).tolist()
         offsets = documents.sentence_offsets.tolist()
@@ -203,7 +203,7 @@ class SampleBuilder:
     def _given_pairs(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
         """The two segments of each line; B swapped for another line's with the configured probability.
 
-        A pair that is too long loses the end of its longer segment: there is no next sample to carry it to.
+        A pair that is too long loses the end of its longer segment, since there is no next sample for it.
         """
         offsets = documents.sentence_offsets.tolist()
         bounds = documents.document_offsets.tolist()
@@ -219,7 +219,7 @@ class SampleBuilder:
                     other = int(draw() * len(documents))
                 _, b, end = offsets[bounds[other] : bounds[other] + 3]
                 label, own = RANDOM, a_end - a
-                segments.left_out += offsets[bounds[number] + 2] - a_end  # its own B, which no sample shows now
+                segments.left_out += offsets[bounds[number] + 2] - a_end  # its own B, which is in no sample now
             a_size, b_size = a_end - a, end - b
             if a_size + b_size > most:
                 shorter = min(a_size, b_size, most // 2)

@@ -1,4 +1,4 @@
-"""The manifest: what a prepared folder holds. It is published last, so a folder with a manifest is complete."""
+"""The manifest of a prepared folder, published last: a folder with a manifest is complete."""
 
 import hashlib
 import json
@@ -18,15 +18,15 @@ from cloze.pipeline.stores.places import Place, to_place
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 2
-READABLE_VERSIONS = (1, 2)  # docs/data-format.md says how 1 differs
+READABLE_VERSIONS = (1, 2)  # differences of format 1: docs/data-format.md
 SPLITS = ("train", "validation", "test")
-_SIMPLE = frozenset({bool, float, int, str, type(None)})  # JSON writes them on one line
+_SIMPLE = frozenset({bool, float, int, str, type(None)})  # fields that are written on one line
 _dumps = partial(json.dumps, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One shard file: its name below the folder, what it holds, and what proves it undamaged."""
+    """One shard file: its name below the folder, its counts, size and hash."""
 
     file: str
     pair_set: int
@@ -38,7 +38,7 @@ class ShardInfo:
 
 @dataclass(frozen=True)
 class ShardTable(Sequence[ShardInfo]):
-    """A sequence of ShardInfo, held by columns: there may be 100,000, which as objects would take long to make."""
+    """A sequence of ShardInfo, stored by columns: there may be 100,000, which would be slow as objects."""
 
     file: list[str]
     pair_set: list[int]
@@ -78,10 +78,10 @@ class SplitInfo:
 class Manifest:
     """Schema, counts, hashes, objective and tokenizer of a prepared folder (docs/data-format.md).
 
-    unigram_entropy: nats, of the ordinary tokens of the train split; predicting by frequency alone reaches it,
-    so a masked language model must get below it.
-    more_lengths: those of the folders length-N below. tokenizer_files: SHA-256 by name. sha256: of
-    manifest.json with this value empty. The three are None in a manifest of an earlier version.
+    unigram_entropy: in nats, of the ordinary tokens of the train split: the loss of predictions by frequency, which a
+    masked language model must undercut. more_lengths: lengths of the folders length-N below. tokenizer_files: SHA-256
+    by name. sha256: hash of manifest.json with this value empty. The last three are None in a manifest of an earlier
+    version.
     """
 
     tokenizer_fingerprint: str
@@ -113,24 +113,24 @@ class Manifest:
         return _indented(content) + "\n"
 
     def save(self, folder: str | Place) -> None:
-        """Publish into `folder`, atomically, with the hash of itself."""
+        """Publish into `folder`, atomically, with its own hash."""
         before, key, after = replace(self, sha256="").to_json().rpartition('"sha256": "')
         digest = hashlib.sha256(f"{before}{key}{after}".encode()).hexdigest()
         publish_text(to_place(folder) / FILE_NAME, f"{before}{key}{digest}{after}")
 
     @cached_property
     def own_hash(self) -> str:
-        """What `sha256` must be; of a manifest that was read: by the bytes of its file."""
+        """The expected `sha256`; for a manifest that was read, computed from the bytes of its file."""
         return replace(self, sha256="").hash
 
     @property
     def is_old(self) -> bool:
-        """Whether a version wrote it that knew no hashes of the manifest itself and of the tokenizer's files."""
+        """Whether an earlier version wrote it, without hashes of the manifest and the tokenizer's files."""
         return self.format_version == 1 and self.sha256 is None and self.tokenizer_files is None
 
     @property
     def remark(self) -> str | None:
-        """A remark for the user about how far it can be trusted, or None."""
+        """A remark for the user about missing hashes, or None."""
         if not self.is_old:
             return None
         return (f"{self.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "
@@ -138,7 +138,7 @@ class Manifest:
 
     @property
     def damage(self) -> str | None:
-        """What its own hash says against it, in one line."""
+        """One line if the manifest does not match its own hash, else None."""
         if self.is_old or self.sha256 == self.own_hash:
             return None
         return (f"{self.folder / FILE_NAME}: found SHA-256 {self.own_hash[:12]}…, expected {str(self.sha256)[:12]}…: "
@@ -151,18 +151,20 @@ class Manifest:
 
     @property
     def masking(self) -> dict:
-        """The parameters of masking, as configured."""
+        """The configuration of masking."""
         return self.preparation["masking"]
 
     @property
     def masked_share(self) -> float:
-        """Share of the train split's tokens that is predicted: counted; with masks drawn at load time, their rate."""
+        """Share of the train split's tokens that is predicted, as counted; with masks drawn at load time the configured
+        rate.
+        """
         counts = self.splits["train"].counts
         return counts["masked"] / counts["tokens"] if self.mask_sets else self.masking["rate"]
 
     @classmethod
     def load(cls, folder: str | Place) -> "Manifest":
-        """Read a prepared folder's manifest. Raises UserError if there is none, or it isn't as it was written."""
+        """Read a prepared folder's manifest. Raises UserError if there is none, or it is damaged."""
         manifest = cls.read(folder)
         if manifest.damage:
             raise UserError(f"{manifest.damage}; restore the file or prepare the data again")
@@ -170,7 +172,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: str | Place) -> "Manifest":
-        """The same of a manifest that may have been changed: `damage` says so. For those who look for damage."""
+        """Read a manifest without checking its hash; `damage` reports the result. For `cloze verify`."""
         folder = to_place(folder)
         check_prepared(folder)
         path = folder / FILE_NAME
@@ -190,7 +192,7 @@ class Manifest:
                 )
             content["splits"] = {name: SplitInfo(**split) for name, split in content["splits"].items()}
             manifest = cls(**content, folder=folder)
-            # Of the bytes as they are: to write them again takes long where there are many shards.
+            # Hash of the file's bytes: serializing again would be slow with many shards.
             blank = raw.replace(f'"sha256": "{manifest.sha256}"'.encode(), b'"sha256": ""')
             manifest.__dict__.update(
                 own_hash=hashlib.sha256(blank).hexdigest(), hash=hashlib.sha256(raw).hexdigest()
@@ -201,10 +203,10 @@ class Manifest:
 
 
 def _indented(value: Any, margin: str = "\n") -> str:
-    """json.dumps(value, indent=1, ensure_ascii=False, default=vars): the same text, in a small part of the time.
+    """json.dumps(value, indent=1, ensure_ascii=False, default=vars): the same text, much faster.
 
-    Python writes indented JSON step by step. A list of numbers or texts, or of objects of these, of which there may be
-    a million, is written here by the encoder in C, with line breaks for separators: elsewhere JSON has none.
+    Python's encoder writes indented JSON slowly, in Python. Here lists of numbers or texts, or of objects of these,
+    which may have a million items, are written by the encoder in C with line breaks in the separators.
     """
     inner = margin + " "
     if isinstance(value, dict) and value:
@@ -236,5 +238,5 @@ def entropy(unigram_counts: np.ndarray) -> float:
     """Entropy in nats of a table of counts; 0 for an empty one."""
     counts = unigram_counts[unigram_counts > 0].astype(np.float64)
     total = counts.sum()
-    # max(): an entropy of one symbol comes out as -0.0
+    # max(): the entropy of a single symbol would be -0.0
     return round(max(0.0, float(np.log(total) - (counts * np.log(counts)).sum() / total)), 6) if total else 0.0

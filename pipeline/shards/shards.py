@@ -1,4 +1,4 @@
-"""Shards: Arrow IPC files of samples, written whole, read by blocks, and of these only the columns in use."""
+"""Shards: Arrow IPC files of samples; written atomically, read by blocks, and only the columns in use."""
 
 import base64
 import mmap
@@ -45,23 +45,25 @@ from cloze.pipeline.stores.reading import scratch_cache
 # into 350 MB of memory.
 BLOCK_TOKENS = 1 << 17
 _SAMPLES_PER_BLOCK_1 = 4096  # in format 1
-_CHECKSUM = "crc32"  # of the decoded columns; stands in each record batch's metadata, so that reading can check it
+_CHECKSUM = "crc32"  # metadata key of the checksum of a record batch's decoded columns
 _INDEX = "cloze.byte_ranges"  # key in the metadata of a shard's footer
-_UNWRITTEN = b"~"  # no character of base64
-_BUFFERS_OF_LIST, _BUFFERS_OF_NUMBER = 4, 2  # of a column in Arrow's layout: list<number>, number
-_DECODERS = 2  # threads that decompress blocks: more would take cores from the training process
-_ASKING = 16  # threads that ask for sizes, if the file system is far away:
-_ASKED_FIRST, _NEAR_SECONDS = 64, 2e-5  # if it takes longer than that for each of so many, one after another
-_FOOTER_GUESS = 1 << 14  # bytes at the end of a stored shard, in which its footer lies as a rule
-_AROUND_FOOTER = 32  # more than Arrow's magic at both ends, which it wants to find room for, and the footer's length
-_FETCHES = 2  # times that what is damaged in the cache is fetched again
-_OPEN_SHARDS = 64  # at once: a process may open 1,024 files by default, on macOS 256, and training opens others
+_UNWRITTEN = b"~"  # not a base64 character
+_BUFFERS_OF_LIST, _BUFFERS_OF_NUMBER = 4, 2  # number of buffers of a column in Arrow's layout: list<number>, number
+_DECODERS = 2  # threads that decompress blocks; more would compete with the training process
+_ASKING = 16  # threads that check sizes on a slow (remote) file system:
+_ASKED_FIRST, _NEAR_SECONDS = 64, 2e-5  # used if each of this many checks takes longer than that
+_FOOTER_GUESS = 1 << 14  # bytes at the end of a stored shard that usually contain its footer
+_AROUND_FOOTER = 32  # more than the size of Arrow's magic at both ends and the footer's length
+_FETCHES = 2  # number of times that damaged data in the cache is fetched again
+# maximum of open shards: by default a process may open 1,024 files, on macOS 256, and training opens others
+_OPEN_SHARDS = 64
 
 
 def samples_per_block(samples: np.ndarray, tokens: np.ndarray, version: int = FORMAT_VERSION) -> np.ndarray:
-    """Samples in each block of a shard but its last, from what the manifest says of shards: int64 (shards,).
+    """Samples per block of each shard (except its last block), from the shards' entries in the manifest: int64
+    (shards,).
 
-    All blocks of a shard have about as many tokens, at most about BLOCK_TOKENS; in format 1 they have 4,096 samples.
+    The blocks of a shard have about the same number of tokens, at most about BLOCK_TOKENS; in format 1 4,096 samples.
     """
     if version == 1:
         return np.full(len(samples), _SAMPLES_PER_BLOCK_1)
@@ -72,14 +74,14 @@ def samples_per_block(samples: np.ndarray, tokens: np.ndarray, version: int = FO
 def write_shard(
     path: Place, samples: Samples, masks: list[Masks], vocab_size: int, pair_set: int, compression: str
 ) -> ShardInfo:
-    """Write one shard: aside, fsync, rename. Returns what the manifest says about it.
+    """Write one shard atomically. Returns its entry for the manifest.
 
     compression: "zstd" or "none".
     """
     schema = shard_schema(vocab_size, len(masks))
     options = pa.ipc.IpcWriteOptions(
         compression=None if compression == "none" else compression,
-        use_threads=False,  # a worker is one core
+        use_threads=False,  # a worker uses one core
     )
     (rows,) = samples_per_block(np.array([len(samples)]), np.array([len(samples.input_ids)])).tolist()
     starts = range(0, len(samples), rows)
@@ -112,14 +114,15 @@ def _encoded(bounds: np.ndarray) -> bytes:
 
 
 def _fill_in_index(path: Path, schema: pa.Schema, ends: list[int], room: bytes) -> None:
-    """Write where each block's columns lie into the room left for it in the footer, which is written after them.
+    """Write the index of the blocks' columns into the space reserved for it in the footer.
 
-    A row for each block: where it begins, and where the columns that every reader wants and those of each mask set end.
+    One row per block: its start, the end of the columns that every reader needs, and the end of each mask set's
+    columns.
     """
     if not ends:
         return
     with open(path, "r+b") as file:
-        # Before the blocks stand Arrow's magic, padded to 8 bytes, and the schema.
+        # Arrow's magic, padded to 8 bytes, and the schema precede the blocks.
         starts = [8 + schema.serialize().size, *ends[:-1]]
         bounds = [_column_ends(file, start, end) for start, end in zip(starts, ends, strict=True)]
         file.seek(ends[-1])
@@ -128,17 +131,18 @@ def _fill_in_index(path: Path, schema: pa.Schema, ends: list[int], room: bytes) 
 
 
 def _column_ends(file: IO[bytes], start: int, end: int) -> list[int]:
-    """A row of the index for the block at [start, end), from the metadata before its columns: a flatbuffer, of which
-    Arrow's Message.fbs and Schema.fbs say which field is which."""
+    """The index row of the block at [start, end), from the metadata before its columns: a flatbuffer (Arrow's
+    Message.fbs and Schema.fbs).
+    """
     file.seek(start)
-    _, length = struct.unpack("<II", file.read(8))  # a mark that says: no legacy message
+    _, length = struct.unpack("<II", file.read(8))  # marker of a non-legacy message
     content = file.read(length)
 
     def read(form: str, place: int) -> int:
         return struct.unpack_from("<" + form, content, place)[0]
 
     def field(table: int, number: int) -> int:
-        """Place of a field of a table: its table of offsets lies some way before it."""
+        """Position of a field of a flatbuffer table, from its vtable."""
         return table + read("H", table - read("i", table) + 4 + 2 * number)
 
     message = read("I", 0)
@@ -199,13 +203,13 @@ def _checksum(columns: Iterable[pa.Array]) -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """Some blocks, decoded into flat arrays; rows of it are gathered without a Python step per sample."""
+    """Some blocks, decoded into flat arrays; rows are gathered without a Python loop over samples."""
 
     samples: Samples
     masks: Masks | None
 
     def take(self, rows: np.ndarray) -> tuple[Samples, Masks | None]:
-        """The rows (B,) of this window, in that order."""
+        """The rows (B,) of this window, in the given order."""
         source = self.samples
         input_ids, offsets = ragged.take(source.input_ids, source.offsets, rows)
         samples = Samples(
@@ -223,7 +227,7 @@ class Window:
         return samples, Masks(positions, ids, offsets)
 
 
-# What reading a damaged shard raises.
+# Errors of reading a damaged shard.
 _BAD = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError, struct.error, MemoryError)
 
 
@@ -247,7 +251,7 @@ class _Shard:
 
     @property
     def removed(self) -> bool:
-        """Whether the cache has given the copy up, whose space is free once it is closed."""
+        """Whether the cache has removed the copy, whose space is freed when it is closed."""
         return self._stored and self._file.removed
 
     def _ranges(self, number: int, mask_set: int | None) -> list[tuple[int, int]]:
@@ -256,19 +260,19 @@ class _Shard:
         return [(bounds[each], bounds[each + 1]) for each in ([0] if mask_set is None else [0, mask_set + 1])]
 
     def fetch(self, numbers: list[int], mask_set: int | None) -> None:
-        """Have the store's bytes of blocks here."""
+        """Fetch the bytes of blocks from the store."""
         self._file.need([each for number in numbers for each in self._ranges(number, mask_set)])
 
     def forget(self, number: int, mask_set: int | None) -> None:
-        """Take a block, and the footer that says where it lies, for not here."""
+        """Mark a block and the footer with its offsets as missing, so that they are fetched again."""
         known = self._ranges(number, mask_set) if number < len(self._bounds) else []  # a damaged index may have fewer
         self._file.forget([(max(0, self._file.size - _FOOTER_GUESS), self._file.size), *known])
 
     def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
-        """A block with the columns of those numbers, and its metadata."""
+        """A block with the columns of these numbers, and its metadata."""
         first, end = self._bounds[number][[0, -1]].tolist()
         head = len(self._head)
-        # Columns that aren't in use are never touched, so their memory is never given.
+        # Unused columns are never touched, so their memory is never allocated.
         content = np.empty(head + end - first, np.uint8)
         content[:head] = self._head
         if self._stored:
@@ -286,7 +290,7 @@ class _Shard:
 
 
 class _Shard1:
-    """An open shard of format 1, which has no index: Arrow finds the columns by itself, in more and smaller reads."""
+    """An open shard of format 1, which has no index: Arrow locates the columns, with more and smaller reads."""
 
     def __init__(self, file: pa.OSFile | CachedFile):
         self._file = self._copy = file
@@ -300,21 +304,21 @@ class _Shard1:
         return isinstance(self._copy, CachedFile) and self._copy.removed
 
     def fetch(self, numbers: list[int], mask_set: int | None) -> None:
-        """Nothing: all of it is here."""
+        """Does nothing: the whole shard was fetched."""
 
     def forget(self, number: int, mask_set: int | None) -> None:
         """As that of `_Shard`, of the whole shard."""
         self._copy.forget([(0, self._copy.size)])
 
     def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
-        """A block with the columns of those numbers, and its metadata."""
+        """A block with the columns of these numbers, and its metadata."""
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         file = pa.ipc.open_file(self._file, options=options, memory_pool=ragged.POOL)
         return file.get_batch_with_custom_metadata(number)
 
 
 def _footer(file: CachedFile) -> pa.Buffer:
-    """The end of a shard, from which Arrow reads the footer: its length and Arrow's magic are the last ten bytes."""
+    """The end of a shard with its footer; the last ten bytes are the footer's length and Arrow's magic."""
     data = file.read(max(0, file.size - _FOOTER_GUESS), file.size)
     if (length := struct.unpack("<i", data[-10:-6])[0]) + _AROUND_FOOTER > len(data):
         data = file.read(max(0, file.size - length - _AROUND_FOOTER), file.size)
@@ -324,10 +328,9 @@ def _footer(file: CachedFile) -> pa.Buffer:
 class ShardReader:
     """Reads one split of a prepared folder by blocks (record batches of about 131,072 tokens; format 1: 4,096 samples).
 
-    check_sizes: whether to ask for each shard's size at once. One process of a run is enough.
-    cache: where what is read of a store is kept; None: in a folder that goes with this process. What is damaged there
-    is fetched again.
-    Raises UserError if the folder holds no manifest, a shard is missing or has another size (if asked for), or a
+    check_sizes: whether to check each shard's size at once. One process of a run is enough.
+    cache: local cache for a store; None: a temporary folder, removed with this process. Damaged data in it is fetched
+    again. Raises UserError if the folder holds no manifest, a shard is missing or has another size (if asked for), or a
     block is damaged (when it is read: each carries a checksum).
 
     num_samples: samples of the split, over all pair sets. epoch_sizes: samples of each pair set, through which
@@ -339,7 +342,7 @@ class ShardReader:
     ):
         self.folder = to_place(folder)
         self._cache = (cache or scratch_cache()) if isinstance(self.folder, StorePath) else None
-        self._ahead: dict[tuple[int, int | None], Future] = {}  # what is being fetched: blocks with a mask set
+        self._ahead: dict[tuple[int, int | None], Future] = {}  # blocks (with a mask set) that are being fetched
         self.split = split
         self.manifest = Manifest.load(folder)
         if split not in self.manifest.splits:
@@ -348,7 +351,7 @@ class ShardReader:
         if check_sizes:
             self._check_sizes()
         pair_sets = np.array(self.shards.pair_set, np.int64)
-        order = np.argsort(pair_sets, kind="stable")  # of shards: the samples of a pair set are adjacent
+        order = np.argsort(pair_sets, kind="stable")  # order of shards in which the samples of a pair set are adjacent
         samples = np.array(self.shards.samples, np.int64)[order]
         tokens = np.array(self.shards.tokens, np.int64)[order]
         self.mean_length = float(tokens.sum() / max(1, samples.sum()))
@@ -356,7 +359,7 @@ class ShardReader:
         rows = samples_per_block(samples, tokens, version)
         counts = -(-samples // rows)
         self._shard_of = np.repeat(order, counts)
-        self._number_of = ragged.within(ragged.to_offsets(counts))  # of a block in its shard
+        self._number_of = ragged.within(ragged.to_offsets(counts))  # number of a block within its shard
         rows = np.repeat(rows, counts)
         self.block_sizes = np.minimum(rows, np.repeat(samples, counts) - self._number_of * rows)
         self.block_starts = ragged.to_offsets(self.block_sizes)
@@ -387,13 +390,13 @@ class ShardReader:
         block_of = np.searchsorted(self.block_starts, indices, side="right") - 1
         blocks, place = np.unique(block_of, return_inverse=True)
         key = (tuple(blocks.tolist()), mask_set)
-        if self._window is None or self._window[0] != key:  # neighbours in an order come from the same blocks
+        if self._window is None or self._window[0] != key:  # neighbouring samples are in the same blocks
             self._window = (key, self.window(blocks, mask_set))
         first = ragged.to_offsets(self.block_sizes[blocks])[:-1]
         return self._window[1].take(first[place] + indices - self.block_starts[block_of])
 
     def window(self, blocks: np.ndarray, mask_set: int | None = 0) -> Window:
-        """Decode blocks into one window; its rows are theirs, one block after another."""
+        """Decode blocks into one window with their concatenated rows."""
         if mask_set is not None and not 0 <= mask_set < self.manifest.mask_sets:
             raise UserError(f"{self.folder}: found {self.manifest.mask_sets} mask sets, asked for set {mask_set}")
         if self._cache:
@@ -415,18 +418,18 @@ class ShardReader:
         else:
             # Decompression and checksums release the interpreter's lock; an open shard is for one thread at a time.
             with ThreadPoolExecutor(_DECODERS) as pool:
-                for start in range(0, len(shards), _OPEN_SHARDS):  # a window may come from hundreds
+                for start in range(0, len(shards), _OPEN_SHARDS):  # a window may have blocks of hundreds of shards
                     some = shards[start : start + _OPEN_SHARDS]
                     list(pool.map(decode, some, [self._opened(shard) for shard in some]))
         return _to_window(batches, mask_set, self.manifest)
 
     @property
     def is_stored(self) -> bool:
-        """Whether blocks come from a store, so that it is worth to fetch them before they are wanted."""
+        """Whether blocks come from a store, so that fetching them early is useful."""
         return self._cache is not None
 
     def fetch(self, blocks: np.ndarray, mask_set: int | None) -> None:
-        """Begin to fetch blocks, each once, that will be wanted soon. What goes wrong is raised when they are read."""
+        """Begin to fetch blocks that will be needed soon, each once. Errors are raised when they are read."""
         assert self._cache is not None, "only what a store has is fetched"
         by_shard: dict[int, list[int]] = {}
         for block in blocks.tolist():
@@ -437,17 +440,17 @@ class ShardReader:
             self._ahead |= {(block, mask_set): future for block in some}
 
     def _fetch_blocks(self, shard: int, blocks: list[int], mask_set: int | None) -> None:
-        with suppress(_Damaged):  # reading it checks again
+        with suppress(_Damaged):  # errors are raised when the block is read
             self._open_shard(shard).fetch([int(self._number_of[block]) for block in blocks], mask_set)
 
     def cancel(self) -> None:
-        """Give up what is being fetched for later."""
+        """Cancel early fetches."""
         for future in self._ahead.values():
             future.cancel()
         self._ahead.clear()
 
     def _decode(self, block: int, opened: "_Shard | _Shard1", mask_set: int | None) -> pa.RecordBatch:
-        """A block. What is damaged in the cache is fetched again; raises UserError if that doesn't help."""
+        """A decoded block. Damaged data in the cache is fetched again; raises UserError if it stays damaged."""
         for _ in range(_FETCHES if self._cache else 0):
             try:
                 return self._decode_once(block, opened, mask_set)
@@ -489,14 +492,14 @@ class ShardReader:
         return self._open[shard]
 
     def _open_shard(self, shard: int) -> _Shard | _Shard1:
-        """A shard; where a damaged copy of it is in the cache, a new one. Raises UserError."""
+        """Open a shard; a damaged copy in the cache is fetched again. Raises UserError."""
         path = self._path(shard)
         for number in range(1 + (_FETCHES if self._cache else 0)):
             with readable_errors(path):
                 file = self._copy(shard) if self._cache else pa.OSFile(str(path))
             try:
                 if not self._cache and hasattr(os, "posix_fadvise"):
-                    # What the system would read ahead are columns that aren't in use.
+                    # No read-ahead, which would read unused columns.
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 if self.manifest.format_version == 1:
                     return _Shard1(file)
@@ -510,7 +513,7 @@ class ShardReader:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _copy(self, shard: int) -> CachedFile:
-        """The copy of a stored shard. It is known by the manifest, under whichever URL that lies."""
+        """The cached copy of a stored shard, identified by its hash in the manifest, whatever its URL."""
         file, size = self.shards.file[shard], self.shards.bytes[shard]
         assert self._cache is not None and isinstance(self.folder, StorePath), "only a stored shard has a copy"
         return self._cache.open(self.folder / file, size, f"{self.manifest.hash} {file}")
@@ -526,7 +529,7 @@ class ShardReader:
                 except (FileNotFoundError, NotADirectoryError):
                     self._check_size(file, None, expected)
 
-        if isinstance(self.folder, StorePath):  # one request tells of a thousand objects
+        if isinstance(self.folder, StorePath):  # one listing request returns a thousand objects
             start = len(f"{self.folder.key}/") if self.folder.key else 0
             found = {each.key[start:]: each.size for each in (self.folder / self.split).objects()}
             for file, expected in zip(self.shards.file, self.shards.bytes, strict=True):
@@ -535,10 +538,11 @@ class ShardReader:
         with readable_errors(self.folder):
             began = time.perf_counter()
             check(slice(_ASKED_FIRST))
-            if time.perf_counter() - began < _NEAR_SECONDS * _ASKED_FIRST:  # threads would wait for each other
+            # on a fast file system threads would only wait for each other
+            if time.perf_counter() - began < _NEAR_SECONDS * _ASKED_FIRST:
                 check(slice(_ASKED_FIRST, None))
                 return
-            with ThreadPoolExecutor(_ASKING) as pool:  # the file system is far away
+            with ThreadPoolExecutor(_ASKING) as pool:  # a slow file system
                 list(pool.map(check, [slice(_ASKED_FIRST + each, None, _ASKING) for each in range(_ASKING)]))
 
     def _check_size(self, file: str, size: int | None, expected: int) -> None:
@@ -550,7 +554,7 @@ class ShardReader:
 
 
 class _Damaged(UserError):
-    """A shard that isn't what was written."""
+    """A damaged shard."""
 
 
 def _damaged(path: Place, what: str) -> _Damaged:

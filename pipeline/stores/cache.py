@@ -1,9 +1,9 @@
-"""Local copies of those parts of a store's objects that were read: sparse files of a bounded size in all.
+"""Local cache of the parts of a store's objects that were read: sparse files with a bounded total size.
 
-A copy has the object's bytes where the object has them, and behind them one byte for each page of 4 KiB, which says
-whether the page is there. Several processes use a folder of copies at once without asking each other: what two of them
-write at one place is the same, a page is marked after it was written, and a copy that is removed lives on for those who
-have it open. A page that a power failure has taken though it is marked is found by who reads it (`CachedFile.forget`).
+A copy has the object's bytes at their offsets, followed by one byte per page of 4 KiB that marks whether the page is
+present. Several processes use a folder of copies concurrently without communication: two processes write the same bytes
+at the same place, a page is marked after it was written, and a removed copy still exists for processes that have it
+open. A marked page that was lost in a power failure is detected by its reader (`CachedFile.forget`).
 """
 
 import errno
@@ -23,23 +23,23 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import StorePath
 
 PAGE = 1 << 12
-_REQUEST_PAGES = 2048  # 8 MiB: what is asked for at once
-_REQUESTS = 16  # at a time
-_NAME_DIGITS = 40  # of a copy's name, hexadecimal
-# Copies are removed when they have more than 7/8 of the limit, until they have 3/4. A process looks whenever it has
-# written 1/128: 16 of them can't exceed the limit together.
+_REQUEST_PAGES = 2048  # 8 MiB: maximum bytes of a request
+_REQUESTS = 16  # concurrent requests
+_NAME_DIGITS = 40  # hexadecimal characters of a copy's name
+# Copies are removed when they exceed 7/8 of the limit, until they have 3/4. A process checks after it has written 1/128
+# of the limit, so 16 processes can't exceed the limit together.
 _FULL, _KEPT, _BETWEEN = 7 / 8, 3 / 4, 1 / 128
 
 
 class Cache:
-    """A folder of copies. limit_bytes: that they take on disk, about; `name`: the option that errors name.
+    """A folder of copies. limit_bytes: approximate maximum on disk; `name`: the option named in errors.
 
     Raises UserError if the folder can't be made or written.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, name: str):
         self.folder, self.limit_bytes, self.name = folder, limit_bytes, name
-        self._written, self._lock = limit_bytes, threading.Lock()  # so that the first write looks
+        self._written, self._lock = limit_bytes, threading.Lock()  # so that the first write checks the size
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not os.access(folder, os.W_OK | os.X_OK):
@@ -49,11 +49,11 @@ class Cache:
 
     @cached_property
     def requests(self) -> ThreadPoolExecutor:
-        """Threads that fetch. They release the interpreter's lock while they wait."""
+        """The threads that fetch; they release the interpreter's lock while they wait."""
         return ThreadPoolExecutor(_REQUESTS, thread_name_prefix="cloze-fetch")
 
     def open(self, source: StorePath, size: int, identity: str) -> "CachedFile":
-        """The copy of an object of `size` bytes. identity: what its content is known by."""
+        """The copy of an object of `size` bytes. identity: identifies its content."""
         name = hashlib.sha256(f"{identity}\n{size}".encode()).hexdigest()[:_NAME_DIGITS]
         try:
             return CachedFile(self, source, self.folder / name, size)
@@ -61,9 +61,9 @@ class Cache:
             raise self.trouble(error) from error
 
     def whole(self, source: StorePath, digest: str) -> bytes:
-        """All bytes of the object that has this SHA-256. Of the processes of a machine one fetches it, the others wait.
+        """All bytes of the object with this SHA-256. One process per machine fetches it, the others wait.
 
-        Raises UserError if the store holds none any more, or another one.
+        Raises UserError if the object is missing in the store, or has changed.
         """
         if (found := self._kept(digest)) is not None:
             return found
@@ -81,14 +81,14 @@ class Cache:
         return found
 
     def keep(self, content: bytes, digest: str) -> None:
-        """Let other processes of this machine find an object's content by its SHA-256."""
+        """Save an object's content by its SHA-256 for other processes of this machine."""
         with self._alone(".fetching"):
             if self._kept(digest) is None:
                 self._keep(content, digest)
 
     def _keep(self, content: bytes, digest: str) -> None:
         try:
-            aside = self.folder / ".fetched"  # one at a time writes there
+            aside = self.folder / ".fetched"  # one process at a time writes there
             aside.write_bytes(content)
             os.replace(aside, self.folder / digest[:_NAME_DIGITS])
             self.wrote(len(content))
@@ -96,7 +96,7 @@ class Cache:
             raise self.trouble(error) from error
 
     def _kept(self, digest: str) -> bytes | None:
-        """The content of that SHA-256, if it is here, undamaged."""
+        """The cached content with this SHA-256; None if it is missing or damaged."""
         path = self.folder / digest[:_NAME_DIGITS]
         try:
             content = path.read_bytes()
@@ -124,14 +124,14 @@ class Cache:
             os.close(lock)
 
     def trouble(self, error: OSError) -> UserError:
-        """What to say of a failure of the disk."""
+        """The UserError for an error of the disk."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return UserError(f"{self.name}: no space is left in {self.folder}; free some, give a smaller limit than "
                              f"{self.limit_bytes / 1e9:,.1f} GB, or choose another folder")
         return UserError(f"{self.name}: {self.folder} can't be used ({error.strerror or error}); choose another folder")
 
     def wrote(self, count: int) -> None:
-        """Count what was written, and remove the copies that were used longest ago where they have become too many."""
+        """Count written bytes, and remove the least recently used copies if the limit is exceeded."""
         with self._lock:
             self._written += count
             if self._written < self.limit_bytes * _BETWEEN:
@@ -167,8 +167,8 @@ class CachedFile:
         self._cache, self._pages = cache, -(-size // PAGE)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if os.fstat(self._descriptor).st_size != size + self._pages:
-            os.ftruncate(self._descriptor, size + self._pages)  # several may do so: to the same length
-        os.utime(self._descriptor)  # copies that were not opened for longest are removed first
+            os.ftruncate(self._descriptor, size + self._pages)  # several processes may do so, with the same length
+        os.utime(self._descriptor)  # the modification time orders copies by their last use
 
     def __del__(self) -> None:
         self.close()
@@ -182,24 +182,24 @@ class CachedFile:
 
     @property
     def removed(self) -> bool:
-        """Whether it isn't in the folder any more: its space is given back when all have closed it."""
+        """Whether it was removed from the folder; its space is freed when all processes have closed it."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), fetched if they aren't here."""
+        """Bytes [start, stop), fetched if necessary."""
         self.need([(start, stop)])
         return os.pread(self._descriptor, stop - start, start)
 
     def need(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch those pages of byte ranges [start, stop) that aren't here.
+        """Fetch the missing pages of byte ranges [start, stop).
 
-        Raises UserError if the store doesn't give them, or the disk doesn't take them.
+        Raises UserError if they can't be read from the store or written to the disk.
         """
         for low, high in self._missing(ranges):
             self._fetch(low, high)
 
     def _missing(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Ranges of pages [low, high)."""
+        """Ranges [low, high) of missing pages."""
         found = []
         for start, stop in ranges:
             low, high = start // PAGE, min(-(-stop // PAGE), self._pages)
@@ -227,7 +227,7 @@ class CachedFile:
             raise self._cache.trouble(error) from error
 
     def forget(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Take byte ranges for not here: what was read of them is damaged."""
+        """Mark byte ranges as missing, since they are damaged."""
         for start, stop in ranges:
             low, high = start // PAGE, min(-(-stop // PAGE), self._pages)
             _write(self._descriptor, bytes(high - low), self.size + low)

@@ -1,8 +1,8 @@
 """Clients of object stores: obstore for s3, gs and az, fsspec for hf, which is read only.
 
-Credentials come from where a store's own tools take them (environment, ~/.aws, roles, gcloud's and Azure's login) and
-are asked for again before they expire. They are never a part of a URL or of an error. Requests are retried with
-back-off up to a limit; what then fails is one line.
+Credentials come from the sources that a store's own tools use (environment, ~/.aws, roles, gcloud's and Azure's login)
+and are renewed before they expire. They are never a part of a URL or of an error. Requests are retried with back-off up
+to a limit, and then raise a one-line error.
 """
 
 import re
@@ -18,16 +18,16 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 
 RETRIES = 10
-RETRY_SECONDS = 60.0  # of one request and its repetitions
-_FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between two tries: doubled, with jitter
-_CONNECT_SECONDS, _SILENT_SECONDS = 5, 30  # of a connection that is made, and of one that says nothing
+RETRY_SECONDS = 60.0  # total time of a request with its retries
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # first and maximum seconds between two tries: doubled, with jitter
+_CONNECT_SECONDS, _SILENT_SECONDS = 5, 30  # timeouts of connecting and of an idle connection
 _REQUEST_SECONDS = 300  # 128 MiB at 4 Mbit/s
-_BODY_TRIES = 5  # of answers that end too soon
-_CREDENTIAL_SECONDS = 600  # botocore renews those that expire, 15 minutes before, when it is asked
+_BODY_TRIES = 5  # retries of responses that end too soon
+_CREDENTIAL_SECONDS = 600  # botocore renews expiring credentials 15 minutes before, when they are requested
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"?(\w+)")
 _NOT_RENEWED = "the credentials can't be renewed, expected those of a session that lasts"
-_CUT = "response body error"  # in what the library says
-# What arrived is not what was sent (S3's codes): asked again.
+_CUT = "response body error"  # part of the library's message
+# S3's codes for corrupted transfers, which are retried.
 _CHANGED = ("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch")
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
 _Answer = TypeVar("_Answer")
@@ -35,8 +35,9 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """An object: its key, bytes, time of last change (nanoseconds since 1970, whole seconds, by the store's clock), and
-    what names its state: the store gives another one to each content that is written."""
+    """An object: key, size, time of last change (nanoseconds since 1970, whole seconds, by the store's clock), and the
+    mark (ETag, version) that the store gives to its current content.
+    """
 
     key: str
     size: int
@@ -45,16 +46,17 @@ class ObjectInfo:
 
     @property
     def content(self) -> str:
-        """What the content is known by: the store's ETag, which a listing and an answer about one object give alike
-        but for quotation marks; where it has none, the time of the last change."""
+        """Identifies the content: the ETag without quotation marks, which differ between listings and single objects;
+        without an ETag the time of the last change.
+        """
         tag = (self.version.get("e_tag") or "").removeprefix("W/").strip('"')
         return tag or f"changed {self.changed}"
 
 
 class ObjectClient:
-    """One bucket (in Azure: container). `url` is what errors call it.
+    """One bucket (in Azure: container). `url`: its name in errors.
 
-    Every method raises UserError if the store can't be reached within the limit, or refuses.
+    Every method raises UserError if the store can't be reached within the limit, or refuses the request.
     """
 
     def __init__(self, url: str, store: Any):
@@ -64,11 +66,11 @@ class ObjectClient:
         self._library, self._store, self._exists = obstore, store, False
 
     def info(self, key: str) -> ObjectInfo | None:
-        """What is said of an object; None if there is none."""
+        """Size, time and mark of an object; None if it does not exist."""
         try:
             return _info(self._asked(key, lambda: self._library.head(self._store, key)))
         except FileNotFoundError:
-            if not self._exists:  # the answer doesn't say whether it is the bucket that is missing; a listing does
+            if not self._exists:  # the response doesn't show whether the bucket is missing; a listing does
                 self.is_folder("")
                 self._exists = True
             return None
@@ -114,13 +116,15 @@ class ObjectClient:
         return self._asked(key, ask)
 
     def write(self, key: str, content: bytes | Path) -> None:
-        """Write an object: it is there as a whole or not at all. In one request, also a large one: of uploads in parts
-        that are cut short something stays that no listing shows."""
+        """Write an object atomically. Always in one request: an interrupted multipart upload leaves data that no
+        listing shows.
+        """
         self._asked(key, lambda: self._put(key, content, "overwrite"))
 
     def write_if(self, key: str, content: bytes, version: dict | None) -> dict | None:
-        """Write an object if it is as it was at `version` (None: if there is none). Its new version; None if it was
-        otherwise. Raises NotImplementedError where the store has no conditional writes."""
+        """Write an object only if its version is `version` (None: only if it does not exist). Returns its new version,
+        or None if the condition failed. Raises NotImplementedError if the store has no conditional writes.
+        """
         exceptions = self._library.exceptions
         mode = "create" if version is None else {name: value for name, value in version.items() if value}
         try:
@@ -135,17 +139,18 @@ class ObjectClient:
         return {name: made[name] for name in ("e_tag", "version")}
 
     def delete(self, keys: list[str]) -> None:
-        """Remove objects; those that aren't there are no error."""
+        """Remove objects; missing ones are not an error."""
         if not keys:
             return
         try:
             self._asked(keys[0], lambda: self._library.delete(self._store, keys))
-        except FileNotFoundError:  # of gs and az, also where the answer of a first request was lost
+        # gs and az raise it for missing objects, also after a retry whose first response was lost
+        except FileNotFoundError:
             for key in keys if len(keys) > 1 else ():
-                self.delete([key])  # one that is missing must not keep the others
+                self.delete([key])  # a missing object must not prevent the removal of others
 
     def _asked(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
-        """What `ask` gives. The library repeats requests; here are repeated those whose answer was cut off."""
+        """The result of `ask`. The library retries requests; this also retries those whose response was cut off."""
         exceptions = self._library.exceptions
         kept = (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotSupportedError)
         for number in range(_BODY_TRIES):
@@ -166,7 +171,7 @@ class ObjectClient:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _message(self, key: str, error: Exception) -> str:
-        """One line of what failed, without what the library shows of requests."""
+        """One line about the failure, without the library's dump of the request."""
         text, where = str(error), f"{self.url}/{key}"
         code = next((found[1] or found[2] for found in [_CODE.search(text)] if found), None)
         status = _STATUS.search(text)
@@ -196,7 +201,7 @@ _NO_CREDENTIALS = {
 
 
 def _reason(text: str) -> str:
-    """What went wrong with the connection, in a word or two of the library's."""
+    """The reason of a connection error, in the library's words."""
     for part, said in (("kind: Connect", "no connection"), ("kind: Timeout", "no answer in time"),
                        (_CUT, "the connection was cut")):
         if part in text:
@@ -205,12 +210,12 @@ def _reason(text: str) -> str:
 
 
 def _info(meta: dict) -> ObjectInfo:
-    changed = int(meta["last_modified"].timestamp()) * 10**9  # listings know parts of seconds that headers don't
+    changed = int(meta["last_modified"].timestamp()) * 10**9  # listings have fractions of seconds, headers don't
     return ObjectInfo(meta["path"], meta["size"], changed, {name: meta[name] for name in ("e_tag", "version")})
 
 
 class HubClient:
-    """The files of a repository of the Hugging Face hub, to read: what reading needs of `ObjectClient`."""
+    """The files of a repository of the Hugging Face hub, read only, with the reading methods of `ObjectClient`."""
 
     def __init__(self, url: str):
         try:
@@ -221,7 +226,7 @@ class HubClient:
         self._files = HfFileSystem()
 
     def info(self, key: str) -> ObjectInfo | None:
-        """What is said of a file; None if there is none."""
+        """Size and time of a file; None if it does not exist."""
         try:
             found = self._asked(key, lambda: self._files.info(f"{self._root}/{key}", expand_info=True))
         except FileNotFoundError:
@@ -266,7 +271,7 @@ class HubClient:
                 return ask()
             except FileNotFoundError:
                 raise
-            except Exception as error:  # of the network and of the hub: the library raises many kinds
+            except Exception as error:  # network and hub: the library raises many kinds of errors
                 refused = getattr(getattr(error, "response", None), "status_code", 500) < 500
                 if refused or number == _BODY_TRIES - 1:
                     raise UserError(f"{self.url}/{key}: can't be read ({type(error).__name__}); look at the name, at "
@@ -277,7 +282,7 @@ class HubClient:
 
 @lru_cache(maxsize=64)
 def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
-    """The client of a bucket, one a process. Raises UserError if the extra or the credentials are missing."""
+    """The client of a bucket, one per process. Raises UserError if the extra or the credentials are missing."""
     url = f"{scheme}://{bucket}"
     if scheme == "hf":
         return HubClient(url)
@@ -313,7 +318,7 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
 
 
 def _setting(session: Any, variables: list[str], name: str | None = None) -> str | None:
-    """What the environment says, or else the user's ~/.aws under a name."""
+    """A setting from environment variables, else from the user's ~/.aws."""
     from botocore.configprovider import ConfigChainFactory
 
     return ConfigChainFactory(session=session).create_config_chain(
@@ -321,8 +326,9 @@ def _setting(session: Any, variables: list[str], name: str | None = None) -> str
 
 
 def _s3(store: Callable, bucket: str, session: Any, common: dict[str, Any]) -> Any:
-    """A store with what botocore finds, as every tool of AWS does: in the environment, then in ~/.aws, then as a role.
-    obstore by itself would not look into ~/.aws."""
+    """An S3 store with botocore's settings and credentials, as in AWS's tools: environment, then ~/.aws, then roles.
+    obstore itself does not read ~/.aws.
+    """
     from botocore.exceptions import BotoCoreError
 
     setting = partial(_setting, session)
@@ -332,7 +338,7 @@ def _s3(store: Callable, bucket: str, session: Any, common: dict[str, Any]) -> A
         checked = setting(["AWS_REQUEST_CHECKSUM_CALCULATION"], "request_checksum_calculation") or "when_supported"
         public = str(setting(["AWS_SKIP_SIGNATURE"])).lower() in ("true", "1")
         credentials = None if public else session.get_credentials()
-    except BotoCoreError as error:  # a profile that isn't there, a file that can't be read
+    except BotoCoreError as error:  # a missing profile, an unreadable file
         raise UserError(f"s3://{bucket}: {error}; look at AWS_PROFILE and ~/.aws") from error
     if credentials is None and not public:
         raise UserError(f"s3://{bucket}: {_NO_CREDENTIALS['s3']}")
@@ -340,14 +346,14 @@ def _s3(store: Callable, bucket: str, session: Any, common: dict[str, Any]) -> A
     if endpoint is not None:
         options["allow_http"] = endpoint.startswith("http://")
     given: dict[str, Any] = {"region": region or "us-east-1"} | ({} if endpoint is None else {"endpoint": endpoint})
-    if checked.lower() != "when_required":  # as in AWS's own tools, for stores that refuse the header
+    if checked.lower() != "when_required":  # as in AWS's own tools, for stores that do not support the header
         given["checksum_algorithm"] = "sha256"
     given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials)}
     return store(bucket, client_options=options, retry_config=common["retry_config"], **given)
 
 
 class _Credentials:
-    """botocore's credentials as obstore asks for them; botocore renews what expires."""
+    """Adapter of botocore's credentials for obstore; botocore renews expiring ones."""
 
     def __init__(self, credentials: Any):
         self._credentials = credentials
@@ -358,7 +364,7 @@ class _Credentials:
         try:
             found = self._credentials.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
-            raise RuntimeError(_NOT_RENEWED) from error  # it comes back as a part of the library's error
+            raise RuntimeError(_NOT_RENEWED) from error  # it becomes a part of the library's error
         return {
             "access_key_id": found.access_key, "secret_access_key": found.secret_key, "token": found.token,
             "expires_at": datetime.now(timezone.utc) + timedelta(seconds=_CREDENTIAL_SECONDS),

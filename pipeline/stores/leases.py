@@ -1,10 +1,9 @@
 """Leases: at most one holder of an object, over any number of machines, by conditional writes.
 
-The holder writes the object anew every few seconds. Another process that wants it watches: if it hasn't changed for as
-long as the holder has promised to renew it, by the watcher's own clock, its holder is gone, and it is taken over, on
-the condition that it still is as it was seen. No two clocks are compared. A holder that couldn't renew in time says so
-when it is asked: `Lease.check`, before it does what only one may do, and `Lease.silence` of one that works for long and
-must end.
+The holder rewrites the object every few seconds. A process that wants the lease watches the object: if it has not
+changed for the lease's duration, by the watcher's own clock, its holder is gone, and the lease is taken over with a
+conditional write. Clocks of different machines are never compared. A holder that could not renew in time learns it from
+`Lease.check`, before work that only one process may do, and from `Lease.silence`, by which a long job must end.
 """
 
 import json
@@ -20,21 +19,22 @@ from pathlib import Path
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import StorePath
 
-SECONDS = 30.0  # after which a lease that wasn't renewed is taken for abandoned
-_RENEWALS, _RENEW_SECONDS = 6, 5.0  # in that time, at most so long apart
-_PATIENCE = 1 - 1 / _RENEWALS  # share of it that renewals may fail for: the first one that does may be one late
-_LOOKS, _LOOK_SECONDS = 10, 5.0  # in that time, at most so long apart
-_EARLIER = 20  # starts in a row that took no lease, of which the names are kept: enough for any that are repeated
-_LEAVE_SECONDS = 3.0  # that a release takes at most: an error may wait behind it to be said
+SECONDS = 30.0  # duration in seconds: a lease not renewed for that time counts as abandoned
+_RENEWALS, _RENEW_SECONDS = 6, 5.0  # renewals per duration, and their maximum interval in seconds
+# share of the duration for which renewals may fail: the first failure may be one interval late
+_PATIENCE = 1 - 1 / _RENEWALS
+_LOOKS, _LOOK_SECONDS = 10, 5.0  # checks by a watcher per duration, and their maximum interval in seconds
+_EARLIER = 20  # number of consecutive starts without a lease whose names are kept
+_LEAVE_SECONDS = 3.0  # maximum seconds of a release, since an error may be reported only after it
 
 
 class Lease:
-    """A lease that is held; see `leased`."""
+    """A held lease; see `leased`."""
 
     def __init__(self, path: StorePath, version: dict, token: str, seconds: float):
         self._path, self._version, self._token, self._seconds = path, version, token, seconds
         self._renewed = time.monotonic()
-        self._failing_since: float | None = None  # when the first attempt began that has not been answered well
+        self._failing_since: float | None = None  # start of the first renewal of the current series of failures
         self._problem: UserError | OSError | None = None
         self._lost: str | None = None
         self._ended = threading.Event()
@@ -42,7 +42,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise UserError if another may hold it by now."""
+        """Raise UserError if another process may hold the lease now."""
         if self._lost is None and time.monotonic() - self._renewed > self._seconds:
             self._lost = "it could not be renewed in time"
         if self._lost:
@@ -51,22 +51,25 @@ class Lease:
 
     @property
     def taken(self) -> str | None:
-        """Why it is lost for good; None as long as it is held, or the store does not answer: a renewal that comes late
-        and finds the object unchanged shows that no other process has held it since."""
+        """Why the lease is lost; None while it is held or the store does not answer: a late renewal that finds the
+        object unchanged proves that no other process has held the lease.
+        """
         return self._lost
 
     @property
     def silence(self) -> str | None:
-        """Why the holder must end: attempts to renew it have failed for so long that another may take it over from now
-        on. None: not for so long. A process that was held up, and asks again when it goes on, has not failed to."""
+        """Why the holder must end: renewals have failed for so long that another process may take over the lease. None
+        otherwise; a process that was only paused and then renews has not failed.
+        """
         since = self._failing_since
         if since is None or self._problem is None or time.monotonic() - since <= self._seconds * _PATIENCE:
             return None
         return str(self._problem)
 
     def release(self) -> None:
-        """Remove it, unless another may have taken it over; where the store is silent, the next one waits until its
-        time is over."""
+        """Remove the lease, unless another process may have taken it over. If the store does not answer, the next
+        holder waits until it expires.
+        """
         self._ended.set()
         leaving = threading.Thread(target=self._remove, daemon=True)
         leaving.start()
@@ -88,14 +91,14 @@ class Lease:
                 if version is None and _token_of(self._path) != self._token:
                     self._lost = "another has taken it over, or removed it"
                     return
-                # Otherwise an answer was lost, and the repetition met its own write.
+                # Otherwise a response was lost, and the retry found its own write.
                 if version is None and (found := self._path.info()) is not None:
                     version = found.version
                 if version is not None:
                     self._version, self._renewed = version, began
                     self._failing_since = self._problem = None
             except (UserError, OSError) as error:
-                self._problem = error  # the store may come back
+                self._problem = error  # the store may answer again later
 
 
 def _content(token: str, seconds: float) -> bytes:
@@ -118,28 +121,29 @@ def _read(path: StorePath) -> dict:
 @contextmanager
 def leased(path: StorePath, note: Callable[[str], None], patience_seconds: float = 0.0, own: Path | None = None
            ) -> Iterator["Lease | Unchecked | None"]:
-    """Hold the lease of an object while the context lasts; None if another holds it.
+    """Hold the lease of an object within the context; yields None if another process holds it.
 
-    An abandoned one is taken over after the time within which its holder has promised to renew it. Where the
-    store has no conditional writes, the lease excludes no other process, and a message says so.
+    An abandoned lease is taken over after its duration. If the store has no conditional writes, the lease excludes no
+    other process, and a message says so.
 
     Args:
         note: called with messages for the user.
-        patience_seconds: how long renewals may fail before the holder ends; the promise is a fifth longer, and 30 s at
-            least.
-        own: a file of this machine that is this holder's alone, under a lock: it keeps the name of the last one, so
-            that a lease which that one has left, killed, is taken over at once; and of starts since that took none.
+        patience_seconds: how long renewals may fail before the holder ends; the duration is a fifth longer, and at
+            least 30 s.
+        own: a local file of this holder, under a lock, with the name of the last holder (and of later starts without a
+            lease), so that the lease of a killed process on this machine is taken over at once.
     """
     token, seconds = uuid.uuid4().hex, max(SECONDS, patience_seconds / _PATIENCE)
     dead = own.read_text().split() if own and own.is_file() else []
-    if own:  # with those before, until the lease is taken: a start that fails before leaves it to the next one
+    if own:  # with the earlier names until the lease is taken, in case this start fails before
         own.write_text("\n".join([*dead[-_EARLIER:], token]))
     try:
         version = _take(path, token, seconds, note, dead)
         if own and version is not None:
             own.write_text(token)
         if version is not None and path.writer.write_if(path.key, _content(token, seconds), None) is not None:
-            raise NotImplementedError  # an object that is there was made as if it weren't
+            # the existing object was overwritten although the condition was that it does not exist
+            raise NotImplementedError
     except NotImplementedError:
         note(f"{path}: the store has no conditional writes, so nothing keeps a second command from working there at "
              "the same time; see to it that there is but one")
@@ -156,21 +160,21 @@ def leased(path: StorePath, note: Callable[[str], None], patience_seconds: float
 
 
 class Unchecked:
-    """In the place of a lease where there can be none."""
+    """Replaces a Lease if the store has no conditional writes."""
 
     taken = silence = None
 
     def check(self) -> None:
-        """Nothing can be known."""
+        """Does nothing: without conditional writes nothing is known."""
 
 
 def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None], dead: list[str]
           ) -> dict | None:
-    """The version of the lease that was taken; None if another holds it. dead: tokens of holders that have ended."""
+    """The version of the acquired lease; None if another process holds it. dead: tokens of holders that have ended."""
 
     def won(before: dict | None) -> dict | None:
         version = path.writer.write_if(path.key, _content(token, seconds), before)
-        if version is None and _token_of(path) == token:  # an answer was lost, and the repetition met its own write
+        if version is None and _token_of(path) == token:  # a response was lost, and the retry found its own write
             found = path.info()
             version = None if found is None else found.version
         return version
@@ -189,6 +193,6 @@ def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], Non
         if now is not None and now.version != seen.version:
             if changed:
                 return None
-            changed, began = True, time.monotonic()  # the last request of one that was killed may come late
+            changed, began = True, time.monotonic()  # the last request of a killed process may arrive late
         seen = now
     return won(None if seen is None else seen.version)

@@ -1,4 +1,4 @@
-"""Places: paths of this machine, and URLs of object stores that can be used like them."""
+"""Places: local paths, and URLs of object stores with the same methods (`StorePath`)."""
 
 import re
 from collections.abc import Iterator
@@ -15,14 +15,15 @@ SCHEMES = ("s3", "gs", "az", "hf")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _SLIP = re.compile(rf"({'|'.join(SCHEMES)}):/?[^/]", re.IGNORECASE)
-_REPOSITORY_PARTS = {"datasets": 3, "spaces": 3}  # of hf://: datasets/OWNER/NAME, else OWNER/NAME
+# parts of a hub repository in hf:// URLs: datasets/OWNER/NAME, else OWNER/NAME
+_REPOSITORY_PARTS = {"datasets": 3, "spaces": 3}
 
 
 @dataclass(frozen=True)
 class StorePath:
-    """A place in an object store, with those methods of pathlib.Path that are used of places here.
+    """A place in an object store, with the methods of pathlib.Path that are used for places.
 
-    A store knows objects, not folders: a folder is there if an object lies below it.
+    A store has objects, not folders: a folder exists if there is an object below it.
     """
 
     scheme: str
@@ -48,11 +49,11 @@ class StorePath:
         return StorePath(self.scheme, self.bucket, self.key.rpartition("/")[0])
 
     def resolve(self) -> "StorePath":
-        """Itself: it means the same on every machine."""
+        """The place itself: a URL is absolute."""
         return self
 
     def info(self) -> ObjectInfo | None:
-        """What the store says of the object; None if there is none."""
+        """The object's ObjectInfo; None if it does not exist."""
         return self.client.info(self.key) if self.key else None
 
     def is_file(self) -> bool:
@@ -62,7 +63,7 @@ class StorePath:
         return self.client.is_folder(self.key)
 
     def stat(self) -> SimpleNamespace:
-        """st_size, st_mtime_ns and `content`, what that is known by. Raises FileNotFoundError."""
+        """st_size, st_mtime_ns and `content`, which identifies the content. Raises FileNotFoundError."""
         found = self.info()
         if found is None:
             raise FileNotFoundError(2, "not found", str(self))
@@ -95,13 +96,13 @@ class StorePath:
 
     @property
     def writer(self) -> ObjectClient:
-        """The client of a store that can be written to. Raises UserError for a hub."""
+        """The client of a writable store. Raises UserError for the hub."""
         if isinstance(self.client, HubClient):
             raise UserError(f"{self}: is only read, expected a URL of s3, gs or az to write to; choose another")
         return self.client
 
     def write(self, content: bytes | Path) -> None:
-        """Write the object: bytes, or what a file of this machine holds."""
+        """Write the object from bytes or a local file."""
         self.writer.write(self.key, content)
 
     def unlink(self, missing_ok: bool = False) -> None:
@@ -112,7 +113,7 @@ Place = Path | StorePath
 
 
 def is_url(text: object) -> bool:
-    """Whether this names a place by a URL, a good one or not."""
+    """Whether this looks like a URL, valid or not."""
     return isinstance(text, StorePath) or isinstance(text, str) and _URL.match(text) is not None
 
 
@@ -121,9 +122,9 @@ def to_place(text: StorePath) -> StorePath: ...
 @overload
 def to_place(text: str | Place) -> Place: ...
 def to_place(text: str | Place) -> Place:
-    """The place that a text names. Raises UserError for a URL that isn't one of a store.
+    """The place of a path or URL. Raises UserError for a URL that is not that of a store.
 
-    What is wrong with it is said without showing what may be a secret in it.
+    The error does not show parts of the URL that may be secret.
     """
     if not isinstance(text, str):
         return text
@@ -153,7 +154,7 @@ def to_place(text: str | Place) -> Place:
 
 
 def to_output(text: str) -> Place:
-    """A place to write to. Raises UserError for one that is only read."""
+    """A place to write to. Raises UserError for a read-only store."""
     found = to_place(text)
     if isinstance(found, StorePath) and found.scheme == "hf":
         raise UserError(f"output: {found} is only read, expected a folder or a URL of s3, gs or az; choose another")

@@ -1,4 +1,4 @@
-"""Objects of a store as files that are read from their beginning, or anywhere, through a local copy."""
+"""Objects of a store as seekable file objects, read through a local cache."""
 
 import io
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from cloze.pipeline.stores.cache import Cache, CachedFile
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.scratch import scratch_folder
 
-_AHEAD = 4 << 20  # bytes that are fetched at once
-_SCRATCH_BYTES = 1 << 30  # of a process: what it reads now, and a little before
+_AHEAD = 4 << 20  # bytes per fetch
+_SCRATCH_BYTES = 1 << 30  # size of a process's own cache: what it reads now and shortly before
 
 
 @cache
 def scratch_cache() -> Cache:
-    """A cache that lives as long as this process."""
+    """A temporary cache, removed with this process."""
     return Cache(scratch_folder(), _SCRATCH_BYTES, "TMPDIR")
 
 
@@ -25,7 +25,7 @@ class StoredFile(io.RawIOBase):
     """An object as a file to read.
 
     Args:
-        open_copy: opens the object's copy in a cache, anew where the cache has removed it.
+        open_copy: opens the object's copy in a cache, and opens it again if the cache has removed it.
     """
 
     def __init__(self, open_copy: Callable[[], CachedFile]):
@@ -52,7 +52,7 @@ class StoredFile(io.RawIOBase):
         stop = min(start + len(buffer), self._copy.size)
         if stop <= start:
             return 0
-        if self._copy.removed:  # a copy that is held open without its name would grow beyond the cache's limit
+        if self._copy.removed:  # a removed copy that is still open would grow beyond the cache's limit
             self._copy.close()
             self._copy = self._open()
         first = start // _AHEAD * _AHEAD
@@ -77,7 +77,7 @@ def open_stored(url: str | StorePath) -> StoredFile:
 
 
 def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
-    """A local folder with copies of those of a store's folder's objects of these names that are there."""
+    """A local folder with copies of the existing objects of these names in a store's folder."""
     local = scratch_folder()
     for name in names:
         try:
@@ -89,5 +89,5 @@ def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
 
 def open_raw(path: str) -> io.RawIOBase:
     """Open a local file, or a store's object by its URL, without a buffer. Raises OSError."""
-    # Not through a Path, which takes as long to make and to open as the file itself.
+    # Not through a Path, whose construction takes as long as opening the file.
     return open_stored(path) if is_url(path) else open(path, "rb", buffering=0)

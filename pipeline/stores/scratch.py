@@ -11,31 +11,31 @@ from pathlib import Path
 
 _PREFIX = "cloze-scratch-"
 _LOCK = "lock"
-_NEW_SECONDS = 60  # a folder so new may be one whose lock isn't taken yet
+_NEW_SECONDS = 60  # seconds; a newer folder may not have its lock yet
 _alone = threading.Lock()
 
 
 def scratch_folder() -> Path:
-    """A new empty folder in the system's temporary one (TMPDIR)."""
+    """A new empty folder in the system's temporary folder (TMPDIR)."""
     with _alone:
         return Path(tempfile.mkdtemp(dir=_own().name))
 
 
 @cache
 def _own() -> tempfile.TemporaryDirectory:
-    """This process's folder, removed when it ends; first those are removed whose processes were killed."""
+    """This process's folder, removed at its end; folders of killed processes are removed first."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_abandoned(folder)
     made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
-    _locked(Path(made.name))  # never closed: held as long as the process lives
+    _locked(Path(made.name))  # never closed, so that the lock is held until the process ends
     return made
 
 
 def _locked(folder: Path) -> int | None:
-    """A descriptor that holds the lock of a folder; None if another process holds it, or may."""
+    """A descriptor that holds the lock of a folder; None if another process holds it or the folder can't be opened."""
     try:
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:  # another user's, or removed a moment ago
+    except OSError:  # another user's folder, or just removed
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,7 +46,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove another process's folder if that has ended."""
+    """Remove another process's folder if that process has ended."""
     try:
         status = folder.stat()
     except OSError:

@@ -1,5 +1,5 @@
-"""Objects that all processes of a run need: one process reads each from the store and sends its SHA-256 to the others,
-which read a cached copy, downloaded once per machine."""
+"""Objects that all processes need, read from the store once per machine; one process reads each and sends its SHA-256.
+"""
 
 import hashlib
 
@@ -10,7 +10,7 @@ _told: dict[StorePath, tuple[Cache, str | None]] = {}
 
 
 def ask(path: StorePath, cache: Cache) -> str | None:
-    """Read an object, keep it for the processes of this machine, and return its SHA-256; None if there is none.
+    """Read an object, cache it for the processes of this machine, and return its SHA-256; None if it does not exist.
 
     Raises UserError as `ObjectClient` and `Cache` do.
     """
@@ -24,12 +24,13 @@ def ask(path: StorePath, cache: Cache) -> str | None:
 
 
 def use_digest(path: StorePath, cache: Cache, digest: str | None) -> None:
-    """From now on this process reads the object of that SHA-256, or finds none (None), without asking the store."""
+    """From now on this process uses the object with this SHA-256 (None: does not exist) without a request to the store.
+    """
     _told[path] = cache, digest
 
 
 def reset() -> None:
-    """From now on all is asked of stores again."""
+    """Forget all digests, so that objects are read from stores again."""
     _told.clear()
 
 

@@ -10,7 +10,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import ROLES
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
-_USUAL_NAMES = {  # tried in turn where no configuration names the token
+_USUAL_NAMES = {  # tried in turn if no configuration names the token
     "pad": ("[PAD]", "<pad>"),
     "unknown": ("[UNK]", "<unk>"),
     "classification": ("[CLS]", "<s>", "<sos>", "<cls>"),
@@ -20,7 +20,7 @@ _USUAL_NAMES = {  # tried in turn where no configuration names the token
 
 
 def read_tokenizer_config(folder: Path) -> dict:
-    """How a folder describes its tokenizer; empty if it does not. Raises UserError for what isn't JSON."""
+    """The tokenizer's configuration files in a folder; empty if there are none. Raises UserError for invalid JSON."""
     config: dict = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
@@ -32,7 +32,7 @@ def read_tokenizer_config(folder: Path) -> dict:
 
 
 def special_names(vocabulary: dict[str, int], config: dict) -> dict[str, str]:
-    """The special tokens' names by role: those that the configuration gives, or usual ones in the vocabulary."""
+    """Names of the special tokens by role: those of the configuration, or usual ones in the vocabulary."""
     names = {}
     for role in ROLES:
         named = config.get(HUGGING_FACE_NAMES[role])
@@ -43,9 +43,9 @@ def special_names(vocabulary: dict[str, int], config: dict) -> dict[str, str]:
 
 
 def from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
-    """BERT's tokenizer around a vocab.txt, cased if `config` says so, or else if it has a token with a capital letter.
+    """BERT's tokenizer with a vocab.txt; cased by `config`, otherwise if a token has a capital letter.
 
-    Raises UserError for a token that stands there twice.
+    Raises UserError for a repeated token.
     """
     tokens = path.read_text(encoding="utf-8").split("\n")
     if tokens and not tokens[-1]:
@@ -64,9 +64,11 @@ def from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
 
 
 def from_tokenizer_json(path: Path, config: dict) -> tokenizers.Tokenizer:
-    """The tokenizer in the library's own file, but where `config` says how a BERT's normalises: then as that says."""
+    """The tokenizer of a tokenizer.json, with the normalisation of `config` if it describes that of a BERT tokenizer.
+    """
     backend = tokenizers.Tokenizer.from_file(str(path))
-    if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):  # they ask the file alone
+    # transformers uses only the file
+    if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):
         _normalize_as_described(backend, config)
     return backend
 
@@ -82,7 +84,7 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, config: dict) -> None
 
 
 def default_normalization(backend: tokenizers.Tokenizer, config: dict) -> dict:
-    """What a BERT's tokenizer does and `config` doesn't say, where the classes of transformers would then do other."""
+    """Settings of a BERT tokenizer missing in `config`, for which transformers' classes have other defaults."""
     rules = backend.normalizer
     if not isinstance(rules, tokenizers.normalizers.BertNormalizer):
         return {}
@@ -95,7 +97,7 @@ def default_normalization(backend: tokenizers.Tokenizer, config: dict) -> dict:
 def wordpiece_backend(
     vocabulary: dict[str, int], names: dict[str, str], lowercase: bool, strip_accents: bool | None
 ) -> tokenizers.Tokenizer:
-    """BERT's tokenizer around a vocabulary."""
+    """BERT's tokenizer with a vocabulary."""
     backend = tokenizers.Tokenizer(
         tokenizers.models.WordPiece(vocabulary, unk_token=names["unknown"], max_input_chars_per_word=100)
     )
@@ -107,15 +109,15 @@ def wordpiece_backend(
 
 
 def space_begins_word(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the space before a word is a part of it, as in byte-level BPE."""
+    """Whether tokens include the space before a word, as in byte-level BPE."""
     rules = backend.pre_tokenizer
     return rules is not None and rules.pre_tokenize_str("a a")[-1][1] == (1, 3)
 
 
 def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> None:
-    """Make the five tokens special, and put them around one text or two when a library user encodes."""
+    """Mark the five tokens as special, and add a post-processor that puts them around one or two texts."""
     known = [name for name in names.values() if backend.token_to_id(name) is not None]
-    # To a library user too a mask stands for a word with the space before it.
+    # For users of the library, too, a mask replaces a word with the space before it.
     takes_space = names["mask"] if space_begins_word(backend) else None
     backend.add_special_tokens([
         tokenizers.AddedToken(name, special=True, normalized=False, lstrip=name == takes_space) for name in known
@@ -125,17 +127,17 @@ def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> 
 
 
 def put_around_texts(backend: tokenizers.Tokenizer, names: dict[str, str]) -> None:
-    """Let a library user's texts come as `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, the latter part as segment 1."""
+    """Set the library's post-processor: `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, with B as segment 1."""
     first, last = names["classification"], names["separator"]
     a = [_special(first, 0), {"Sequence": {"id": "A", "type_id": 0}}, _special(last, 0)]
     b = [{"Sequence": {"id": "B", "type_id": 1}}, _special(last, 1)]
     ids = {name: {"id": name, "ids": [backend.token_to_id(name)], "tokens": [name]} for name in (first, last)}
     processor = {"type": "TemplateProcessing", "single": a, "pair": a + b, "special_tokens": ids}
-    if space_begins_word(backend):  # offsets are those of words without the spaces before them
+    if space_begins_word(backend):  # offsets exclude the spaces before words
         added = backend.pre_tokenizer.pre_tokenize_str("a")[0][0] != "a"
         trim = {"type": "ByteLevel", "add_prefix_space": added, "trim_offsets": True, "use_regex": True}
         processor = {"type": "Sequence", "processors": [trim, processor]}
-    # From JSON: the library's own constructor reads names with a colon or a dollar as something else.
+    # From JSON, since the library's constructor interprets names with a colon or a dollar.
     empty = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
     read = tokenizers.Tokenizer.from_str(json.dumps(empty | {"post_processor": processor}))
     backend.post_processor = read.post_processor
@@ -146,11 +148,11 @@ def _special(name: str, segment: int) -> dict:
 
 
 def stand_around_texts(backend: tokenizers.Tokenizer, names: dict[str, str]) -> bool:
-    """Whether they come so already."""
+    """Whether the post-processor already does that."""
     first, last = (backend.token_to_id(names[role]) for role in ("classification", "separator"))
     try:
         a, b = (backend.encode(text, add_special_tokens=False) for text in "ab")
-    except Exception:  # a bare one: the model knows neither the word nor a token for what it doesn't know
+    except Exception:  # a plain Exception: the model has neither the word nor an unknown token
         return False
     one, pair = backend.post_process(a), backend.post_process(a, b)
     return (

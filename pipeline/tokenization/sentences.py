@@ -1,6 +1,6 @@
-"""Split text into sentences: byte positions in UTF-8, found with array operations over a whole chunk.
+"""Splits text into sentences, as byte positions in UTF-8, with array operations over a whole chunk.
 
-A boundary is the first byte of a sentence. Nothing is removed: the sentences together are the text.
+A boundary is the first byte of a sentence. Nothing is removed: the concatenated sentences are the text.
 """
 
 import re
@@ -34,22 +34,22 @@ _OPENER = _table(b"\"'([")
 _SMALL = _table(bytes(range(ord("a"), ord("z") + 1)))
 _IN_WORD = _table(bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b".")
 _IN_WORD[0x80:] = True
-_LEADS = _table(b".!?\n\xe2\xe3\xef")  # first bytes of everything that may end a sentence
+_LEADS = _table(b".!?\n\xe2\xe3\xef")  # first bytes of all characters that may end a sentence
 _ELLIPSIS = ("…",)
 _WIDE_ENDS = ("。", "！", "？", "｡")
 _WIDE_CLOSERS = ("’", "”", "」", "』", "】", "》", "〉", "）", "。", "！", "？", "｡", "…")
-_MARGIN = 16  # bytes of nothing around a chunk, so that looking ahead and back needs no check
+_MARGIN = 16  # padding around a chunk, so that looking ahead and back needs no bounds check
 
 
 def by_rules(data: bytes) -> np.ndarray:
-    """Boundaries by punctuation and blank lines; a dot after an abbreviation or an initial is none. int64, ascending.
+    """Boundaries by punctuation and blank lines, except dots after abbreviations and initials. int64, ascending.
 
-    Ends are . ! ? … with closing marks and white space behind them, unless a small letter follows; 。！？｡ with
-    closing marks, whatever follows; and blank lines.
+    Sentence ends are: . ! ? … followed by closing marks and white space, unless a lower-case letter follows; 。！？｡
+    followed by closing marks; and blank lines.
     """
     values = np.frombuffer(bytes(_MARGIN) + data + bytes(_MARGIN), np.uint8)
     wide = not data.isascii()
-    marks = np.flatnonzero(_LEADS.take(values))  # one pass over all bytes; the rest looks at few
+    marks = np.flatnonzero(_LEADS.take(values))  # one pass over all bytes; later steps process few positions
     kinds = values[marks]
     ends = marks[_END[kinds]]
     after = ends + 1
@@ -81,7 +81,7 @@ def _is_one_of(values: np.ndarray, positions: np.ndarray, characters: tuple[str,
 
 
 def _skip_closers(values: np.ndarray, positions: np.ndarray, wide: bool) -> np.ndarray:
-    """Behind the closing marks (and further ends) at the positions; ten of them at most."""
+    """Positions after closing marks (and further end marks), at most ten."""
     positions = positions.copy()
     for _ in range(10):
         step = _CLOSER[values[positions]].astype(np.int64)
@@ -94,7 +94,7 @@ def _skip_closers(values: np.ndarray, positions: np.ndarray, wide: bool) -> np.n
 
 
 def _skip_spaces(values: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The first byte at or behind the positions that isn't white space."""
+    """The first byte at or after the positions that isn't white space."""
     positions = positions.copy()
     active = np.flatnonzero(_SPACE[values[positions]])
     for _ in range(16):
@@ -102,7 +102,7 @@ def _skip_spaces(values: np.ndarray, positions: np.ndarray) -> np.ndarray:
             return positions
         positions[active] += 1
         active = active[_SPACE[values[positions[active]]]]
-    solid = np.flatnonzero(~_SPACE[values])  # long runs of white space are rare: look the rest up
+    solid = np.flatnonzero(~_SPACE[values])  # long runs of white space are rare: handled by a lookup
     positions[active] = solid[np.searchsorted(solid, positions[active])]
     return positions
 
@@ -124,7 +124,7 @@ def _is_abbreviation(values: np.ndarray, dots: np.ndarray) -> np.ndarray:
 
 
 def by_lines(data: bytes) -> np.ndarray:
-    """Boundaries after each line end: sentences as given."""
+    """Boundaries after each line end: one sentence per line."""
     return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
 
 

@@ -1,11 +1,11 @@
-"""The tokenizer: `tokenizers` sees each distinct word once, everything else goes through Arrow and numpy.
+"""`Tokenizer`: text to ids; the `tokenizers` library encodes each distinct word once, the rest is Arrow and numpy.
 
-What a BERT tokenizer makes of a text depends only on its words, and a corpus has few distinct ones. So a chunk of text
-is cut into words with array operations over its bytes, Arrow dictionary-encodes them, words never seen before go to
-`tokenizers` (of printable ASCII, whose case alone a normaliser changes, to its model; whole words are looked up here),
-and the ids are gathered from a table. The cuts are made only where sentences end or the tokenizer itself cuts, whatever
-stands around: it is asked once for each character. What remains in a word (control characters, accents, whatever the
-normaliser deletes or splits) is left to the tokenizer, so that the ids are always its ids.
+The ids of a text depend only on its words, and a corpus has few distinct words. A chunk of text is divided into words
+with array operations over its bytes, Arrow dictionary-encodes them, new words are encoded by `tokenizers` (words of
+printable ASCII directly by its model, or by a lookup of whole words), and the ids are gathered from a table. Text is
+divided only at sentence ends and where the tokenizer divides it in any context, which is tested once per character.
+Everything else in a word (control characters, accents, characters that the normaliser deletes or splits) is left to the
+tokenizer, so the ids are always those of the tokenizer.
 """
 
 import hashlib
@@ -39,18 +39,18 @@ from cloze.pipeline.tokenization.backends import (
 )
 from cloze.pipeline.tokenization.words import WordSplitter, word_of
 
-_TABLE_WORDS = 1 << 20  # words in the table before it starts anew: some 200 MB with their strings
-_TABLE_LETTERS = 1 << 25  # the same of their letters, which words that are noise have by the thousand
+_TABLE_WORDS = 1 << 20  # maximum words in the table, which is then cleared: some 200 MB with their strings
+_TABLE_LETTERS = 1 << 25  # the same for their characters, since noise has words of thousands
 _WORD_MODELS = {"WordPiece", "WordLevel"}
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # of a folder
 FETCHED = (*FILES, "special_tokens_map.json")  # of a folder in a store
-_TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers: that which takes tokenizer.json as it is
-# BERT tells segments apart: without this transformers leaves token_type_ids out.
+_TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the class of transformers that uses tokenizer.json as it is
+# BERT has segments: without this transformers omits token_type_ids.
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 
 
 class LocatedTokens(NamedTuple):
-    """The tokens of a text and where they stand in it; all lists are (n,), one entry a token."""
+    """The tokens of a text and their places in it; all lists are (n,), one entry per token."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -63,15 +63,15 @@ class LocatedTokens(NamedTuple):
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with the roles of its special tokens, and a table of words.
 
-    No text ever becomes a special token: a literal [MASK] in a corpus is text.
+    Text never becomes a special token: a literal [MASK] in a corpus is text.
 
-    vocab_size: one more than the highest id. fingerprint: SHA-256 of the content that decides the ids.
-    special_tokens: ids by role. folder: where it was read from. continues_word (vocab_size,) bool: ids of pieces
-    that go on with the word of the token before. word_table: whether the fast way applies; if not,
-    `word_table_reason` says why.
+    vocab_size: highest id + 1. fingerprint: SHA-256 of the content that determines the ids. special_tokens: ids by
+    role. folder: where it was read from. continues_word (vocab_size,) bool: ids of pieces that continue the word of the
+    token before. word_table: whether the table of words can be used; if not, `word_table_reason` says why.
     """
 
-    _flat: np.ndarray  # ids of all words of the table, one behind another; of a row from _starts[row], _lengths[row]
+    # concatenated ids of all words of the table; those of a row begin at _starts[row] and are _lengths[row]
+    _flat: np.ndarray
     _starts: np.ndarray
     _lengths: np.ndarray
 
@@ -94,7 +94,7 @@ class Tokenizer:
         self.special_tokens = SpecialTokens(**{role: vocabulary[name] for role, name in names.items()})
         self.dtype = numpy_type(token_type(self.vocab_size))
         forbidden = [i for i in self.special_tokens.ids if i != self.special_tokens.unknown]
-        self._as_text = np.arange(self.vocab_size, dtype=self.dtype)  # a model may know the specials as words
+        self._as_text = np.arange(self.vocab_size, dtype=self.dtype)  # the model may have the special tokens as words
         self._as_text[forbidden] = self.special_tokens.unknown
         model = json.loads(backend.to_str())["model"]
         self._whole_words = model["vocab"] if model["type"] == "WordLevel" else None
@@ -108,7 +108,7 @@ class Tokenizer:
         self._forget_words()
 
     def _check_names(self) -> None:
-        """Raise UserError for a special token that would break vocab.txt, or that ordinary text would become."""
+        """Raise UserError for a special token that would break vocab.txt, or that ordinary text is encoded to."""
         for role, name in self.names.items():
             where = f"{self.folder or 'tokenizer'}: found {name!r} as the {role} token"
             if name.splitlines() != [name]:
@@ -150,7 +150,7 @@ class Tokenizer:
                 backend = from_vocab_txt(found[0], config)
         except UserError:
             raise
-        except Exception as error:  # the library raises bare exceptions
+        except Exception as error:  # the library raises plain Exceptions
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
         return cls(backend, special_names(backend.get_vocab(), config), folder)
 
@@ -167,20 +167,20 @@ class Tokenizer:
         }
         if not stand_around_texts(self.backend, self.names):
             put_around_texts(self.backend, self.names)
-        self.backend.encode_special_tokens = False  # the file serves ordinary use
+        self.backend.encode_special_tokens = False  # for ordinary use of the file by other libraries
         publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         self.backend.encode_special_tokens = True
         publish_text(folder / "vocab.txt", self.vocab_txt())
         publish_text(folder / "tokenizer_config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
 
     def vocab_txt(self) -> str:
-        """The tokens, one a line, by id."""
+        """The tokens, one per line, by id."""
         by_id = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
         return "".join(f"{token}\n" for token, _ in by_id)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of what decides the ids: vocabulary, model, normaliser, pre-tokenizer, roles."""
+        """SHA-256 of everything that determines the ids: vocabulary, model, normaliser, pre-tokenizer, roles."""
         content = json.loads(self.backend.to_str())
         kept = {name: content[name] for name in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
         kept["special_tokens"] = self.names
@@ -195,13 +195,13 @@ class Tokenizer:
 
     @cached_property
     def lowercase(self) -> bool:
-        """Whether it drops case."""
+        """Whether it lowercases text."""
         normalizer = self.backend.normalizer
         return normalizer is not None and normalizer.normalize_str("A") == "a"
 
     @cached_property
     def space_begins_word(self) -> bool:
-        """Whether the space before a word is a part of it, as in byte-level BPE (`Ġyork`)."""
+        """Whether tokens include the space before a word, as in byte-level BPE (`Ġyork`)."""
         return space_begins_word(self.backend)
 
     @cached_property
@@ -214,7 +214,7 @@ class Tokenizer:
             if model["type"] == "WordPiece":
                 continues[number] = token.startswith(model["continuing_subword_prefix"])
             elif model["type"] == "BPE":
-                # A new word carries the white space before it.
+                # A token with leading white space begins a word.
                 begins = text_of.decode([token])[:1].isspace() if text_of else token.startswith(("Ġ", "▁"))
                 continues[number] = not begins
         continues[self.special_tokens.ids] = False
@@ -234,11 +234,11 @@ class Tokenizer:
     # ---- encoding ----
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text, without special tokens around it."""
+        """Ids of one text, without special tokens."""
         return self.encode_batch([text])[0].tolist()
 
     def encode_with_offsets(self, texts: list[str]) -> list[LocatedTokens]:
-        """The same ids of each text, with their places in it."""
+        """Ids of each text, with their places in it."""
         encoded = self.backend.encode_batch(texts, add_special_tokens=False)
         return [
             LocatedTokens(
@@ -253,22 +253,22 @@ class Tokenizer:
         if not self.word_table:
             return self.encode_plainly(texts)
         pieces = [text.encode() for text in texts]
-        # The separator is white space to the tokenizer (word_table says so), so that no word crosses it.
+        # The separator is white space for the tokenizer (a condition of word_table), so no word crosses it.
         bounds = ragged.to_offsets(np.array([len(piece) + 1 for piece in pieces], np.int64))
         return self.encode_bytes(b"\n".join(pieces) + b"\n", bounds)
 
     def encode_plainly(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The same through `tokenizers` alone: the reference, and the way of models without words."""
+        """As `encode_batch`, with `tokenizers` only: the reference, and used for models without a table of words."""
         encoded = [item.ids for item in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
         offsets = ragged.to_offsets(np.array([len(ids) for ids in encoded], np.int64))
         flat = np.fromiter(itertools.chain.from_iterable(encoded), np.int64, count=int(offsets[-1]))
         return self._as_text[flat], offsets
 
     def encode_bytes(self, data: bytes, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of UTF-8 text cut at `bounds` (N+1,), byte positions between characters; flat ids and offsets.
+        """Ids of UTF-8 text divided at `bounds` (N+1,), byte positions between characters; flat ids and offsets.
 
-        A word ends at a bound: a sentence may begin behind a page break, which the tokenizer leaves in the word, or
-        behind a 。 that it doesn't isolate.
+        Words end at bounds: a sentence may begin after a page break, which the tokenizer keeps in the word, or after a
+        。 that it doesn't isolate.
         """
         if not self.word_table:
             return self.encode_plainly(_sentences(data, bounds.tolist()))
@@ -277,7 +277,7 @@ class Tokenizer:
         lengths = self._lengths[rows]
         offsets = ragged.to_offsets(lengths[word])
         ids = np.empty(offsets[-1], self.dtype)
-        # First the first token of every word, then the second of those that have one, and so on: most have one.
+        # First the first token of every word, then the second tokens, and so on: most words have one.
         longest = int(lengths.max(initial=0))
         padded = np.append(self._flat, np.zeros(longest, self.dtype))
         empty = lengths == 0
@@ -292,7 +292,7 @@ class Tokenizer:
         return ids, offsets[np.searchsorted(starts, bounds)]
 
     def _rows(self, keys: list[int | str]) -> np.ndarray:
-        """Rows of words in the table; new ones are encoded and entered."""
+        """Rows of words in the table; new words are encoded and added."""
         if len(self._words) + len(keys) > _TABLE_WORDS or self._letters > _TABLE_LETTERS:
             self._forget_words()
         known = self._words
@@ -312,20 +312,21 @@ class Tokenizer:
     def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of words, flat, and offsets."""
         model = self.backend.model
-        ids, ends = [], [0]  # flat: a list kept for each word would have Python's collector look at all of them
+        ids, ends = [], [0]  # flat: one list per word would slow down Python's garbage collector
         for word in words:
             ids += self._word_ids(word, model)
             ends.append(len(ids))
         return self._as_text[np.array(ids, np.int64)], np.array(ends, np.int64)
 
     def _word_ids(self, word: str, model: tokenizers.models.Model) -> list[int]:
-        """Ids of one word. Normalising printable ASCII changes its case at most, so that a word of it goes straight to
-        the model: a fifth of the time of asking for the ids of a text."""
+        """Ids of one word. Normalisation changes at most the case of printable ASCII, so such words are encoded by the
+        model directly, in a fifth of the time of encoding a text.
+        """
         if not (word.isascii() and word.isprintable()):
             return self.backend.encode(word, add_special_tokens=False).ids
         if self.lowercase:
             word = word.lower()
-        if self._whole_words is not None:  # such a model may lack a token for what it doesn't know
+        if self._whole_words is not None:  # such a model may lack an unknown token
             return [self._whole_words.get(word, self.special_tokens.unknown)]
         return [piece.id for piece in model.tokenize(word)]
 
@@ -354,8 +355,9 @@ def _trimmed(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]
 
 
 def _sentences(data: bytes, bounds: list[int]) -> list[str]:
-    """The pieces of a text without white space around; one before a sentence inside a paragraph stays: to byte-level
-    models a word at the beginning of a text and one after a space are different tokens."""
+    """The pieces of a text without surrounding white space, but with a space before a sentence inside a paragraph: for
+    byte-level models a word after a space is another token than one at the beginning.
+    """
     texts = []
     for low, high in zip(bounds[:-1], bounds[1:], strict=True):
         text = data[low:high].decode().strip()
@@ -364,7 +366,7 @@ def _sentences(data: bytes, bounds: list[int]) -> list[str]:
 
 
 def _here(path: Place) -> Path:
-    """The same on this machine: what a store has is fetched. Raises UserError if it has nothing there."""
+    """A local path of the place; files in a store are fetched. Raises UserError if it does not exist."""
     if isinstance(path, Path):
         return path
     alone = path.name.endswith((".json", ".txt"))
@@ -378,8 +380,9 @@ def _here(path: Place) -> Path:
 
 
 def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
-    """Put a tokenizer into a prepared folder, with the configuration that describes it as it is; but for the class if
-    texts come in another form there than samples do: it would make that form again."""
+    """Copy a tokenizer into a prepared folder with its configuration, except the tokenizer class if its post-processing
+    differs from the form of samples: the class would restore it.
+    """
     changed = {} if stand_around_texts(source.backend, source.names) else {
         "tokenizer_class": _TOKENIZER_CLASS, "model_input_names": _MODEL_INPUT_NAMES
     }
@@ -388,7 +391,7 @@ def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
         config = json.loads(described.read_text(encoding="utf-8"))
         found = special_names(source.backend.get_vocab(), config)
         changed |= default_normalization(source.backend, config)
-        # Names that stood in special_tokens_map.json, which isn't copied.
+        # Names from special_tokens_map.json, which isn't copied.
         changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
         with publishing(folder / "tokenizer_config.json") as aside:
             aside.write_bytes(described.read_bytes())

@@ -1,4 +1,4 @@
-"""Cut text into words with array operations, exactly where a tokenizer's own rules cut, or less finely."""
+"""Divides text into words with array operations, only at places where the tokenizer's own rules divide it."""
 
 import json
 
@@ -9,7 +9,7 @@ import tokenizers
 
 from cloze.pipeline import ragged
 
-_SPACE, _LETTER, _ISOLATED, _ISOLATED_REST, _UNASKED = range(5)  # classes of a byte or character
+_SPACE, _LETTER, _ISOLATED, _ISOLATED_REST, _UNASKED = range(5)  # classes of bytes and characters
 _CONTEXT_FREE_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFD", "StripAccents"}
 _WORD_PRE_TOKENIZERS = {"BertPreTokenizer", "WhitespaceSplit"}
 _NO_CUTS = np.empty(0, np.int64)
@@ -17,28 +17,28 @@ _MASKS = np.array([(1 << 8 * length) - 1 for length in range(8)], np.uint64)
 
 
 def word_of(key: int | str) -> str:
-    """The word that a key of `WordSplitter.distinct` stands for."""
+    """The word of a key of `WordSplitter.distinct`."""
     return key if isinstance(key, str) else key.to_bytes(8, "little")[: key >> 56].decode()
 
 
 class WordSplitter:
-    """Cuts UTF-8 text at white space, and around what the tokenizer isolates.
+    """Divides UTF-8 text at white space, and around characters that the tokenizer isolates.
 
-    The tokenizer is asked once for each character how it treats it between two letters. What it neither drops as
-    white space nor isolates stays in the word, whatever the normaliser makes of it: cutting less is always safe.
-    reason: why this tokenizer's words can't be found so; empty if they can.
+    For each character the tokenizer is tested once with the character between two letters. A character that is neither
+    white space nor isolated stays in the word: fewer divisions are always safe. reason: why this tokenizer's words
+    can't be found this way; empty if they can.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer):
         self.backend = backend
         self.reason = self._why_not()
         self._classes = np.full(0x110000, _UNASKED, np.uint8)
-        self._byte_classes = np.full(256, _LETTER, np.uint8)  # those of 128 on are set from the character
+        self._byte_classes = np.full(256, _LETTER, np.uint8)  # bytes from 128 on get the class of their character
         if not self.reason:
             self._byte_classes[:128] = [self._ask(chr(code)) for code in range(128)]
 
     def split(self, data: bytes, cuts: np.ndarray = _NO_CUTS) -> tuple[np.ndarray, np.ndarray]:
-        """Byte positions and lengths of the words of a text; none goes on at the byte positions `cuts`."""
+        """Byte positions and lengths of the words of a text; words end at the byte positions `cuts`."""
         classes = self._classify(np.frombuffer(data, np.uint8))
         letter = classes == _LETTER
         starts = classes == _ISOLATED
@@ -51,10 +51,10 @@ class WordSplitter:
         return positions, np.flatnonzero(ends) - positions + 1
 
     def distinct(self, data: bytes, cuts: np.ndarray = _NO_CUTS) -> tuple[list[int | str], np.ndarray, np.ndarray]:
-        """The distinct words as keys (see `word_of`), for each word of the text which of them it is, and its position.
+        """The distinct words as keys (see `word_of`), and for each word of the text its key's index and its position.
 
-        Words of up to 7 bytes are numbers here: their bytes, and their length in the highest byte. Arrow encodes
-        numbers several times as fast as strings.
+        Keys of words of up to 7 bytes are integers: the bytes, with the length in the highest byte. Arrow encodes
+        integers several times as fast as strings.
         """
         positions, lengths = self.split(data, cuts)
         padded = data + bytes(8)
@@ -66,7 +66,7 @@ class WordSplitter:
             encoded = ragged.to_arrow(keys).dictionary_encode()
             return encoded.dictionary.to_pylist(), ragged.from_arrow(encoded.indices), positions
         long = np.flatnonzero(~short)
-        keys[long] = 0  # no key: a word has a length
+        keys[long] = 0  # not a key, since words have a length
         encoded = ragged.to_arrow(keys).dictionary_encode()
         found = ragged.from_arrow(encoded.indices).copy()
         letters = ragged.gather(np.frombuffer(data, np.uint8), positions[long], lengths[long])
@@ -78,7 +78,7 @@ class WordSplitter:
         return encoded.dictionary.to_pylist() + strings.dictionary.to_pylist(), found, positions
 
     def _classify(self, values: np.ndarray) -> np.ndarray:
-        """The class of each byte: that of its character, which stands on the first byte only if it is isolated."""
+        """The class of each byte: that of its character; for isolated characters only on the first byte."""
         classes = self._byte_classes.take(values)
         leads = np.flatnonzero(values >= 0xC0)
         if not len(leads):
@@ -108,7 +108,7 @@ class WordSplitter:
         return _LETTER
 
     def parts(self, text: str) -> list[str]:
-        """What the tokenizer's own normaliser and pre-tokenizer make of a text."""
+        """The words of a text by the tokenizer's own normaliser and pre-tokenizer."""
         if self.backend.normalizer is not None:
             text = self.backend.normalizer.normalize_str(text)
         return [part for part, _ in self.backend.pre_tokenizer.pre_tokenize_str(text)]

@@ -74,7 +74,7 @@ def publish(checkpoints: StoredCheckpoints, step: int, best: int = -1, local: bo
 
 
 def settle(checkpoints: StoredCheckpoints) -> None:
-    checkpoints._drain(lambda: None)
+    checkpoints._upload_all(lambda: None)
 
 
 def test_the_best_is_uploaded_where_a_newer_one_waits_too_and_the_one_before_stays_until_then(start):
@@ -119,7 +119,7 @@ def test_a_start_that_wakes_removes_nothing_of_a_later_one(start):
     later = start("two")
     publish(later, 50)
     settle(later)
-    old._clean()
+    old._remove_uncommitted()
     last = start("three")
     assert last.agree_on_latest() == 50
     assert not any("0000-abcdef" in each.key for each in last._place.objects())
@@ -128,7 +128,7 @@ def test_a_start_that_wakes_removes_nothing_of_a_later_one(start):
 def test_a_part_of_a_run_on_several_machines_is_no_whole_checkpoint(start):
     checkpoints = start("one")
     checkpoints.environment = Environment(0, 0, 2)
-    checkpoints._machines, checkpoints._machine = [[0, 1]], [0, 1]
+    checkpoints._ranks_by_machine, checkpoints._local_ranks = [[0, 1]], [0, 1]
     write(checkpoints, 60, files=("rank-00001.pt", "mp_rank_00_model_states.pt"), world_size=2,
           others={"rank-00000.pt": (1, "0" * 64)})
     assert checkpoints._agree_on_scratch() is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +24,13 @@ from cloze.launch.texts.decoding import answer_spans, counts_once, null_score
 from cloze.launch.texts.encoding import windows
 from cloze.launch.texts.sequences import Sequences
 from cloze.model.heads import exponentials_by_group
-from cloze.model.tasks import shared_softmax_losses
+from cloze.model.tasks import SpanOutput, shared_softmax_losses
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-_BEST = 20  # starts and ends of each window that are combined (BERT release, run_squad.py: n_best_size)
+_BEST = 20  # number of best starts and ends of each window that are combined (BERT release, run_squad.py: n_best_size)
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Window:
 
 
 class AnswerExamples(Examples):
-    """Windows `[CLS] question [SEP] part of the text [SEP]`; the answer of a window without it is at [CLS].
+    """Windows `[CLS] question [SEP] part of the text [SEP]`; in a window without the answer the target is [CLS].
 
     A unit is a window; with `answer_softmax: document` it is a question with all its windows, whose tokens compete in
     one softmax (Clark and Gardner 2018, arXiv 1710.10723, section 3.4: shared normalization), each token of the text
@@ -112,7 +111,7 @@ class AnswerExamples(Examples):
         return made, sequences, int((np.diff(bounds) > longest).sum())
 
     def _answer_tokens(self, question: Question) -> tuple[int, int] | None:
-        """First and last token, in the text, of the first right answer; None if there is none."""
+        """First and last token of the first correct answer in the text; None if there is none."""
         if not question.answers:
             return None
         text, start = question.answers[0]
@@ -121,7 +120,9 @@ class AnswerExamples(Examples):
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
     def _positions_in(self, window: Window) -> tuple[int, int]:
-        """First and last position of the right answer in a window; that of [CLS], 0, if it is not whole there."""
+        """First and last position of the correct answer in a window; both 0, the position of [CLS], if it is not
+        completely in the window.
+        """
         answer = self._answer_tokens(self._questions[window.question])
         if answer is None or answer[0] < window.first or answer[1] >= window.first + window.count:
             return 0, 0
@@ -129,7 +130,9 @@ class AnswerExamples(Examples):
         return answer[0] + shift, answer[1] + shift
 
     def _shared_targets(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of every place whether it competes (places,), and whether it is a right start and a right end (places, 2)."""
+        """For every position whether it competes (positions,), and whether it is a correct start and end (positions,
+        2).
+        """
         candidates, right = np.zeros(self.num_places, bool), np.zeros((self.num_places, 2), bool)
         for number, question in enumerate(self._questions):
             rows = np.arange(self._of_question[number], self._of_question[number + 1])
@@ -140,7 +143,7 @@ class AnswerExamples(Examples):
             places, tokens = ragged.ranges(begins, counts)[chosen], ragged.ranges(firsts, counts)[chosen]
             candidates[places] = True
             answer = self._answer_tokens(question)
-            if self._version_2 or answer is None:  # an answer that no token touches is nowhere else, too
+            if self._version_2 or answer is None:  # an answer without a token is not in any other window either
                 candidates[self._sequences.offsets[rows]] = True
             if answer is None:
                 right[self._sequences.offsets[rows]] = True
@@ -150,7 +153,7 @@ class AnswerExamples(Examples):
         return candidates, right
 
     def _rows(self, units: np.ndarray) -> np.ndarray:
-        """Sequences of some units."""
+        """Indices of the sequences of some units."""
         return ragged.ranges(self._of_unit[:-1][units], np.diff(self._of_unit)[units])
 
     def batch(self, units: np.ndarray) -> dict:
@@ -167,23 +170,24 @@ class AnswerExamples(Examples):
         return {"start_positions": starts, "end_positions": ends}
 
     def num_targets(self, micro_batch: dict) -> torch.Tensor:
-        """Of starts and of ends."""
+        """Number of targets of starts and of ends."""
         if self._shared:
             return torch.full((2,), micro_batch["num_softmaxes"])
         return torch.stack([(micro_batch[name] >= 0).sum() for name in ("start_positions", "end_positions")])
 
-    def losses(self, output: Any) -> torch.Tensor:
+    def losses(self, output: SpanOutput) -> torch.Tensor:
+        assert output.start_losses is not None and output.end_losses is not None, "training has positions"
         return torch.stack([output.start_losses.sum(), output.end_losses.sum()]) / 2
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: SpanOutput) -> torch.Tensor:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
 
     def places(self, units: np.ndarray) -> np.ndarray:
         return self._sequences.tokens(self._rows(units))
 
     def _answer(self, number: int, outputs: np.ndarray) -> tuple[str, int, float, float]:
-        """Text, first character and probability of the best span over all windows of a question, and how much better
-        [CLS] scores in the window where it scores least (Devlin et al. 2019, section 4.3).
+        """Text, first character and probability of the best span over all windows of a question, and the minimum over
+        windows of the [CLS] score minus the best span's (Devlin et al. 2019, section 4.3).
         """
         scored = []
         for row in range(self._of_question[number], self._of_question[number + 1]):
@@ -195,7 +199,7 @@ class AnswerExamples(Examples):
             scored.append((outputs[low:high, 0], outputs[low:high, 1], allowed, offsets))
         text = self._contexts[self._questions[number].context]
         best = answer_spans(text, scored, _BEST, self._longest_answer)
-        if not best:  # an empty text
+        if not best:  # the text is empty
             return "", 0, 0.0, np.inf
         (start, end), score = best[0]
         nothing = null_score(scored)
@@ -222,7 +226,7 @@ class AnswerExamples(Examples):
         return values
 
     def _loss(self, outputs: np.ndarray) -> float:
-        """Mean over units of the mean of both ends' losses."""
+        """Mean over units of the mean of the start and end losses."""
         scores = torch.from_numpy(outputs).double()
         if self._shared:
             targets = self.targets(np.arange(len(self)))
@@ -248,7 +252,8 @@ class AnswerExamples(Examples):
             entry: dict = {"id": question.id, "question": question.text, "prediction": text, "start": start,
                            "probability": probability}
             if self._version_2:
-                known = float(odd) if np.isfinite(odd) else None  # infinite of an empty text: JSON has no word for it
+                # infinite for an empty text, which JSON cannot represent
+                known = float(odd) if np.isfinite(odd) else None
                 entry |= {"best": text, "no_answer_odds": known} | ({"prediction": ""} if odd > 0 else {})
             described.append(entry | ({"label": _right(question)} if self.labelled else {}))
         return described

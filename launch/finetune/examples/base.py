@@ -21,8 +21,8 @@ from cloze.pipeline.records import NO_LABEL
 class Examples(ABC):
     """The examples of one file, encoded.
 
-    A unit is what a batch counts: a sequence, or the sequences of all choices. A model gives each unit some rows of
-    outputs, which have their places in one array of `num_places` rows of `width` numbers.
+    A unit is what a batch counts: a sequence, or the sequences of all choices. The model's output for a unit has one or
+    more rows; each row has its place in an array (num_places, width).
     """
 
     name: str
@@ -47,65 +47,67 @@ class Examples(ABC):
 
     @property
     def num_examples(self) -> int:
-        """Those of the file, as its results count them."""
+        """Number of examples of the file, as counted in results."""
         return len(self)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Length in tokens of the longest sequence."""
         return int(self.lengths.max())
 
     @abstractmethod
     def batch(self, units: np.ndarray) -> dict:
-        """What forward takes of some units, without anything to predict."""
+        """Inputs of forward for some units, without targets."""
 
     @abstractmethod
     def targets(self, units: np.ndarray) -> dict:
-        """What forward takes beside, so that it gives losses; only if `labelled`."""
+        """Targets that forward takes in addition to return losses; only if `labelled`."""
 
     def num_targets(self, micro_batch: dict) -> torch.Tensor:
-        """Targets that have a loss, of each part of a loss that is averaged by itself: (parts,). One part for each
-        column of labels."""
+        """Number of targets of each part of the loss that is averaged separately: (parts,). One part per column of
+        labels.
+        """
         return (micro_batch["labels"] != NO_LABEL).sum(0).reshape(-1)
 
     def losses(self, output: Any) -> torch.Tensor:
-        """Sum of the losses of each part in what the model has returned: (parts,)."""
+        """Sum of the losses of each part in the model's output: (parts,)."""
         return output.losses.sum(0).reshape(-1)
 
     @abstractmethod
     def outputs(self, output: Any) -> torch.Tensor:
-        """Rows of outputs of a forward: (rows, width)."""
+        """Rows of the model's output: (rows, width)."""
 
     @abstractmethod
     def places(self, units: np.ndarray) -> np.ndarray:
-        """Where the rows of outputs of some units belong: (rows,) int64."""
+        """Places of the output rows of some units: (rows,) int64."""
 
     def feature_rows(self, units: np.ndarray) -> np.ndarray:
-        """Numbers of the vectors that a head reads of some units: of their sequences, or of their tokens: (rows,)."""
+        """Indices of the feature vectors that the head reads for some units (one per sequence or per token): (rows,).
+        """
         return self.places(units)
 
     @abstractmethod
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
-        """Every metric by its usual name, from the outputs (num_places, width) of all units; only if `labelled`."""
+        """Every metric by its usual name from the outputs (num_places, width) of all units; only if `labelled`."""
 
     def majority(self) -> dict[str, float]:
-        """Metrics of always answering what is most frequent here; none where that says nothing."""
+        """Metrics of the baseline that always predicts the most frequent answer; empty if there is no such baseline."""
         return {}
 
     @abstractmethod
     def text(self, number: int) -> str:
-        """What a person reads of the example of a number, as `predictions` counts them."""
+        """Readable text of an example by its number in `predictions`."""
 
     @abstractmethod
     def predictions(self, outputs: np.ndarray) -> list[dict]:
-        """What is predicted for each example, with its probability."""
+        """The prediction of each example, with its probability."""
 
 
 @dataclass(frozen=True)
 class ExampleStream:
     """Endless batches of units from `position` on, epoch after epoch; the same for any number of ranks.
 
-    The order of an epoch is a function of (number of units, seed, epoch) alone, as in pretraining.
+    The order of an epoch depends only on (number of units, seed, epoch), as in pretraining.
     """
 
     examples: Examples
@@ -147,11 +149,12 @@ class ExampleStream:
 @torch.no_grad()
 def predict(forward: Callable, examples: Examples, micro_batch_size: int, rank: int, world_size: int,
             device: torch.device, beat: Callable[[], None] = lambda: None) -> np.ndarray:
-    """Outputs of all units, float32 (num_places, width), on every rank; each unit is computed once. Collective."""
+    """Outputs of all units, fp32 (num_places, width), on every rank; each unit is computed once. Collective."""
     outputs = torch.zeros(examples.num_places, examples.width, device=device)
     for everyone in rounds(examples.lengths, micro_batch_size, world_size):
         mine = everyone[rank::world_size]
-        # A forward is collective where parameters are partitioned: a rank with no unit left repeats one for nothing.
+        # A forward is collective if parameters are partitioned: a rank without units repeats one and ignores the
+        # result.
         units = mine if len(mine) else np.zeros(1, np.int64)
         rows = examples.outputs(forward(**to_device(examples.batch(units), device))).float()
         if len(mine):
@@ -161,8 +164,9 @@ def predict(forward: Callable, examples: Examples, micro_batch_size: int, rank: 
 
 
 def rounds(lengths: np.ndarray, micro_batch_size: int, world_size: int) -> Iterator[np.ndarray]:
-    """The units of each round, a micro-batch for every rank, of which each takes every `world_size`-th from its own
-    on; the longest first, so that memory runs out at once if at all."""
+    """The units of each round (one micro-batch per rank; rank r takes every `world_size`-th unit from r on), the
+    longest first, so that a lack of memory shows at once.
+    """
     by_length = np.argsort(-lengths, kind="stable")
     step = micro_batch_size * world_size
     return (by_length[start : start + step] for start in range(0, len(lengths), step))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch.nn import functional
@@ -15,11 +13,12 @@ from cloze.launch.finetune.examples.predicted import OneClass
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.tables import Table
+from cloze.model.tasks import TaskOutput
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
 class ChoiceExamples(Examples):
-    """What all choices share, with each choice behind it: `[CLS] shared [SEP] choice [SEP]`, one score each.
+    """A sequence `[CLS] shared [SEP] choice [SEP]` for each choice, with one score each.
 
     Args:
         shared: columns whose texts are joined to the first segment.
@@ -60,7 +59,7 @@ class ChoiceExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return {"labels": torch.from_numpy(self._true[units])}
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: TaskOutput) -> torch.Tensor:
         return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:

@@ -25,19 +25,20 @@ from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.tables import Row, Table
 from cloze.model.config import HeadConfig
+from cloze.model.tasks import TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-# What stands in a column where nothing is known: test files of GLUE and SWAG that carry labels at all hold -1.
+# Values of a column for unknown labels: test files of GLUE and SWAG that have a label column hold -1.
 _UNKNOWN = (None, "", -1, "-1")
 
 
 def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
-    """Distinct labels in the order of their names; whole numbers in their own."""
+    """Distinct labels, sorted by name; whole numbers sorted by value."""
     found = set(labels)
     try:
-        return tuple(sorted(found, key=lambda label: (int(label), label)))  # 1 and 01 are two labels
+        return tuple(sorted(found, key=lambda label: (int(label), label)))  # 1 and 01 are different labels
     except ValueError:
         return tuple(sorted(found))
 
@@ -60,7 +61,7 @@ Pooling = Literal["pooler", "cls", "mean", "max"]
 
 
 class TextExamples(Examples):
-    """A text or a pair of texts each, and what is predicted of it: a subclass for each problem of a head.
+    """A text or a pair of texts each, with its targets: one subclass for each problem type of a head.
 
     Args:
         texts, targets: names of columns.
@@ -98,26 +99,28 @@ class TextExamples(Examples):
     @abstractmethod
     def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
                   ) -> HeadConfig:
-        """Labels as listed, as the task knows them, or as the training file holds them. Raises UserError."""
+        """The head with its labels: those listed, else those of the task, else those in the training file. Raises
+        UserError.
+        """
 
     @abstractmethod
     def _target(self, row: Row) -> Any:
-        """What is true of a row, as a number or numbers. Raises UserError."""
+        """The target of a row as a number or numbers. Raises UserError."""
 
     @abstractmethod
-    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
-        """The same as it is predicted for each row, (N,) or (N, ...), of outputs (N, width)."""
+    def _predicted(self, outputs: np.ndarray) -> np.ndarray:
+        """The predictions in the form of targets, (N,) or (N, ...), from outputs (N, width)."""
 
     @abstractmethod
     def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float: ...
 
     @abstractmethod
     def _named(self, numbers: Any) -> Any:
-        """What `_target` or `_guesses` has for a row, as a person reads it."""
+        """A target or prediction of a row with names of labels."""
 
     @abstractmethod
-    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
-        """The entry `probabilities` of a prediction, from the scores (width,) of a row; nothing if there are none."""
+    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
+        """The entry `probabilities` of a prediction from the scores (width,) of a row; empty for regression."""
 
     def batch(self, units: np.ndarray) -> dict:
         batch = self._sequences.batch(self.feature_rows(units), self.segments)
@@ -131,7 +134,7 @@ class TextExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return {"labels": torch.from_numpy(self._true[units])}
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: TaskOutput) -> torch.Tensor:
         return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:
@@ -139,7 +142,7 @@ class TextExamples(Examples):
 
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         loss = self._loss(torch.from_numpy(outputs), torch.from_numpy(self._true))
-        return {"loss": loss} | self._measured(self._guesses(outputs))
+        return {"loss": loss} | self._measured(self._predicted(outputs))
 
     def _measured(self, guesses: np.ndarray) -> dict[str, float]:
         return scoring.measure(self._task.metrics, self._true, guesses)
@@ -150,8 +153,8 @@ class TextExamples(Examples):
     def predictions(self, outputs: np.ndarray) -> list[dict]:
         described = []
         for number, row in enumerate(self._rows):
-            guess = self._named(self._guesses(outputs[number][None])[0])
-            entry = predicted(row, {"prediction": guess} | self._chances(outputs[number]))
+            guess = self._named(self._predicted(outputs[number][None])[0])
+            entry = predicted(row, {"prediction": guess} | self._probabilities(outputs[number]))
             if self.labelled:
                 entry["label"] = self._named(self._true[number])
             described.append(entry)
@@ -164,7 +167,7 @@ class ClassExamples(TextExamples):
     kind = OneClass
 
     @property
-    def averaged(self) -> Mapping[str, str]:  # type: ignore[override]  # which depends on the labels here
+    def averaged(self) -> Mapping[str, str]:  # type: ignore[override]  # depends on the labels
         return {"f1": f"of class {self._head.labels[-1]}", "f1_macro": "mean over classes"}
 
     @staticmethod
@@ -180,7 +183,7 @@ class ClassExamples(TextExamples):
     def _target(self, row: Row) -> int:
         return number_of(row, label_of(row, self._columns[0]), self._head.labels)
 
-    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+    def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.argmax(1)
 
     def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
@@ -193,7 +196,7 @@ class ClassExamples(TextExamples):
     def _named(self, numbers: Any) -> str:
         return self._head.labels[int(numbers)]
 
-    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
+    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
         return {"probabilities": _shares(scores, self._head.labels)}
 
 
@@ -217,7 +220,7 @@ class ColumnExamples(TextExamples):
     def _split(self, outputs: np.ndarray) -> list[np.ndarray]:
         return np.split(outputs, np.cumsum([len(labels) for _, labels in self._head.columns])[:-1], axis=1)
 
-    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+    def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return np.stack([part.argmax(1) for part in self._split(outputs)], 1)
 
     def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
@@ -232,7 +235,7 @@ class ColumnExamples(TextExamples):
     def _named(self, numbers: Any) -> dict[str, str]:
         return {name: labels[int(number)] for (name, labels), number in zip(self._head.columns, numbers, strict=True)}
 
-    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
+    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
         parts = zip(self._head.columns, self._split(scores[None]), strict=True)
         return {"probabilities": {name: _shares(part[0], labels) for (name, labels), part in parts}}
 
@@ -266,9 +269,9 @@ class LabelExamples(TextExamples):
         return {"labels": torch.from_numpy(self._true[units].astype(np.float32))}
 
     def num_targets(self, micro_batch: dict) -> torch.Tensor:
-        return torch.tensor([len(micro_batch["labels"])])  # one loss an example
+        return torch.tensor([len(micro_batch["labels"])])  # one loss per example
 
-    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+    def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return (outputs > 0).astype(np.int64)
 
     def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
@@ -277,7 +280,7 @@ class LabelExamples(TextExamples):
     def _named(self, numbers: Any) -> list[str]:
         return [label for label, number in zip(self._head.labels, numbers, strict=True) if number]
 
-    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
+    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
         values = torch.from_numpy(scores).double().sigmoid().tolist()
         return {"probabilities": dict(zip(self._head.labels, values, strict=True))}
 
@@ -286,7 +289,7 @@ class NumberExamples(TextExamples):
     """A number, or one for each of several columns."""
 
     @property
-    def kind(self) -> type[Prediction]:  # type: ignore[override]  # which depends on the columns here
+    def kind(self) -> type[Prediction]:  # type: ignore[override]  # depends on the columns
         return NumberOfEachColumn if len(self._columns) > 1 else Number
 
     @property
@@ -306,9 +309,9 @@ class NumberExamples(TextExamples):
         return {"labels": torch.from_numpy(self._true[units].astype(np.float32))}
 
     def num_targets(self, micro_batch: dict) -> torch.Tensor:
-        return torch.tensor([len(micro_batch["labels"])])  # one loss an example
+        return torch.tensor([len(micro_batch["labels"])])  # one loss per example
 
-    def _guesses(self, outputs: np.ndarray) -> np.ndarray:
+    def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return outputs
 
     def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
@@ -327,7 +330,7 @@ class NumberExamples(TextExamples):
         values = dict(zip(self._columns, map(float, numbers), strict=True))
         return values if len(values) > 1 else values[self._columns[0]]
 
-    def _chances(self, scores: np.ndarray) -> dict[str, Any]:
+    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
         return {}
 
 
@@ -343,7 +346,7 @@ def _shares(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
 
 
 def predicted(row: Row, prediction: dict) -> dict:
-    """What is predicted for a row of a table, behind its place and its columns (those with a name of ours left out)."""
+    """A prediction for a row of a table, after its place and its columns (except columns with a name of ours)."""
     columns = {name: value for name, value in row.values.items() if name not in ("place", "label")}
     return {"place": row.place.rsplit(": ", 1)[1]} | columns | prediction
 
@@ -356,7 +359,7 @@ def text_of(row: Row, column: str) -> str:
 
 
 def has_labels(table: Table, columns: tuple[str, ...]) -> bool:
-    """Whether there is anything known in the columns of what is predicted."""
+    """Whether the columns of targets hold any label."""
     return set(columns) <= set(table.columns) and any(
         row.values.get(column) not in _UNKNOWN for row in table.rows for column in columns)
 
@@ -382,7 +385,7 @@ def number_in(row: Row, column: str) -> float:
 
 
 def _yes_or_no(row: Row, column: str) -> int:
-    """1 or 0, however a table writes them: as a number, whole or not, or a truth value. Raises UserError."""
+    """1 or 0 from a cell with a number (int or float) or a boolean. Raises UserError."""
     found = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}.get(label_of(row, column).lower())
     if found is None:
         raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; fix the "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -12,16 +10,17 @@ from cloze.launch.finetune.examples.classification import text_of
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table
+from cloze.model.sentences import SentenceOutput
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
 def distinct_texts(table: Table, columns: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation
                    ) -> tuple[list[str], np.ndarray, Sequences, Cut]:
-    """The different texts of some columns; which of them each row has in each column, (rows, columns) int64; the
-    sequence of each, and what did not fit.
+    """The distinct texts of some columns; the index of each row's text in each column, (rows, columns) int64; the
+    sequences of the texts, and what was truncated.
 
     Raises:
-        UserError: a column is missing, or holds something else than a text.
+        UserError: a column is missing, or holds anything but texts.
     """
     table.need(columns, "text_columns")
     numbers: dict[str, int] = {}
@@ -32,11 +31,11 @@ def distinct_texts(table: Table, columns: tuple[str, ...], tokenizer: Tokenizer,
 
 
 class ContrastiveExamples(Examples):
-    """Rows that are learned from; nothing is predicted of them.
+    """Rows for training only; nothing is predicted for them.
 
     Args:
-        columns: of the anchor, the positive and hard negatives; of one alone each text is its own positive, of which
-            dropout makes another vector (SimCSE; Gao et al. 2021, arXiv 2104.08821).
+        columns: columns of the anchor, the positive and hard negatives; with one column each text is its own positive,
+            with another vector by dropout (SimCSE; Gao et al. 2021, arXiv 2104.08821).
     """
 
     labelled, measured = True, ""
@@ -46,7 +45,7 @@ class ContrastiveExamples(Examples):
         self._texts, found, self._sequences, cut = distinct_texts(table, columns, tokenizer, truncation)
         self._groups = found if len(columns) > 1 else np.repeat(found, 2, axis=1)
         self.lengths = self._sequences.lengths[self._groups].sum(1)
-        self.num_places, self.width = 0, 0  # there are no outputs
+        self.num_places, self.width = 0, 0  # no outputs are collected
         left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
         kinds = "each text with itself" if len(columns) == 1 else "pairs" if len(columns) == 2 else (
             f"anchor, positive and {len(columns) - 2} hard negative{'s' * (len(columns) > 3)}")
@@ -55,7 +54,7 @@ class ContrastiveExamples(Examples):
 
     @property
     def group_size(self) -> int:
-        """Texts of a row."""
+        """Number of texts in a row."""
         return self._groups.shape[1]
 
     @property
@@ -68,7 +67,7 @@ class ContrastiveExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return {"texts": torch.from_numpy(self._groups[units].reshape(-1))}
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: SentenceOutput) -> torch.Tensor:
         raise NotImplementedError("rows are learned from, not measured")
 
     def places(self, units: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Kinds of predictions: their errors, their confusions, and the tables that show both.
 
-A prediction is an object of a file of predictions, with `prediction`, `label` where that is known, and what its kind
-has beside.
+A prediction is an object of a file of predictions, with `prediction`, `label` if it is known, and further entries by
+kind.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-_MOST_CLASSES = 30  # a larger matrix is no table that anybody reads: its fullest cells are listed instead
+_MOST_CLASSES = 30  # a larger confusion matrix is unreadable: its largest cells are listed instead
 
 Scores = tuple[str, list[int], list[float]]
 """Name of a class, whether each example is of it (0, 1), and its probability."""
 
 
 class Prediction:
-    """A kind of predictions; nothing is taken for anything else where that says nothing."""
+    """A kind of prediction. By default it has no confusion tables."""
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
-        """How wrong a prediction with a label is, the more the worse; None if it is right."""
+        """Size of the error of a prediction with a label, larger is worse; None if it is right."""
         raise NotImplementedError
 
     @classmethod
     def confusions(cls, predictions: list[dict[str, Any]]) -> dict[str, str]:
-        """Tables in Markdown, by name, of what is taken for what."""
+        """Confusion tables in Markdown by name."""
         return {}
 
     @classmethod
     def binary_scores(cls, predictions: list[dict[str, Any]]) -> Scores | None:
-        """Of two classes the second one; None for anything else."""
+        """Labels and scores of the second of two classes; None for other problems."""
         return None
 
 
 class OneClass(Prediction):
-    """A class of several, with the probability of each: as wrong as the true one's is small."""
+    """One of several classes with the probability of each. Error: 1 - probability of the true class."""
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
@@ -55,7 +55,7 @@ class OneClass(Prediction):
 
 
 class ClassOfEachColumn(Prediction):
-    """A class in each of several columns: as wrong as the worst of them."""
+    """A class in each of several columns. Error: the largest of the columns."""
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
@@ -71,7 +71,7 @@ class ClassOfEachColumn(Prediction):
 
 
 class Labels(Prediction):
-    """Independent labels: as wrong as the most wrong of their probabilities."""
+    """Independent labels. Error: the largest error of a probability."""
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
@@ -81,7 +81,7 @@ class Labels(Prediction):
 
     @classmethod
     def confusions(cls, predictions: list[dict[str, Any]]) -> dict[str, str]:
-        """Each label's four cells in a row; of very many labels those with the most errors."""
+        """One row with four cells per label; with very many labels those with the most errors."""
         sides = [(set(each["label"]), set(each["prediction"])) for each in predictions]
         rows = []
         for name in predictions[0]["probabilities"]:
@@ -95,7 +95,7 @@ class Labels(Prediction):
 
 
 class Number(Prediction):
-    """A number: as wrong as it is far from the true one."""
+    """A number. Error: its distance to the true one."""
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
@@ -103,7 +103,7 @@ class Number(Prediction):
 
 
 class NumberOfEachColumn(Prediction):
-    """Several numbers: as wrong as the worst of them."""
+    """Several numbers. Error: the largest of them."""
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
@@ -111,7 +111,7 @@ class NumberOfEachColumn(Prediction):
 
 
 class Tags(Prediction):
-    """A tag a word, each with its probability: as wrong as the model was sure of a wrong one."""
+    """A tag per word with its probability. Error: the highest probability of a wrong tag."""
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
@@ -125,7 +125,7 @@ class Tags(Prediction):
 
 
 class Answer(Prediction):
-    """An answer, or none (empty), of which several may be right: as wrong as the model was sure of a wrong one."""
+    """An answer (empty for none), of which several may be right. Error: the probability of a wrong answer."""
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
@@ -133,7 +133,7 @@ class Answer(Prediction):
 
 
 class Ranks(Prediction):
-    """What vectors find or measure: as wrong as a rank is far from the right one."""
+    """Ranks by vectors. Error: the distance of a rank to the right one."""
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
@@ -141,7 +141,9 @@ class Ranks(Prediction):
 
 
 def _confusion(counts: Counter) -> str:
-    """A row a true class, a column a predicted one; of very many classes the pairs that are confused most."""
+    """Confusion matrix, true classes in rows and predicted ones in columns; with very many classes the most confused
+    pairs.
+    """
     names = sorted({name for pair in counts for name in pair})
     if len(names) > _MOST_CLASSES:
         wrong = [(pair, count) for pair, count in counts.most_common() if pair[0] != pair[1]][:_MOST_CLASSES]

@@ -19,11 +19,12 @@ from cloze.launch.finetune.examples.predicted import Ranks
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.tables import Table, missing_columns, open_table
 from cloze.launch.texts.vectors import normalized
+from cloze.model.sentences import SentenceOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-# Columns by which files with scores are known: STS-B's as in GLUE, SICK's as SemEval distributes it.
+# Column names by which files with scores are recognized: STS-B as in GLUE, SICK as SemEval distributes it.
 _SCORES = ("score", "relatedness_score")
 _SCORED = (("sentence1", "sentence2"), ("sentence_A", "sentence_B"))
 _SCORED_METRICS = ("spearman", "pearson")
@@ -31,14 +32,14 @@ _SCORED_METRICS = ("spearman", "pearson")
 
 @dataclass(frozen=True)
 class FileColumns:
-    """The columns of a file that vectors are measured on. score: None for pairs that are to find each other."""
+    """The columns of a file for the evaluation of vectors. score: None for pairs (retrieval)."""
 
     texts: tuple[str, ...]
     score: str | None
 
 
 def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[str, ...]) -> FileColumns:
-    """What is read of a file that has these columns.
+    """The columns to read from a file with the columns `found`.
 
     Raises:
         UserError: it has neither two texts with a score nor pairs.
@@ -53,7 +54,7 @@ def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[
             raise UserError(f"{path}: found no column {' or '.join(map(repr, scores))}, expected scores of pairs of "
                             f"texts, since a text alone ({given[0]}) has nothing to find; name theirs with "
                             "--label_columns")
-        texts = given[:2] + tuple(name for name in given[2:] if name in found)  # it need not hold hard negatives
+        texts = given[:2] + tuple(name for name in given[2:] if name in found)  # it may lack hard negatives
         flag = "text_columns"
     else:
         known = [pair for pair in (*_SCORED, given[:2]) if len(pair) == 2 and set(pair) <= set(found)]
@@ -65,12 +66,12 @@ def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[
 
 
 def columns_in(config: FinetuneConfig, task: Task, path: str) -> FileColumns:
-    """The same of a file whose first row is looked at."""
+    """The columns to read from a file, by its first row."""
     return columns_of_file(config, task, path, _names(config, path))
 
 
 def check_files(config: FinetuneConfig, task: Task) -> None:
-    """Raise UserError for the first file whose first row lacks what is learned from or measured."""
+    """Raise UserError for the first file whose first row lacks a needed column."""
     found, texts = _names(config, config.train_file), tuple(config.text_columns) or task.texts
     if missing := [name for name in texts if name not in found]:
         raise missing_columns(config.train_file, found, {"text_columns": missing})
@@ -79,19 +80,19 @@ def check_files(config: FinetuneConfig, task: Task) -> None:
 
 
 def _names(config: FinetuneConfig, path: str) -> tuple[str, ...]:
-    """Names of a file's columns, of its first row in JSON lines."""
+    """Names of a file's columns; in JSON lines those of the first row."""
     reading = open_table(path, (), "", config.skip_malformed_rows)
     first = next(reading.rows)
     return reading.columns or tuple(first.values)
 
 
 class VectorExamples(Examples):
-    """The texts of a file, each different one a unit, whose outputs are its vector.
+    """The distinct texts of a file; each is a unit whose output is its vector.
 
-    width: of the model's vectors; set by the caller that has the model.
+    width: size of the model's vectors; set by the caller, which has the model.
 
     Args:
-        sizes: smaller ones that are measured too.
+        sizes: smaller sizes of vectors that are evaluated too.
     """
 
     labelled = True
@@ -119,14 +120,14 @@ class VectorExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         raise NotImplementedError("texts are measured, not learned from")
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: SentenceOutput) -> torch.Tensor:
         return output.vectors
 
     def places(self, units: np.ndarray) -> np.ndarray:
         return units
 
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
-        """Those of whole vectors by their names, those of smaller ones as NAME/SIZE."""
+        """Metrics of whole vectors by name, those of smaller sizes as NAME/SIZE."""
         found = self._metrics(normalized(outputs))
         for size in sorted(self._sizes, reverse=True):
             smaller = self._metrics(normalized(outputs[:, :size]))
@@ -135,11 +136,11 @@ class VectorExamples(Examples):
 
     @abstractmethod
     def _metrics(self, vectors: np.ndarray) -> dict[str, float]:
-        """Of the vectors of all texts, (num_places, size), each of length 1."""
+        """Metrics from the unit vectors of all texts, (num_places, size)."""
 
 
 class ScoredPairs(VectorExamples):
-    """Pairs of texts with a score each, which the cosine of their vectors is to rank alike."""
+    """Pairs of texts with a score each: the cosines of their vectors should rank them in the same order."""
 
     measured = ", ".join(_SCORED_METRICS) + " (of cosines with scores)"
 
@@ -168,9 +169,10 @@ class ScoredPairs(VectorExamples):
 
 
 class HeldOutPairs(VectorExamples):
-    """Pairs, of which each first text is to find its second ones among the second ones (and hard negatives) of all.
+    """Retrieval on pairs: each first text should find its second texts among the second texts (and hard negatives) of
+    all rows.
 
-    A text does not compete with itself: where a first text stands among the second ones of other rows, it is left out.
+    A text does not compete with itself: a first text that is also a second text of another row is excluded.
     """
 
     measured = scoring.explained(scoring.RETRIEVAL, dict.fromkeys(scoring.RETRIEVAL[-1:], "of the texts of the file"))
@@ -181,14 +183,14 @@ class HeldOutPairs(VectorExamples):
         self._documents, place = np.unique(self._found[:, 1:], return_inverse=True)
         wanted = np.unique(np.stack([number, place.reshape(len(table.rows), -1)[:, 0]], 1), axis=0)
         self._wanted, self._wanted_of = wanted[:, 1], ragged.to_offsets(np.bincount(wanted[:, 0]))
-        # The place of each query's own text among the documents, -1 if it is none, or is wanted.
+        # Index of each query's own text among the documents; -1 if it is not among them, or is one of its answers.
         own = np.searchsorted(self._documents, self._queries).clip(max=len(self._documents) - 1)
         own = np.where(self._documents[own] == self._queries, own, -1)
         kept = np.array([place in self._of(query) for query, place in enumerate(own)])
         self._own = np.where(kept, -1, own)
 
     def _of(self, query: int) -> np.ndarray:
-        """Places of the documents that a query is to find."""
+        """Indices of the documents that a query should find."""
         return self._wanted[self._wanted_of[query]: self._wanted_of[query + 1]]
 
     def _ranked(self, vectors: np.ndarray) -> list[scoring.Ranked]:
@@ -202,7 +204,7 @@ class HeldOutPairs(VectorExamples):
         return self._texts[self._queries[number]]
 
     def predictions(self, outputs: np.ndarray) -> list[dict]:
-        """A query each: the nearest text, and `rank_error`: how many texts are nearer than the first right one."""
+        """For each query the nearest text, and `rank_error`: number of texts nearer than the first right one."""
         described = []
         firsts = {query: place for place, query in reversed(list(enumerate(self._found[:, 0].tolist())))}
         for query, found in enumerate(self._ranked(normalized(outputs))):
@@ -223,5 +225,5 @@ def read_vectors(table: Table, config: FinetuneConfig, task: Task, tokenizer: To
 
 
 def metrics_of(columns: FileColumns) -> tuple[str, ...]:
-    """Metrics of a file with these columns, the first of which decides what is best."""
+    """Metrics of a file with these columns; the first one selects the best checkpoint."""
     return scoring.RETRIEVAL if columns.score is None else _SCORED_METRICS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from cloze.launch.texts.encoding import characters
 from cloze.launch.texts.sequences import Sequences
 from cloze.launch.texts.tables import read_text
 from cloze.model.config import HeadConfig
+from cloze.model.tasks import TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
@@ -43,17 +43,18 @@ class Sentences:
 
     @property
     def by_character(self) -> bool:
-        """Whether each word is a single character, as where Chinese is tagged."""
+        """Whether each word is a single character, as in Chinese tagging."""
         return all(len(characters(word)) < 2 for word in self.words)
 
     def of_each(self, tags: list) -> list[list]:
-        """What there is a word (W,), a list a sentence."""
+        """Split a list with one entry per word (W,) into one list per sentence."""
         bounds = self.bounds.tolist()
         return [tags[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
 
 
 def read_conll(path: str | Path) -> Sentences:
-    """A word a line with its tag in the last of the fields, an empty line between sentences; one field: no tags.
+    """Read CoNLL: one word per line with its tag in the last field, an empty line between sentences; one field: no
+    tags.
 
     Raises:
         UserError: a line has another number of fields than the first one.
@@ -87,10 +88,10 @@ def read_conll(path: str | Path) -> Sentences:
 
 
 def read_entities(path: str | Path) -> Sentences:
-    """The same with entities for tags, in IOB2 whatever the scheme of the file.
+    """Read CoNLL with entity tags, converted to IOB2 from the scheme of the file.
 
     Raises:
-        UserError: beside the above, a tag is of no scheme.
+        UserError: as `read_conll`, or a tag belongs to no scheme.
     """
     sentences = read_conll(path)
     if sentences.tags is None:
@@ -109,7 +110,8 @@ def read_entities(path: str | Path) -> Sentences:
 
 
 def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
-    """Tags as listed, or those of the training file by name, the one outside of entities first. Raises UserError."""
+    """The head with its tags: those listed, else those of the training file sorted by name, O first. Raises UserError.
+    """
     if sentences.tags is None:
         raise UserError(f"{sentences.path}: row {sentences.lines[0]}: found 1 field, expected a word and its tag")
     foreign = [tag for tag in listed if tag != OUTSIDE and not tag.startswith(("B-", "I-"))]
@@ -117,15 +119,15 @@ def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
         raise UserError(f"labels: found {', '.join(foreign)}, expected O, B-KIND and I-KIND, as which the tags of "
                         f"{sentences.path} ({sentences.scheme}) are read")
     found = set(sentences.tags)
-    if sentences.scheme not in (None, "IOB2"):  # one tag of the file may stand for both
+    if sentences.scheme not in (None, "IOB2"):  # one tag of the file may represent both
         found |= {f"{prefix}-{tag[2:]}" for tag in found - {OUTSIDE} for prefix in "BI"}
     return HeadConfig(tuple(listed) or tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag))))
 
 
 class TagExamples(Examples):
-    """Sentences, split between words where they are too long, so that every word is tagged once.
+    """Sentences, split between words if they are too long; every word is tagged once.
 
-    A word's tag is learned and read at its first token. A word that the tokenizer makes nothing of is [UNK].
+    A word's tag is trained and predicted at its first token. A word without tokens becomes [UNK].
     by_character: whether the words of the training file are single characters, between which texts have no space.
     """
 
@@ -156,7 +158,7 @@ class TagExamples(Examples):
             self.facts += "; a word is a character"
 
     def _build(self, tokenizer: Tokenizer, room: int) -> np.ndarray:
-        """Make the sequences; returns the place of each word's first token."""
+        """Build the sequences; returns the position of each word's first token."""
         flat, offsets = tokenizer.encode_batch(self._as_in_text(tokenizer))
         lengths = np.diff(offsets)
         kept = np.clip(lengths, 1, room)
@@ -168,7 +170,7 @@ class TagExamples(Examples):
         ends = ragged.to_offsets(kept)
         counts = ends[np.append(firsts[1:], len(kept))] - ends[firsts]
         piece = np.repeat(np.arange(len(firsts)), words_of)
-        # A word of which the tokenizer makes nothing is [UNK].
+        # A word without tokens becomes [UNK].
         ids = np.full(ends[-1], tokenizer.special_tokens.unknown, np.int64)
         copied = np.minimum(lengths, kept)
         ids[ragged.ranges(ends[:-1], copied)] = flat[ragged.ranges(offsets[:-1], copied)]
@@ -176,7 +178,7 @@ class TagExamples(Examples):
         return ends[:-1] + 2 * piece + 1
 
     def _as_in_text(self, tokenizer: Tokenizer) -> list[str]:
-        """Words as they stand in the text that is to be tagged: to byte-level models the space before is a part."""
+        """Words as in running text: for byte-level tokenizers the space before a word is a part of it."""
         if self.by_character or not tokenizer.space_begins_word:
             return self._sentences.words
         begins = set(self._sentences.bounds.tolist())
@@ -197,14 +199,14 @@ class TagExamples(Examples):
     def targets(self, units: np.ndarray) -> dict:
         return {"labels": torch.from_numpy(self._labels[self._sequences.tokens(units)])}
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: TaskOutput) -> torch.Tensor:
         return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:
         return self._sequences.tokens(units)
 
     def _tags(self, numbers: np.ndarray) -> list[list[str]]:
-        """Names of tags (W,), a list a sentence."""
+        """Names of tags (W,), one list per sentence."""
         return self._sentences.of_each([self._head.labels[number] for number in numbers])
 
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
@@ -218,7 +220,8 @@ class TagExamples(Examples):
 
     def majority(self) -> dict[str, float]:
         values = {"accuracy": float(np.bincount(self._true).max() / len(self._true))}
-        return values if self._task.metrics[0] == "accuracy" else values | {"f1": 0.0}  # of no entity at all
+        # the baseline predicts no entity
+        return values if self._task.metrics[0] == "accuracy" else values | {"f1": 0.0}
 
     def text(self, number: int) -> str:
         low, high = self._sentences.bounds[number : number + 2]
@@ -238,7 +241,7 @@ class TagExamples(Examples):
 
 
 def _pieces(lengths: np.ndarray, bounds: np.ndarray, room: int) -> np.ndarray:
-    """First word of each piece: a new one begins with a sentence, and before a word that does not fit any more."""
+    """First word of each piece: a new piece begins with each sentence, and before a word that does not fit."""
     firsts, begins, used = [], set(bounds[:-1].tolist()), 0
     for word, length in enumerate(lengths.tolist()):
         if word in begins or used + length > room:
@@ -252,7 +255,7 @@ def entity_scores(true: list[list[str]], guessed: list[list[str]]) -> dict[str, 
     """Precision, recall and F1 over whole entities in IOB2, all kinds together (micro), strict: seqeval's."""
     from seqeval import metrics, scheme
 
-    with warnings.catch_warnings():  # that no entity was guessed, which a recall of 0 says as well
+    with warnings.catch_warnings():  # seqeval's warning that no entity was predicted, which the recall of 0 shows too
         warnings.simplefilter("ignore")
         return {
             name: float(getattr(metrics, f"{name}_score")(true, guessed, mode="strict", scheme=scheme.IOB2,

@@ -22,12 +22,12 @@ from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-# Below it logits become infinite in fp32.
+# With a lower temperature logits become infinite in fp32.
 _LEAST_TEMPERATURE = 1e-3
 
 
 class StudentOutput(NamedTuple):
-    """What a student says of a micro-batch with labels: M masked positions, T tokens."""
+    """Outputs of a student for a micro-batch with labels: M masked positions, T tokens."""
 
     student: PreTrainingOutput
     soft_losses: Tensor
@@ -38,17 +38,19 @@ class StudentOutput(NamedTuple):
 
 
 class Student(BertForPreTraining):
-    """BERT that is shown its teacher in each forward with labels. The teacher is no part of it: neither trained nor
-    kept in checkpoints."""
+    """BERT with a teacher, which also runs in each forward with labels. The teacher is not a submodule: it is neither
+    trained nor saved in checkpoints.
+    """
 
     def __init__(self, config: BertConfig, teacher: nn.Module, temperature: float, **options: Any) -> None:
         super().__init__(config, **options)
-        self._teacher, self._temperature = (teacher,), temperature  # in a tuple, where torch finds no module
+        # in a tuple, so that torch does not register it as a submodule
+        self._teacher, self._temperature = (teacher,), temperature
 
     def forward(self, *, masked_positions: Tensor | None = None,  # type: ignore[override]  # concatenated inputs alone
                 labels: Tensor | None = None, dropout_seed: int | None = None, **inputs: Any
                 ) -> PreTrainingOutput | StudentOutput:
-        """Concatenated inputs as BertForPreTraining takes them; without labels what that returns."""
+        """Takes concatenated inputs like BertForPreTraining; without labels it returns the same outputs."""
         if labels is None:
             return super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, **inputs)
         (teacher,) = self._teacher
@@ -76,15 +78,17 @@ class Student(BertForPreTraining):
 
 
     def _bring(self, teacher: nn.Module, device: torch.device) -> None:
-        """The teacher to the device and to the dtype of the student's weights, once: with 16-bit weights nothing is
-        cast, and a teacher in fp32 would compute at a sixteenth of a GPU's rate."""
+        """Move the teacher to the device and the dtype of the student's weights, once: with 16-bit weights there is no
+        autocast, and a teacher in fp32 would run at a sixteenth of the GPU's rate.
+        """
         dtype, own = self.bert.embeddings.word.weight.dtype, next(teacher.parameters())
         if (own.device, own.dtype) != (device, dtype):
             teacher.to(device, dtype)
 
 
 class Distillation(MaskedTokens):
-    """Masked tokens, the teacher's probabilities at them, and the direction of its last hidden states at all tokens.
+    """Loss of masked tokens, cross-entropy with the teacher's probabilities there, and cosine loss of the last hidden
+    states at all tokens.
 
     Options: `teacher`: a Hugging Face folder or a run, of the shards' tokenizer. `temperature`: what both logits are
     divided by. `soft`, `masked`, `cosine`: weights in the loss; the defaults are DistilBERT's.
@@ -106,7 +110,7 @@ class Distillation(MaskedTokens):
             raise UserError(f"objective_options.teacher: found a {type(self.teacher).__name__} in {teacher}, expected "
                             "a model with a masked-LM head")
         for source in config.sources:
-            if source.path:  # a plan needs no data
+            if source.path:  # `cloze plan` needs no data
                 self._check_shards(to_place(source.path), teacher, loaded.tokenizer.fingerprint)
         widths = config.model.hidden_size, self.teacher.config.hidden_size
         if cosine and widths[0] != widths[1]:
@@ -114,7 +118,7 @@ class Distillation(MaskedTokens):
                             f"teacher of {widths[1]}, expected 0: vectors of other widths have no angle")
 
     def _check_shards(self, folder: Place, teacher: str, fingerprint: str) -> None:
-        """Raise UserError if the teacher at a path, whose tokenizer has this fingerprint, can't read these shards."""
+        """Raise UserError if the teacher does not fit the shards: their length, or the fingerprint of its tokenizer."""
         longest, positions = Manifest.load(folder).max_length, self.teacher.config.max_position_embeddings
         if positions < longest:
             raise UserError(f"objective_options.teacher: found {positions} positions in {teacher}, expected at least "
@@ -126,7 +130,7 @@ class Distillation(MaskedTokens):
                             f"--tokenizer {teacher}")
 
     def pretraining_output(self, output: StudentOutput) -> PreTrainingOutput:
-        """The student's own."""
+        """The student's PreTrainingOutput."""
         return output.student
 
     def facts(self) -> dict[str, str]:
@@ -137,22 +141,22 @@ class Distillation(MaskedTokens):
         return {"teacher_weights": digest.hexdigest()}
 
     def build_model(self) -> Student:
-        """The student, whose weights are drawn or taken by `init_from` and `init_layers`."""
+        """The student, whose weights are random or taken by `init_from` and `init_layers`."""
         train = self.config.train
         return Student(self.config.model, self.teacher, self._temperature, attention_kernel=train.attention_kernel,
                        gradient_checkpointing=train.gradient_checkpointing)
 
     def flops(self, counts: TokenCounts) -> float:
-        """The student's, forward and backward, and the teacher's forward, a third of such."""
+        """FLOPs of the student's forward and backward and of the teacher's forward (a third of both)."""
         return super().flops(counts) + training_flops(self.teacher.config, counts) / 3
 
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
-        """Those of masked tokens; masked tokens; tokens, of a filler none."""
+        """Divisors: those of MaskedTokens; number of masked tokens; number of tokens (0 for a filler batch)."""
         counted = micro_batch["labels"] != NO_LABEL
         return {**super().divisors(micro_batch), "soft": counted.sum(),
                 "cosine": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"])}
 
     def terms(self, output: StudentOutput, micro_batch: dict) -> dict[str, Term]:
-        """Two terms more, neither with hits."""
+        """The terms of MaskedTokens and two more, which count no hits."""
         return super().terms(output.student, micro_batch) | {"soft": Term(output.soft_losses),
                                                              "cosine": Term(output.cosine_losses)}

@@ -1,4 +1,4 @@
-"""Masked tokens and next sentences, as BERT (Devlin et al. 2019)."""
+"""The default objective: masked language modelling and next sentence prediction, as BERT (Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class MaskedTokens(Objective):
     TERMS: ClassVar[tuple[str, ...]] = ("mlm", "next_sentence")
 
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
-        """Masked tokens, or samples that have some; and pairs."""
+        """Divisors: masked tokens, or samples with masked tokens; and pairs."""
         masked = micro_batch["labels"] != NO_LABEL
         if self._by_samples:
             masked = _masked_per_sample(micro_batch) > 0
-        # In the dtype of the sums at once: each cast would be a kernel more.
+        # Directly in the dtype of the sums: each cast would be one more kernel.
         pairs = (micro_batch["next_sentence_label"] != NO_LABEL).sum(dtype=torch.float64)
         return {"mlm": masked.sum(dtype=torch.float64), "next_sentence": pairs}
 
@@ -45,7 +45,7 @@ class MaskedTokens(Objective):
         """Losses and accuracies, and the perplexity; next-sentence ones only if pairs were seen."""
         means = super().scalars(sums)
         if "mlm_loss" in means:
-            means["mlm_perplexity"] = math.exp(min(means["mlm_loss"], 700.0))  # beyond it no float can hold it
+            means["mlm_perplexity"] = math.exp(min(means["mlm_loss"], 700.0))  # a larger exponent overflows a float
         return means
 
     @property
@@ -54,19 +54,19 @@ class MaskedTokens(Objective):
 
 
 def is_real(labels: Tensor) -> Tensor:
-    """bool (): whether a micro-batch is no filler of an evaluation, which has labels and none that counts."""
+    """bool (): whether a micro-batch is real, not a filler batch of an evaluation, in which all labels are ignored."""
     return (labels != NO_LABEL).any() | (labels.numel() == 0)
 
 
 def _masked_per_sample(micro_batch: dict) -> Tensor:
-    """Masked tokens of each sample: int64 (B,)."""
+    """Number of masked tokens of each sample: int64 (B,)."""
     sample = _sample_of_masked(micro_batch)
-    # Not bincount, which waits for the device: it looks for the largest.
+    # Not bincount, which waits for the device to find the maximum.
     counts = sample.new_zeros(len(micro_batch["sequence_offsets"]) - 1)
     return counts.scatter_add(0, sample, torch.ones_like(sample))
 
 
 def _sample_of_masked(micro_batch: dict) -> Tensor:
-    """Index of the sample that each masked position lies in: int64 (M,)."""
+    """Index of the sample of each masked position: int64 (M,)."""
     offsets = micro_batch["sequence_offsets"].long()
     return torch.searchsorted(offsets, micro_batch["masked_positions"], right=True) - 1

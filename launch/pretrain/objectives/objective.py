@@ -19,7 +19,7 @@ from cloze.pipeline.errors import UserError
 
 
 class Term(NamedTuple):
-    """One part of a loss over a micro-batch: a loss for each place that has one."""
+    """One term of a loss over a micro-batch: a loss for each position that has one."""
 
     losses: Tensor
     """Of any shape, 0 where there is none; their sum is divided by the divisor of the global batch."""
@@ -32,15 +32,15 @@ class Term(NamedTuple):
 
 
 class Objective(ABC):
-    """What a pretraining minimises: the sum of its terms, each over its divisor in the whole global batch.
+    """A pretraining loss: the sum of its terms, each divided by its divisor over the whole global batch.
 
-    A subclass names its TERMS and says what each is (`terms`) and what divides it (`divisors`); it may have a model of
-    its own (`build_model`). Neither may depend on how the global batch is split into ranks and micro-batches: a term is
-    a sum over samples, and so is a divisor. Then the gradient is the same for any split.
+    A subclass declares its TERMS and implements `terms` and `divisors`; it may have its own model (`build_model`).
+    Terms and divisors must be sums over samples, independent of how the global batch is split into ranks and
+    micro-batches. Then the gradient is the same for any split.
 
-    The constructor is called once, in every process, before the processes are joined: with the configuration of the
-    run, whose model is complete, and with `objective_options` as further keywords. Raise UserError there for options
-    that are wrong.
+    The constructor is called once in every process, before the process group exists, with the run's configuration, in
+    which the model is complete, and with `objective_options` as keyword arguments. It raises UserError for wrong
+    options.
     """
 
     TERMS: ClassVar[tuple[str, ...]]
@@ -56,8 +56,8 @@ class Objective(ABC):
 
     def __init__(self, config: PretrainConfig) -> None:
         self.config = config
-        self.weights: dict[str, float] = {}  # of terms in the loss; 1 for one that is not named
-        self.frozen: tuple[nn.Module, ...] = ()  # models that are shown, not trained: a teacher, whole on each device
+        self.weights: dict[str, float] = {}  # weights of terms in the loss; 1 for terms that are not listed
+        self.frozen: tuple[nn.Module, ...] = ()  # models that are not trained, such as a teacher: whole on each device
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -66,48 +66,48 @@ class Objective(ABC):
 
     @abstractmethod
     def terms(self, output: Any, micro_batch: dict) -> Mapping[str, Term]:
-        """Each term of TERMS by its name.
+        """The terms by their names in TERMS.
 
         Args:
-            output: what the model has returned for the micro-batch.
-            micro_batch: what it was given, as `cloze.pipeline.loading.collate` makes it: tensors on the device.
+            output: output of the model for the micro-batch.
+            micro_batch: its inputs, as made by `cloze.pipeline.loading.collate`, on the device.
         """
 
     @abstractmethod
     def divisors(self, micro_batch: dict) -> Mapping[str, Tensor | float]:
-        """What divides each term, by its name: the micro-batch's share of it, a number or a tensor ().
+        """The micro-batch's share of each term's divisor by name, a number or a tensor ().
 
-        Called with tensors of the host before the step, when the shares of all micro-batches of all ranks are summed,
-        and with those of the device for the curves, where a tensor need not be waited for. A sum of 0 counts as 1.
+        Called with tensors on the host before the step, to sum the shares of all micro-batches of all ranks; and with
+        tensors on the device for the curves, where it must not wait for them. A sum of 0 counts as 1.
         """
 
     def build_model(self) -> BertPreTrained:
-        """The model, whose weights are then drawn (`cloze.model.initialization`) and trained.
+        """The model, whose weights are then initialized (`cloze.model.initialization`) and trained.
 
-        An override returns an instance of a subclass of BertForPreTraining, or of another BertPreTrained: one that
-        takes a micro-batch and a `dropout_seed`, and without labels gives `prediction_logits`. Parameters that a
-        subclass adds are trained and kept in checkpoints; exports leave them out.
+        An override returns an instance of a subclass of BertForPreTraining, or of another BertPreTrained that takes a
+        micro-batch and a `dropout_seed` and without labels returns `prediction_logits`. Parameters that a subclass adds
+        are trained and saved in checkpoints; exports omit them.
         """
         train = self.config.train
         return BertForPreTraining(self.config.model, attention_kernel=train.attention_kernel,
                                   gradient_checkpointing=train.gradient_checkpointing)
 
     def flops(self, counts: TokenCounts) -> float:
-        """FLOPs of what is trained and of what it learns from, forward and backward, for so many tokens: speed/mfu is
-        measured by them. Here BERT's."""
+        """FLOPs of forward and backward of all models of the objective, for speed/mfu: by default BERT's."""
         return training_flops(self.config.model, counts)
 
     def pretraining_output(self, output: Any) -> PreTrainingOutput:
-        """Of what the model has returned the masked-LM and next-sentence part, a PreTrainingOutput: for the curves of a
-        mixture's sources. An objective whose model returns something else overrides it."""
+        """The PreTrainingOutput (masked LM and next sentence) in the model's output, for the curves of a mixture's
+        sources. An objective whose model returns another output overrides it.
+        """
         return output
 
     def facts(self) -> dict[str, str]:
-        """What the objective has read beside the configuration, by name: a resume is refused if one has changed."""
+        """Hashes of the objective's further inputs by name: a resume is refused if one has changed."""
         return {}
 
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:
-        """This rank's divisors, in the order of TERMS, to be summed over ranks before the first backward."""
+        """This rank's divisors in the order of TERMS, to be summed over the ranks before the first backward."""
         found = [self._named("divisors", self.divisors(micro_batch)) for micro_batch in micro_batches]
         return [float(sum(each[name] for each in found)) for name in self.TERMS]
 
@@ -137,12 +137,12 @@ class Objective(ABC):
         for name in self.TERMS:
             losses, correct, _, _ = terms[name]
             sums += [losses.detach().sum(dtype=torch.float64), _number(counts[name], loss),
-                     # NaN stays NaN in every sum: so the curve is left out.
+                     # NaN marks a term without hits: sums stay NaN, and the curve is omitted.
                      _number(math.nan if correct is None else correct.sum(dtype=torch.float64), loss)]
         return loss, torch.stack(sums)
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
-        """Means over whatever was summed, by their names in TensorBoard, of terms that had a loss."""
+        """Means of the summed terms, by their names in TensorBoard, of terms that had a loss."""
         means, parts = {}, iter(sums[1:])
         for name, loss, count, correct in zip(self.TERMS, parts, parts, parts, strict=True):
             if count:
@@ -152,7 +152,7 @@ class Objective(ABC):
         return means
 
     def total(self, means: Mapping[str, float]) -> float:
-        """The loss that belongs to means of `scalars`: that of an evaluation."""
+        """The loss from the means of `scalars`, for evaluations."""
         losses = ((name, means.get(f"{name}_loss")) for name in self.TERMS)
         return sum(self.weights.get(name, 1.0) * loss for name, loss in losses if loss is not None)
 
@@ -164,7 +164,7 @@ class Objective(ABC):
 
 
 def check_option(name: str, value: object, least: float, whole: bool = False) -> None:
-    """Raise UserError for an option that is no finite number, or below its minimum."""
+    """Raise UserError for an option that is not a finite number, or below its minimum."""
     kind = "a whole number" if whole else "a number"
     if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not (
             least <= value < math.inf):
@@ -172,5 +172,5 @@ def check_option(name: str, value: object, least: float, whole: bool = False) ->
 
 
 def _number(value: Tensor | float, like: Tensor) -> Tensor:
-    """A number as float64 () on the device of `like`, without waiting for it."""
+    """A number as a float64 tensor () on the device of `like`, without waiting for the device."""
     return value.detach().double() if isinstance(value, Tensor) else like.new_full((), value, dtype=torch.float64)

@@ -1,5 +1,4 @@
-"""Replaced-token detection: a small generator fills in masked tokens, and the model detects the replaced ones, as
-ELECTRA (arXiv 2003.10555).
+"""Replaced-token detection, as ELECTRA (arXiv 2003.10555): a generator fills masks, a discriminator detects them.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from cloze.model.tasks import BertForMaskedLM, detection_losses
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
 
-GENERATOR = "generator."  # before the names of its parameters
+GENERATOR = "generator."  # prefix of the names of its parameters
 
 
 class ElectraOutput(NamedTuple):
-    """What both models say of a micro-batch with labels."""
+    """Outputs of both models for a micro-batch with labels."""
 
     generator: PreTrainingOutput
     detection_losses: Tensor
@@ -39,8 +38,9 @@ class ElectraOutput(NamedTuple):
 
 def generator_config(model: BertConfig, generator_size: float = 0.25, generator_layers: int | None = None
                      ) -> BertConfig:
-    """The generator's shape: a share of the discriminator's heads, at least one, of the same size, and of its
-    feed-forward network; its embeddings are the discriminator's."""
+    """The generator's configuration: a share of the discriminator's heads (at least one, of the same size) and of its
+    feed-forward size; embeddings are shared.
+    """
     heads = max(1, round(model.num_attention_heads * generator_size))
     return replace(
         model, embedding_size=model.embedding_width, num_attention_heads=heads, hidden_size=heads * model.head_size,
@@ -49,7 +49,7 @@ def generator_config(model: BertConfig, generator_size: float = 0.25, generator_
 
 
 class Electra(BertPreTrained):
-    """The discriminator, which has the parameters of BertForReplacedTokenDetection, and in it the generator."""
+    """The discriminator, with the parameters of BertForReplacedTokenDetection, and the generator as its submodule."""
 
     uses_pooler = False
 
@@ -65,8 +65,8 @@ class Electra(BertPreTrained):
                 labels: Tensor | None = None, next_sentence_label: Tensor | None = None,
                 dropout_seed: int | None = None, step_seed: int = 0, **inputs: Any
                 ) -> PreTrainingOutput | ElectraOutput:
-        """Concatenated inputs as BertForPreTraining takes them; next-sentence labels are not used. Without labels: the
-        generator's output. `step_seed`: with the text of a sample the key of the tokens that are sampled in it.
+        """Takes concatenated inputs like BertForPreTraining; next-sentence labels are ignored. Without labels it
+        returns the generator's output. `step_seed` and the ids of a sample are the key of the sampling in it.
         """
         inputs["sequence_offsets"] = sequence_offsets
         key = None if dropout_seed is None else DropoutKey(dropout_seed, self.config.num_hidden_layers + 2).at(0)
@@ -89,8 +89,9 @@ class Electra(BertPreTrained):
 
 
 def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:
-    """Give the generator these embeddings, but for its own map into its encoder; parameters are shared and modules are
-    not, which ZeRO-3 would fetch and release twice."""
+    """Share the embeddings with the generator, except its projection to its own hidden size. Parameters are shared,
+    modules are not, since ZeRO-3 would fetch and release a shared module twice.
+    """
     own = generator.bert.embeddings
     for name, parameter in embeddings.named_parameters():
         if not name.startswith("projection."):
@@ -98,12 +99,12 @@ def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:
             setattr(own.get_submodule(module), leaf, parameter)
     if generator.config.tie_word_embeddings:
         shared = embeddings.word.weight
-        assert isinstance(shared, nn.Parameter)  # which torch does not declare
+        assert isinstance(shared, nn.Parameter)  # torch does not declare it
         generator.masked_lm.decoder.weight = shared
 
 
 class ReplacedTokens(MaskedTokens):
-    """The generator's loss of masked tokens, and the discriminator's of all tokens.
+    """The generator's loss over masked tokens plus the discriminator's loss over all tokens.
 
     Options: `generator_size`: share of the discriminator's heads (and so of its width) that the generator has.
     `generator_layers`: its layers; null: the discriminator's. `temperature`: what its scores are divided by when tokens
@@ -130,7 +131,7 @@ class ReplacedTokens(MaskedTokens):
         self._temperature, self.weights = temperature, {"detection": detection}
 
     def build_model(self) -> Electra:
-        """Both models. Exports are of the discriminator, or of the generator where asked for."""
+        """Both models. An export has the discriminator, or on request the generator."""
         train = self.config.train
         return Electra(self.config.model, self.generator, self._temperature, attention_kernel=train.attention_kernel,
                        gradient_checkpointing=train.gradient_checkpointing)
@@ -140,17 +141,17 @@ class ReplacedTokens(MaskedTokens):
         return output.generator
 
     def flops(self, counts: TokenCounts) -> float:
-        """The generator's, and the discriminator's with its head over all tokens."""
+        """FLOPs of the generator, and of the discriminator with its head over all tokens."""
         model = self.config.model
         return (training_flops(self.generator, counts) + training_flops(model, replace(counts, masked=0))
                 + 6.0 * counts.tokens * model.hidden_size * (model.hidden_size + 1))
 
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
-        """Masked tokens; all tokens, of a filler none."""
+        """Divisors: number of masked tokens; number of tokens (0 for a filler batch)."""
         return {"mlm": super().divisors(micro_batch)["mlm"],
                 "detection": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"])}
 
     def terms(self, output: ElectraOutput, micro_batch: dict) -> dict[str, Term]:
-        """One for each model."""
+        """One term for each model."""
         return {"mlm": super().terms(output.generator, micro_batch)["mlm"],
                 "detection": Term(output.detection_losses, output.detection_correct)}

@@ -1,4 +1,5 @@
-"""Masked tokens, and each of them predicted from the two tokens around its span, as SpanBERT (arXiv 1907.10529)."""
+"""Span boundary objective, as SpanBERT (arXiv 1907.10529): predicts masked tokens also from the two around their span.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from cloze.pipeline.records import NO_LABEL
 
 
 class SpanOutput(NamedTuple):
-    """What a model says of a micro-batch with labels: M masked positions."""
+    """Outputs of the model for a micro-batch with labels: M masked positions."""
 
     masked: PreTrainingOutput
     boundary_losses: Tensor
@@ -28,11 +29,12 @@ class SpanOutput(NamedTuple):
 
 
 def spans(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The token before and the token after the span of each masked token, and its place in the span from 0: each (M,).
+    """Positions of the token before and the token after the span of each masked token, and its index in the span from
+    0: each (M,).
 
     Args:
-        positions: (M,) masked places in concatenated tokens, ascending. Spans of two samples never touch, as special
-            tokens lie between them.
+        positions: (M,) masked positions among concatenated tokens, ascending. Spans of two samples never touch, since
+            special tokens are between them.
     """
     gaps = positions.diff() != 1
     first, last = (torch.cat(ends) for ends in ((gaps.new_ones(1), gaps), (gaps, gaps.new_ones(1))))
@@ -42,7 +44,7 @@ def spans(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class SpanBoundaryBert(BertForPreTraining):
-    """BERT with a head that sees the two vectors around a span and a place in it."""
+    """BERT with a head on the two vectors around a span and a position in it."""
 
     def __init__(self, config: BertConfig, longest: int, **options: Any) -> None:
         super().__init__(config, **options)
@@ -63,7 +65,7 @@ class SpanBoundaryBert(BertForPreTraining):
         before, after, places = spans(masked_positions)
         encoded, vectors = encode_masked(self.bert, torch.cat((masked_positions, before, after)), **inputs)
         hidden, left, right = vectors.tensor_split(3)
-        # The last place stands for what a longer span has beyond it.
+        # The last position embedding is used for all later tokens of a longer span.
         place = self.boundary_positions(places.clamp(max=self.boundary_positions.num_embeddings - 1))
         seen = self.boundary_layers(torch.cat((left, right, place.to(left.dtype)), dim=-1))
         return SpanOutput(self.predictions(encoded, hidden, labels, next_sentence_label),
@@ -71,7 +73,7 @@ class SpanBoundaryBert(BertForPreTraining):
 
 
 class SpanBoundary(MaskedTokens):
-    """The terms of masked tokens, and that of the boundaries, on data whose masks are spans.
+    """The terms of MaskedTokens and the boundary term, for data with span masks.
 
     Options: `longest`: distinct positions in a span. `boundary`: weight of the term; SpanBERT's is 1.
     """
@@ -85,26 +87,27 @@ class SpanBoundary(MaskedTokens):
         self._longest, self.weights = longest, {"boundary": boundary}
 
     def build_model(self) -> SpanBoundaryBert:
-        """BERT and the head, which exports leave out."""
+        """BERT and the head, which exports omit."""
         train = self.config.train
         return SpanBoundaryBert(self.config.model, self._longest, attention_kernel=train.attention_kernel,
                                 gradient_checkpointing=train.gradient_checkpointing)
 
     def pretraining_output(self, output: SpanOutput) -> PreTrainingOutput:
-        """That of BERT."""
+        """The PreTrainingOutput of BERT."""
         return output.masked
 
     def flops(self, counts: TokenCounts) -> float:
-        """With four squares of the width, and the vocabulary's matrix once more, for each masked token."""
+        """FLOPs of BERT, and for each masked token four squares of the hidden size and the vocabulary projection once
+        more."""
         model = self.config.model
         weights = model.hidden_size * (4 * model.hidden_size + model.vocab_size)
         return super().flops(counts) + 6 * weights * counts.masked
 
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
-        """Masked tokens once more."""
+        """Divisors: those of MaskedTokens, and the number of masked tokens for the boundary term."""
         return super().divisors(micro_batch) | {"boundary": (micro_batch["labels"] != NO_LABEL).sum()}
 
     def terms(self, output: SpanOutput, micro_batch: dict) -> dict[str, Term]:
-        """One term more."""
+        """The terms of MaskedTokens and the boundary term."""
         return super().terms(output.masked, micro_batch) | {
             "boundary": Term(output.boundary_losses, output.boundary_correct)}

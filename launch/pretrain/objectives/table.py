@@ -1,4 +1,4 @@
-"""The objectives by name; a user's own by its dotted name."""
+"""The table of objectives by name; a user's own objective by its dotted name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def make_objective(config: PretrainConfig) -> Objective:
     """The objective that the configuration names, with its options.
 
     Raises:
-        UserError: there is no such objective or class, it is none, lacks a method, or does not take the options.
+        UserError: there is no such objective, the class is not an Objective, lacks a method, or does not take the
+        options.
     """
     if "." in config.objective:
         kind = own_class("objective", config.objective, Objective, "TERMS")  # type: ignore[type-abstract]  # a base
@@ -38,7 +39,7 @@ def make_objective(config: PretrainConfig) -> Objective:
 
 
 def objective_facts(objective: Objective) -> dict[str, str]:
-    """Facts that a resume compares: those of the objective, and the SHA-256 of a user's own file."""
+    """Facts that a resume compares: those of the objective, and the SHA-256 of the file of a user's own objective."""
     facts, kind = objective.facts(), type(objective)
     if kind not in OBJECTIVES.values():
         facts["objective_source"] = hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()

@@ -25,7 +25,7 @@ _SEQUENCES = 1024  # by whose lengths FLOPs are counted
 
 @dataclass(frozen=True)
 class Lengths:
-    """What the sequences of a run are like."""
+    """Lengths and masked share of a run's sequences."""
 
     histogram: tuple[float, ...]
     """Share of the sequences of each length; index: tokens."""
@@ -34,7 +34,9 @@ class Lengths:
 
     @classmethod
     def of_procedure(cls, longest: int, short_share: float, masked_share: float) -> Lengths:
-        """Of BERT's procedure: full ones, and a share that is cut evenly at 1 to `longest` tokens."""
+        """Lengths by BERT's procedure: full sequences, and a share with uniformly distributed lengths of 1 to `longest`
+        tokens.
+        """
         shares = [0.0] + [short_share / longest] * longest
         shares[longest] += 1 - short_share
         return cls(tuple(shares), masked_share)
@@ -45,11 +47,11 @@ class Lengths:
 
     @cached_property
     def mean(self) -> float:
-        """Tokens of a sequence."""
+        """Mean tokens per sequence."""
         return sum(length * share for length, share in enumerate(self.histogram)) / sum(self.histogram)
 
     def typical(self, count: int) -> Batch:
-        """`count` sequences whose lengths are spread as all are: quantiles in the middle of equal parts."""
+        """`count` sequences with the distribution of lengths: quantiles in the middle of equal parts."""
         total, lengths, seen, length = sum(self.histogram), [], 0.0, -1
         for place in range(count):
             while seen < (place + 0.5) / count * total and length < len(self.histogram) - 1:
@@ -59,14 +61,14 @@ class Lengths:
         return Batch(tuple(lengths), max(1, round(self.masked_share * sum(lengths))))
 
     def largest(self, count: int) -> Batch:
-        """The most that `count` sequences can be: all of the greatest length, as `micro_batch_size: auto` tries."""
+        """`count` sequences of maximum length, as `micro_batch_size: auto` tries."""
         masked = min(self.longest, math.ceil(MASKED_MARGIN * self.longest * self.masked_share))
         return Batch((self.longest,) * count, masked * count)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """How many processes there are and what connects them."""
+    """Number of processes and their links."""
 
     machine: Machine
     processes: int
@@ -76,7 +78,7 @@ class Cluster:
     """Bytes/s of each process to other machines, in one direction."""
 
     def collective_seconds(self, sent: float, count: int) -> float:
-        """Time of `count` collectives in which each process sends so many bytes.
+        """Time of `count` collectives in which each process sends `sent` bytes.
 
         Rings pass all devices of a machine before they leave it, each through another device's network card: a machine
         sends to the next as much as a device to its neighbour, over all of its cards.
@@ -89,7 +91,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step of one process, in seconds, and what it does."""
+    """Times in seconds and counts of one optimizer step of one process."""
 
     batch: BatchArithmetic
     memory: Memory
@@ -125,7 +127,7 @@ class Estimator:
     cluster: Cluster
 
     def run(self, stage: int) -> ModelRun:
-        """How the model runs there."""
+        """The ModelRun at a ZeRO stage."""
         train, machine = self.config.train, self.cluster.machine
         halved = weights_are_16_bit(train.precision, stage)
         dtype = {"fp16": torch.float16, "fp32": None}.get(train.precision, torch.bfloat16)
@@ -138,19 +140,19 @@ class Estimator:
 
     @cached_property
     def objective(self) -> Objective:
-        """What is trained for; a teacher is loaded."""
+        """The objective; a teacher is loaded."""
         return make_objective(self.config)
 
     @cached_property
     def parameters(self) -> int:
-        """Of what is trained, shared ones once."""
+        """Number of trained parameters, shared ones counted once."""
         objective = self.objective  # which loads a teacher: not there
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in objective.build_model().parameters())
 
     @cached_property
     def frozen_parameters(self) -> int:
-        """Of models that are only shown: a teacher's."""
+        """Number of parameters of models that are not trained, such as a teacher."""
         return sum(parameter.numel() for model in self.objective.frozen for parameter in model.parameters())
 
     @cached_property
@@ -167,11 +169,11 @@ class Estimator:
 
     @property
     def _states(self) -> int:
-        """Bytes that are kept of all parameters beside them: the optimizer's, and the moving average."""
+        """Bytes of states of all parameters: the optimizer's, and the moving average."""
         return self._optimizer[1] + (0 if self.config.ema.decay is None else 4 * self.parameters)
 
     def memory(self, stage: int, micro_batch_size: int) -> Memory:
-        """The most that a process holds, with sequences of the greatest length."""
+        """Peak memory of a process, with sequences of maximum length."""
         trace = _micro_trace(self.run(stage), self.lengths.largest(micro_batch_size))
         zero = self.config.zero
         needed = memory(
@@ -191,19 +193,19 @@ class Estimator:
         return (4 + computing) * self.parameters + self._states
 
     def fits(self, needed: Memory) -> bool:
-        """Whether it leaves what `micro_batch_size: auto` leaves free."""
+        """Whether it leaves the same free share as `micro_batch_size: auto`."""
         return needed.total <= self.limit * (1 - SPARE_SHARE)
 
     @property
     def limit(self) -> float:
-        """Bytes that a process may use."""
+        """Memory in bytes that a process may use."""
         given = self.config.train.memory_limit_gib
         return self.cluster.machine.memory_bytes if given is None else given * 2**30
 
     def largest_micro_batch(self, stage: int) -> int | None:
-        """The most sequences that fit, of the sizes that divide a process's share; None: not even one.
+        """The largest micro-batch that fits, of the sizes that divide a process's share; None: not even one sequence.
 
-        Memory grows with the sequences by a straight line, which two sizes give; the size it leads to is then traced.
+        Memory is linear in the number of sequences: the size is extrapolated from two sizes and then traced.
         """
         share = math.gcd(*self.config.train.batch_sizes.values()) // self.cluster.processes
         sizes = [size for size in range(1, share + 1) if share % size == 0]
@@ -218,7 +220,7 @@ class Estimator:
         return None
 
     def step(self, stage: int, micro_batch_size: int) -> Step:
-        """A step with the micro-batch that so many sequences allow."""
+        """The estimate of a step with this micro-batch size."""
         train, machine = replace(self.config.train, micro_batch_size=micro_batch_size), self.cluster.machine
         batch = BatchArithmetic.of(train, self.cluster.processes)
         sequences = self.lengths.typical(batch.micro_batch_size)
@@ -271,6 +273,6 @@ class Estimator:
         return found
 
     def seconds_of_run(self, step: Step) -> float:
-        """Of all steps with the full batch; of a time budget, the budget."""
+        """Time of all steps with the full batch; with a time budget, the budget."""
         return self.config.train.budget_seconds or self.config.train.max_steps * step.seconds
 

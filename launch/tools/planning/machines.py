@@ -17,7 +17,7 @@ from cloze.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class Machine:
-    """What the estimate knows of one process's device."""
+    """The figures of one process's device."""
 
     name: str
     flops: float
@@ -55,7 +55,7 @@ def find_machine(name: str, dtype: torch.dtype = torch.bfloat16) -> Machine:
     `dtype`: of the products, for a CPU, whose rates are measured for each.
 
     Raises:
-        UserError: there is no such device, or nothing was measured of this one.
+        UserError: there is no such device, or there are no measurements of this one.
     """
     if name == "this":
         return _this(torch.device(device_type()), dtype)
@@ -65,14 +65,14 @@ def find_machine(name: str, dtype: torch.dtype = torch.bfloat16) -> Machine:
 
 
 def of_data_sheet(sheet: DataSheet) -> Machine:
-    """A device that is not here."""
+    """A Machine from a data sheet."""
     return Machine(sheet.name, sheet.flops, sheet.bandwidth * BANDWIDTH, sheet.memory_bytes, sheet.processors,
                    sheet.architecture, SUSTAINED * BEST_PRODUCT[sheet.architecture], sheet.link, sheet.has_flash,
                    sheet.source)
 
 
 def measured(device: torch.device, product: float, rates: devices.KernelRates, memory_bytes: float) -> Machine:
-    """A device whose best product (FLOP/s) and kernels were measured."""
+    """A Machine from measurements: its best product (FLOP/s) and its kernels."""
     bandwidth = rates.copy
     if device.type == "cpu":
         return Machine("CPU", product, bandwidth, memory_bytes, 1, "cpu", rates.linear / product, bandwidth, False,

@@ -36,7 +36,7 @@ class Memory:
 
     @property
     def tensors(self) -> int:
-        """What torch's allocator gives out."""
+        """Memory allocated by torch's allocator."""
         return self.total - self.system
 
 
@@ -52,7 +52,7 @@ def weights_are_16_bit(precision: str, stage: int) -> bool:
 
 def memory(stage: int, count: int, processes: int, activations: int, *, precision: str, states: int, on_gpu: bool,
            offload_optimizer: bool = False, offload_parameters: bool = False) -> Memory:
-    """Of one process.
+    """Memory of one process.
 
     Args:
         count: parameters of the model. states: bytes that the optimizer keeps of all of them.

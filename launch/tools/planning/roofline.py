@@ -22,14 +22,15 @@ from cloze.launch.tools.planning.trace import Kernel, Trace
 
 
 def launches(kernel: Kernel) -> int:
-    """Kernels on the device that an operation becomes."""
+    """Number of device kernels of an operation."""
     if kernel.name.startswith(("_foreach", "_fused")):
         return math.ceil(kernel.tensors / LIST_TENSORS)
     return LAUNCHES.get(kernel.name, LAUNCHES.get(kernel.kind, 1))
 
 
 def product_efficiency(machine: Machine, shape: tuple[int, ...]) -> float:
-    """Share of the peak: whole tiles over whole waves of processors, begin and end of a tile, the best there is.
+    """Share of the peak rate of a matrix product, from whole tiles, whole waves of processors and the overhead of a
+    tile.
 
     `shape`: batch, rows, inner length, columns.
     """
@@ -46,7 +47,7 @@ def product_efficiency(machine: Machine, shape: tuple[int, ...]) -> float:
 
 
 def kernel_seconds(machine: Machine, kernel: Kernel) -> float:
-    """The longer of computing and moving, and the filling and emptying of the device by every launch."""
+    """Maximum of compute time and memory time, plus the overhead of each launch."""
     if kernel.kind == "product":
         computing = kernel.flops / (machine.flops * product_efficiency(machine, kernel.shape))
     elif kernel.flops:
@@ -127,7 +128,7 @@ def _fused(kernels: list[Kernel], group: int, readers: dict[int, set[int]]) -> K
 
 @dataclass(frozen=True)
 class Cost:
-    """What some kernels take."""
+    """Time of kernels by kind."""
 
     device_seconds: float
     """If the device never waits for the host."""
@@ -141,7 +142,7 @@ class Cost:
 
 
 def cost(machine: Machine, trace: Trace, *, compiled: bool = False) -> Cost:
-    """Of all kernels of a trace, one after another."""
+    """Total cost of the kernels of a trace."""
     kernels = fuse(trace) if compiled else trace.kernels
     by_kind: defaultdict[str, float] = defaultdict(float)
     for kernel in kernels:

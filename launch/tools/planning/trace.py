@@ -1,8 +1,8 @@
 """The kernels and the memory of a step, traced from the run's own code on fake tensors.
 
-The model and the optimizer run under torch's FakeTensorMode: every operation is dispatched and no number is computed,
-so that BERT-large at any batch takes seconds and hardly any memory. Tensors are fake ones of the CPU; what a GPU would
-do otherwise (`_as_on_gpu`) is answered as it would. Autocast casts the model's operations alike on both.
+The model and the optimizer run under torch's FakeTensorMode: every operation is dispatched but not computed, so that
+BERT-large at any batch takes seconds and hardly any memory. The fake tensors are on the CPU; `_as_on_gpu` patches the
+places where the model would act differently on a GPU. Autocast casts the same operations on both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cloze.model.copies import WeightCopies
 from cloze.model.encoder import EncoderLayer
 from cloze.model.flops import TokenCounts
 
-# Make no kernel: memory without contents, and questions about tensors.
+# Operations without a kernel: allocation, and queries of tensors.
 _SILENT = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh",
            "device", "sym_size", "sym_numel", "sym_stride", "is_same_size", "scalar_tensor", "set_", "lift",
            "_record_function_enter_new", "_record_function_exit"}
@@ -65,7 +65,7 @@ class Kernel:
 
 @dataclass
 class Trace:
-    """What a run of some code has done."""
+    """The recorded kernels and memory of some code."""
 
     kernels: list[Kernel] = field(default_factory=list)
     once: list[Kernel] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Trace:
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes down the operations that pass it."""
+    """Records dispatched operations."""
 
     def __init__(self, attention_flops: Callable[[str, Sequence[Tensor]], float]) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class _Recorder(TorchDispatchMode):
         return tuple(reads[1:] if name in _OVERWRITING else reads)
 
     def follow(self, layer: nn.Module) -> None:
-        """Note of the kernels of this layer that they are its own."""
+        """Mark the kernels of a layer with the layer."""
         def enter(*_: Any) -> None:
             self.in_layer = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -66,3 +67,21 @@ def sst2(folder: Path, train: int = 120, validation: int = 21) -> tuple[Path, Pa
     header = ("sentence", "label")
     return (write_tsv(folder / "train.tsv", header, sentiment(rng, train)),
             write_tsv(folder / "dev.tsv", header, sentiment(rng, validation)))
+
+
+def squad(path: Path, rng: random.Random, count: int, impossible: bool = False) -> Path:
+    """Write a file of SQuAD in whose texts the answer to "? WORD" is the number behind WORD."""
+    paragraphs = []
+    for number in range(count):
+        keys = rng.sample(OTHERS, rng.randint(3, 12))
+        values = [str(rng.randrange(10)) for _ in keys]
+        context = " ".join(f"{key} {value}," for key, value in zip(keys, values, strict=True))
+        chosen = rng.randrange(len(keys))
+        start = sum(len(key) + 4 for key in keys[:chosen]) + len(keys[chosen]) + 1
+        answers = [{"text": values[chosen], "answer_start": start}]
+        question = {"id": f"q{number}", "question": f"{keys[chosen]} ?", "answers": answers}
+        if impossible and number % 3 == 0:
+            question |= {"question": "superb ?", "answers": [], "is_impossible": True}
+        paragraphs.append({"context": context, "qas": [question]})
+    path.write_text(json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return path

@@ -19,7 +19,6 @@ from cloze.launch.finetune.squad import (
     squad_scores,
 )
 from cloze.pipeline.errors import UserError
-from tests.launch.finetune.small import OTHERS
 
 
 def official_words(text: str) -> list[str]:
@@ -42,24 +41,6 @@ CASES = [("The cat.", "cat"), ("a cat sat", "the cat sat down"), ("", "x"), ("x"
          ("cat, cat sat", "cat sat"), ("...", "?"), ("Straße", "strasse"), ("the the", "cat")]
 PARTS = ("the", "The", "a", "an", "cat", "Cat", "cat's", "sat", "25%", "2.5", "...", "É", "theater", "—", "北京",
          "a.", "  ")
-
-
-def squad(path, rng, count, impossible=False):
-    """Texts in which the answer to "? WORD" is the number behind WORD."""
-    paragraphs = []
-    for number in range(count):
-        keys = rng.sample(OTHERS, rng.randint(3, 12))
-        values = [str(rng.randrange(10)) for _ in keys]
-        context = " ".join(f"{key} {value}," for key, value in zip(keys, values, strict=True))
-        chosen = rng.randrange(len(keys))
-        start = sum(len(key) + 4 for key in keys[:chosen]) + len(keys[chosen]) + 1
-        answers = [{"text": values[chosen], "answer_start": start}]
-        question = {"id": f"q{number}", "question": f"{keys[chosen]} ?", "answers": answers}
-        if impossible and number % 3 == 0:
-            question |= {"question": "superb ?", "answers": [], "is_impossible": True}
-        paragraphs.append({"context": context, "qas": [question]})
-    path.write_text(json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]}))
-    return path
 
 
 

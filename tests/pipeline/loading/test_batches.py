@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from cloze.pipeline.config import MaskingConfig, SamplesConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.loading import batches
 from cloze.pipeline.loading.batches import BatchPhases, BatchStream, BatchWarmup, deal, evaluation_batches
 from cloze.pipeline.loading.streams import RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
@@ -24,16 +23,7 @@ from cloze.pipeline.shards.shards import ShardReader
 from tests.pipeline import corpus
 from tests.pipeline.loading.plain_order import positions
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_units():
-    """So that small data has many blocks and is read in many parts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "BLOCK_TOKENS", 256)
-        patch.setattr(batches, "_TOKENS_READ", 2048)
-        patch.setattr(batches, "_TOKENS_OF_STREAM", 64)
-        patch.setattr(batches, "_TOKENS_COLLATED", 4096)
-        yield
+pytestmark = pytest.mark.usefixtures("small_units")
 
 
 @pytest.fixture(scope="module")

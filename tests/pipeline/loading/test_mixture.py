@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from cloze.pipeline.config import MaskingConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.loading import batches, mixture
 from cloze.pipeline.loading.batches import BatchStream, BatchWarmup
 from cloze.pipeline.loading.mixture import MixtureOrder, Phase, whole_counts
 from cloze.pipeline.loading.streams import MixedStreams, Mixture, RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RatePhases, RateSchedule
-from cloze.pipeline.shards import shards
 from cloze.pipeline.shards.shards import ShardReader
 from tests.pipeline import corpus
 
@@ -23,16 +21,7 @@ STREAMS = st.sampled_from([1, 2, 3, 8, 24, 100, 256])
 SHARES = st.lists(st.sampled_from([0.0, 0.001, 0.1, 0.3, 1.0, 1.7]), min_size=1, max_size=6).filter(any)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_units():
-    """So that small data has many blocks, is read in many parts, and a period is short."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "BLOCK_TOKENS", 256)
-        patch.setattr(batches, "_TOKENS_READ", 2048)
-        patch.setattr(batches, "_TOKENS_OF_STREAM", 64)
-        patch.setattr(batches, "_TOKENS_COLLATED", 4096)
-        patch.setattr(mixture, "PERIOD", 1 << 10)
-        yield
+pytestmark = pytest.mark.usefixtures("small_units")
 
 
 def replayed(order: MixtureOrder, numbers: int) -> np.ndarray:

@@ -17,9 +17,7 @@ from cloze.launch.finetune.error_analysis import page
 from cloze.launch.finetune.examples.answering import AnswerExamples
 from cloze.launch.finetune.models import start_model
 from cloze.launch.finetune.objective import FinetuningObjective
-from cloze.launch.finetune.squad import (
-    read_squad,
-)
+from cloze.launch.finetune.squad import read_squad
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.runs import read_metrics
@@ -28,25 +26,7 @@ from cloze.model.tasks import BertForQuestionAnswering
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.launch.finetune.running import finetune, lines
-from tests.launch.finetune.small import OTHERS, make_model
-
-
-def squad(path, rng, count, impossible=False):
-    """Texts in which the answer to "? WORD" is the number behind WORD."""
-    paragraphs = []
-    for number in range(count):
-        keys = rng.sample(OTHERS, rng.randint(3, 12))
-        values = [str(rng.randrange(10)) for _ in keys]
-        context = " ".join(f"{key} {value}," for key, value in zip(keys, values, strict=True))
-        chosen = rng.randrange(len(keys))
-        start = sum(len(key) + 4 for key in keys[:chosen]) + len(keys[chosen]) + 1
-        answers = [{"text": values[chosen], "answer_start": start}]
-        question = {"id": f"q{number}", "question": f"{keys[chosen]} ?", "answers": answers}
-        if impossible and number % 3 == 0:
-            question |= {"question": "superb ?", "answers": [], "is_impossible": True}
-        paragraphs.append({"context": context, "qas": [question]})
-    path.write_text(json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]}))
-    return path
+from tests.launch.finetune.small import OTHERS, make_model, squad
 
 
 def test_three_windows_over_twelve_words():

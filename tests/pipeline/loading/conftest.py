@@ -1,0 +1,18 @@
+"""Data whose blocks, reads and periods are small, so that a small corpus has many of each."""
+
+import pytest
+
+from cloze.pipeline.loading import batches, mixture
+from cloze.pipeline.shards import shards
+
+
+@pytest.fixture(scope="module")
+def small_units():
+    """Small data has many blocks, is read in many parts, and a mixture's period is short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "BLOCK_TOKENS", 256)
+        patch.setattr(batches, "_TOKENS_READ", 2048)
+        patch.setattr(batches, "_TOKENS_OF_STREAM", 64)
+        patch.setattr(batches, "_TOKENS_COLLATED", 4096)
+        patch.setattr(mixture, "PERIOD", 1 << 10)
+        yield
