@@ -139,7 +139,7 @@ COMMANDS = {
     "status": Command(
         "show how a run stands, or follow it", "cloze.launch.tools.status:show_status",
         "cloze.launch.config:StatusConfig", main=("follow",),
-        examples=("cloze status runs/small --follow true",)),
+        examples=("cloze status runs/small --follow",)),
     "export": Command(
         "write a Hugging Face folder", "cloze.launch.tools.export:export", "cloze.launch.config:ExportConfig",
         main=("output", "step", "dtype", "onnx"),

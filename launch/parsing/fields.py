@@ -58,6 +58,11 @@ class Described:
                        for member in _members(self.kind))
 
     @property
+    def is_switch(self) -> bool:
+        """Whether its values are true and false (or null)."""
+        return set(_members(self.kind)) - {NoneType} == {bool}
+
+    @property
     def expected(self) -> str:
         """Accepted values in words, without null."""
         return in_words(self.kind)

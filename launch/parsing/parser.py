@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import json
@@ -105,7 +106,7 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
     for brief, long in short:
         arguments = [long + word[len(brief):] if word.partition("=")[0] == brief else word for word in arguments]
     known = describe(kind)
-    arguments = _join_lists(arguments, lists)
+    arguments = _join_lists(_complete_switches(arguments, known), lists)
     if words is not None and kinds[words] == list[str]:
         arguments = words_first(arguments)
     try:
@@ -147,8 +148,9 @@ def _infinite(values: object, prefix: str = "") -> str | None:
 
 
 def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
-    """Convert `--input a b` to the list that jsonargparse reads, since a shell expands a glob to several words."""
-    result, rest = [], list(arguments)
+    """Convert `--input a b`, or `--input a --input b`, to one list as jsonargparse reads it: a shell expands a glob to
+    several words, and of a repeated option the library would use the last one alone."""
+    result, rest, lists = [], list(arguments), dict[str, list[str]]()
     while rest:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
@@ -158,9 +160,30 @@ def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
         values = [value] if equals else []
         while not equals and rest and not rest[0].startswith("--"):
             values.append(rest.pop(0))
-        is_list = len(values) == 1 and values[0].startswith("[")
-        result += [option, values[0] if is_list else json.dumps(values)]
-    return result
+        lists.setdefault(option, []).extend(_listed(values))
+    return result + [word for option, values in lists.items() for word in (option, json.dumps(values))]
+
+
+def _listed(values: list[str]) -> list[str]:
+    """The values of a list option; one value may be the whole list in YAML."""
+    if len(values) == 1 and values[0].startswith("["):
+        with contextlib.suppress(yaml.YAMLError):
+            found = yaml.safe_load(values[0])
+            if isinstance(found, list) and all(isinstance(value, str) for value in found):
+                return found
+    return values
+
+
+def _complete_switches(arguments: list[str], known: dict[str, Described]) -> list[str]:
+    """Give an option of true or false without a value, as `--follow`, the value true."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows are words
+    result = []
+    for place, word in enumerate(arguments[:end]):
+        result.append(word)
+        field = known.get(word[2:]) if word.startswith("--") else None
+        if field and field.is_switch and (place + 1 == end or arguments[place + 1].startswith("--")):
+            result.append("true")
+    return result + arguments[end:]
 
 
 def words_first(arguments: list[str]) -> list[str]:

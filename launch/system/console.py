@@ -39,6 +39,11 @@ _BY_SOURCE = ("train/mlm_loss/", "validation/loss/")
 _MOST_SOURCES = 6
 
 
+def has_progress(scalars: Mapping[str, float | None]) -> bool:
+    """Whether a progress line would show any of these values."""
+    return any(scalars.get(name) is not None for name, _, _ in _COLUMNS)
+
+
 def figure(value: float) -> str:
     """A result as it is shown, whatever it measures; files hold all digits."""
     return f"{value:.4f}"

@@ -17,7 +17,7 @@ from cloze.launch.config.commands import RunsConfig, StatusConfig
 from cloze.launch.run import runs
 from cloze.launch.run.segments import LogReader, fetch_heartbeats
 from cloze.launch.run.stored import fetch_objects
-from cloze.launch.system.console import Console, clock
+from cloze.launch.system.console import Console, clock, has_progress
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
@@ -198,7 +198,7 @@ def show_status(config: StatusConfig) -> int:
     tail = _Tail(folder / runs.METRICS, made_anew=stored is not None)
     while True:
         state = look()
-        for line in tail.lines():
+        for line in filter(has_progress, tail.lines()):
             console.progress(line["step"], state.max_steps, line, state.seconds_left, estimate=False)
         if state.state in _ENDED:
             console.say(f"{state.state} at step {state.step}")

@@ -147,7 +147,7 @@ def test_fields_may_be_given_as_yaml_itself():
     ("predict tag", "cloze predict tag: expected MODEL, found none"),
     ("finetune sst2 mnli", "found mnli, expected a --field before it"),
     ("pretrain --train.max_steps 3 --train.max_steps x", "--train.max_steps: found x, expected a whole number"),
-    ("pretrain --train.compile", "--train.compile: found no value, expected true or false"),
+    ("pretrain --train.max_steps", "--train.max_steps: found no value, expected a whole number"),
     ("export r --step newest", "--step: found newest, expected a whole number or best or null"),
 ])
 def test_wrong_words_are_answered_with_what_is_right(words, expected, capsys):

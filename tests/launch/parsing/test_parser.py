@@ -42,6 +42,27 @@ def test_a_list_may_be_several_words_one_word_or_a_list():
     assert parse("vocab", ["--input=x", "--output", "o"]).input == ["x"]
 
 
+def test_a_repeated_list_is_one_list(tmp_path):
+    """Of a repeated option the library takes the last one alone: runs of a grid would be missing, in silence."""
+    base = ["--output", "o", "--data", "d"]
+    expected = ["train.learning_rate=1e-3,2e-3", "seed=1,2"]
+    assert parse("sweep", [*base, "--grid", expected[0], "--grid", expected[1]]).grid == expected
+    assert parse("sweep", [*base, f"--grid={expected[0]}", "--grid", f"[{expected[1]!r}]"]).grid == expected
+    (tmp_path / "file.yaml").write_text("grid: ['seed=1,2,3']")  # which flags replace, as any other field
+    assert parse("sweep", [*base, "--config", str(tmp_path / "file.yaml"), "--grid", *expected]).grid == expected
+
+
+def test_a_switch_needs_no_value():
+    for words in (["runs/x", "--follow"], ["--follow", "--interval_seconds", "2", "runs/x"],
+                  ["runs/x", "--follow", "true"]):
+        assert parse("status", words).follow is True
+    assert parse("status", ["runs/x", "--follow", "false"]).follow is False
+    assert parse("pretrain", ["--output", "o", "--data", "d", "--train.deterministic", "--seed", "2"]
+                 ).train.deterministic is True
+    with pytest.raises(UserError, match="--follow: found runs/x, expected true or false"):
+        parse("status", ["--follow", "runs/x"])
+
+
 @pytest.mark.parametrize("words", [["predict"], ["predict", "--help"]])
 def test_the_first_of_two_words_lists_its_commands(capsys, words):
     assert main(words) == 0
