@@ -229,9 +229,11 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
         name: Contender(name, data, folder / f"run-{number}", arguments.threads, arguments.store)
         for number, name in enumerate(names)
     }
+    print(f"{len(contenders)} contenders start", file=sys.stderr, flush=True)
     for contender in contenders.values():  # all start at once: importing takes longer than measuring
         contender.answer()
     for turn in range(WARMUP_TURNS + arguments.rounds):
+        print(f"turn {turn + 1} of {WARMUP_TURNS + arguments.rounds}", file=sys.stderr, flush=True)
         for contender in contenders.values():
             contender.turn(counts=turn >= WARMUP_TURNS)
     for contender in contenders.values():

@@ -1,4 +1,4 @@
-"""Writing tensors to disk: copied to host memory, written in a background thread, read back and hashed."""
+"""Writing tensors to disk: copied to host memory, shared ones once; written in a background thread, then verified."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ class StoredCheckpoints(CheckpointManager):
 
     def _upload(self, published: _Published, name: str) -> None:
         """Upload this rank's files; on rank 0 wait for those of the others, and commit. Runs in the thread."""
-        began = time.monotonic()
+        began, silent = time.monotonic(), self._patience.waited
         folder = step_place(self._place, published.step) / name
         for file, (size, digest) in published.mine.items():
             upload(self.path(published.step) / file, size, digest, folder, self._patience)
@@ -362,7 +362,7 @@ class StoredCheckpoints(CheckpointManager):
         self._best_committed = published.state["best_step"]
         if before is not None:
             self._delete(published.step, before)
-        self._report_time(published.step, num_bytes, time.monotonic() - began)
+        self._report_time(published.step, num_bytes, time.monotonic() - began - (self._patience.waited - silent))
 
     def _report_time(self, step: int, num_bytes: int, seconds: float) -> None:
         """Report the time of the first upload; warn once if an upload takes longer than a stopped job has left."""

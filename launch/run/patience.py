@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from cloze.launch.run.commits import TakenOver
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.clients import ADVICE
 
 _REST_SECONDS = 5.0  # seconds between two tries; the client itself retries for a minute
 _Answer = TypeVar("_Answer")
@@ -28,12 +29,16 @@ class Patience:
 
     def __init__(self, seconds: float, warn: Callable[[str], None], ended: threading.Event) -> None:
         self._seconds, self._warn, self._ended = seconds, warn, ended
+        self.waited = 0.0
+        """Seconds in which the store did not answer, in all: each time from the first request that failed."""
+        self._silent_since = 0.0
 
     def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
         """The result of `ask`. Raises StoreAway when the time since the first failure is over, TakenOver immediately.
         """
         failed: float | None = None  # time of the first failure: a slow upload does not count as one
         while True:
+            began = time.monotonic()
             try:
                 answer = ask()
             except TakenOver:
@@ -45,10 +50,12 @@ class Patience:
                     raise StoreAway(f"{error}; expected an answer within checkpoint.store_patience_seconds = "
                                     f"{self._seconds:g} of the first failure") from error
                 if failed is None:
-                    self._warn(f"{error}; the training goes on, and the upload is tried again for {left:.0f} s")
-                    failed = now
+                    self._warn(f"{str(error).removesuffix(ADVICE)}; training continues, and the upload is retried for "
+                               f"{left:.0f} s")
+                    failed, self._silent_since = now, began
                 self._ended.wait(min(_REST_SECONDS, left))
             else:
                 if failed is not None:
+                    self.waited += time.monotonic() - self._silent_since
                     self._warn("the store answers again")
                 return answer

@@ -22,6 +22,7 @@ from pathlib import Path
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING, kept_lines, lines_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.stores.clients import ADVICE
 from cloze.pipeline.stores.places import StorePath
 
 LOG = "log"
@@ -132,8 +133,8 @@ class Shipper:
             except (UserError, OSError) as error:
                 if not self._warned:
                     self._warned = True
-                    self._warn(f"the run's curves and status do not arrive in the store; the run goes on, and they are "
-                               f"sent when they can be ({error})")
+                    self._warn("the run's curves and status do not arrive in the store; the run continues, and they "
+                               f"are sent when it answers ({str(error).removesuffix(ADVICE)})")
 
 
 def send_rest(folder: Path, log: StorePath, attempt: str) -> None:

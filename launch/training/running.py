@@ -40,6 +40,7 @@ from cloze.launch.training.schedules import describe
 from cloze.launch.training.trainer import Trainer
 from cloze.model.attention import select_kernel
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import is_url
 
 # File for a rank's last collectives, beside its heartbeat, when a collective of NCCL times out; the rank is appended.
 COLLECTIVES = "collectives-rank-"
@@ -225,8 +226,13 @@ def training_facts(config: RunConfig, process: Process, engine: Engine, epochs: 
          + (", compiled layers" if engine.module.bert.encoder.compiled else "")),
         ("device", f"{world_size} x {device_name(process.device)}"
                    + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else "")),
-        ("curves", tensorboard_command(Path(config.output))),
+        ("curves", _curves_command(process.shown(config).output)),
     ]
+
+
+def _curves_command(output: str) -> str:
+    """The command that shows the run's curves; of a run in a store it fetches them."""
+    return f"cloze status {output} --curves FOLDER" if is_url(output) else tensorboard_command(Path(output))
 
 
 def _live_kernel(engine: Engine, device: torch.device) -> str:

@@ -186,9 +186,12 @@ class ObjectClient:
             return (f"{where}: the store refused the request ({said}), expected it to be allowed; look at the "
                     "credentials and what they may do, and at the bucket's region")
         said = said or _reason(text)
-        return (f"{where}: the store didn't answer as expected ({said}), also not after {RETRIES} repetitions or "
-                f"{RETRY_SECONDS:.0f} s; look at the endpoint and the network, then run the same command again")
+        return (f"{where}: the store didn't answer as expected ({said}), also not after up to {RETRIES} retries in "
+                f"{RETRY_SECONDS:.0f} s{ADVICE}")
 
+
+ADVICE = "; look at the endpoint and the network, then run the same command again"
+"""The end of the message of a store that did not answer; of no use where the request is made again anyway."""
 
 _NO_CREDENTIALS = {
     "s3": "found no credentials, expected some in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in ~/.aws, or as a role "

@@ -1,4 +1,4 @@
-"""Divides text into words with array operations, only at places where the tokenizer's own rules divide it."""
+"""Divides text into words with array operations, where the tokenizer's rules divide it; counts distinct words."""
 
 import json
 

@@ -97,7 +97,7 @@ def test_the_limit_is_one_line(proxy, bucket, impatient):
     proxy.requests.clear()
     proxy.fault = lambda request: lambda _: BUSY
     with pytest.raises(UserError, match=r"^s3://bucket-\d+/x: the store didn't answer as expected \(503 Service "
-                                        r"Unavailable\), also not after 2 repetitions .*run the same command again$"):
+                                        r"Unavailable\), also not after up to 2 retries .*run the same command again$"):
         path.read_bytes()
     assert len(proxy.requests) == 3
     proxy.fault = lambda request: halved
