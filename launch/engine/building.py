@@ -21,8 +21,8 @@ from cloze.launch.engine.repairs import (
     grow_scale_after_step,
     import_muon_without_compiler,
     skip_infinite_steps,
-    sum_gradients_at_once,
 )
+from cloze.launch.engine.summing import sum_gradients
 from cloze.launch.engine.versions import check_deepspeed
 from cloze.launch.system import distributed
 from cloze.pipeline.errors import UserError
@@ -68,7 +68,7 @@ def build_engine(
         grow_scale_after_step(engine.optimizer)
     if not engine.zero_optimization():
         skip_infinite_steps(engine, device)
-        sum_gradients_at_once(engine)
+        sum_gradients(engine)
     return engine
 
 

@@ -129,6 +129,15 @@ def reduce_sum(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def begin_sum(values: torch.Tensor) -> Callable[[], object]:
+    """Begin the sum of `values` over all ranks, in place, and return at once.
+
+    Returns:
+        What waits for it: on a GPU what is queued behind waits, and the host does not.
+    """
+    return dist.all_reduce(values, async_op=True).wait
+
+
 def from_main(value: Number, device: torch.device) -> Number:
     """Rank 0's number on every rank, exactly; of the others' argument only the type counts."""
     box = torch.tensor([value], dtype=torch.float64 if isinstance(value, float) else torch.int64, device=device)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import accumulate
 
 import torch
 
 from cloze.launch.config import BatchArithmetic, PretrainConfig
 from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.engine.summing import BUCKET_BYTES, groups
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.table import make_objective
 from cloze.launch.pretrain.probing import MASKED_MARGIN, SPARE_SHARE
-from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_SECONDS
+from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_PROCESSORS, COLLECTIVE_SECONDS
 from cloze.launch.tools.planning.machines import Machine
 from cloze.launch.tools.planning.memory import Memory, memory, traffic, weights_are_16_bit
-from cloze.launch.tools.planning.roofline import Cost, cost
+from cloze.launch.tools.planning.roofline import Cost, cost, kernel_seconds
 from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, kernel_of, trace_micro_step, trace_optimizer
 from cloze.pipeline.errors import UserError
 
@@ -87,6 +90,23 @@ class Cluster:
         return sent / (rate * COLLECTIVE) + count * rounds * COLLECTIVE_SECONDS
 
 
+def waited_for(sums: Sequence[float], parts: Sequence[float], backward: float) -> float:
+    """Time that a step takes longer for sums of gradients which begin in its last backward.
+
+    Each begins when its gradients are there and the sum before it has ended; what runs beside backward takes processors
+    from it.
+
+    Args:
+        sums: seconds of each. parts: of each, the part of backward, 0 to 1, that is done when its gradients are there.
+        backward: seconds.
+    """
+    ended = 0.0
+    for seconds, part in zip(sums, parts, strict=True):
+        ended = max(ended, part * backward) + seconds
+    left = max(0.0, ended - backward)
+    return left + COLLECTIVE_PROCESSORS * (sum(sums) - left)
+
+
 @dataclass(frozen=True)
 class Step:
     """One optimizer step of one process, in seconds, and what it does."""
@@ -100,6 +120,8 @@ class Step:
     gradient_seconds: float
     """Passes over the gradients, their norm, clipping, copies for their sum, and the 16-bit copies of the weights."""
     communication_seconds: float
+    waiting_seconds: float
+    """What of communication the step takes longer for: the rest runs beside backward."""
     seconds: float
     tokens: float
     """Of all processes."""
@@ -144,9 +166,15 @@ class Estimator:
     @cached_property
     def parameters(self) -> int:
         """Of what is trained, shared ones once."""
+        return sum(self.buckets)
+
+    @cached_property
+    def buckets(self) -> list[int]:
+        """Gradients that stage 0 sends together, in the order in which it does."""
         objective = self.objective  # which loads a teacher: not there
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in objective.build_model().parameters())
+            parameters = list(objective.build_model().parameters())
+        return [sum(each.numel() for each in group) for group in reversed(groups(parameters, BUCKET_BYTES))]
 
     @cached_property
     def frozen_parameters(self) -> int:
@@ -229,22 +257,38 @@ class Estimator:
         if stage:  # its own share of the weights, in few flat tensors
             seconds = optimizer.device_seconds / self.cluster.processes
             optimizer = replace(optimizer, device_seconds=seconds, seconds=seconds)
-        sent, count = traffic(stage, self.parameters, self.cluster.processes, batch.gradient_accumulation_steps,
-                              precision=train.precision)
-        communication = self.cluster.collective_seconds(sent, count)
+        communication, waiting = self._communication(stage, batch, trace, micro)
         passes = self._gradient_bytes(stage) / machine.bandwidth + cost(machine, Trace(trace.once)).device_seconds
-        seconds = batch.gradient_accumulation_steps * micro.seconds + optimizer.seconds + passes + communication
+        seconds = batch.gradient_accumulation_steps * micro.seconds + optimizer.seconds + passes + waiting
         needed = self.memory(stage, batch.micro_batch_size)
         tokens = train.global_batch_size * self.lengths.mean
         flops = train.global_batch_size * self.flops_of_sequence
-        return Step(batch, needed, self.fits(needed), micro, optimizer, passes, communication, seconds, tokens, flops)
+        return Step(batch, needed, self.fits(needed), micro, optimizer, passes, communication, waiting, seconds, tokens,
+                    flops)
+
+    def _communication(self, stage: int, batch: BatchArithmetic, trace: Trace, micro: Cost) -> tuple[float, float]:
+        """Seconds of it in a step, and those that the step takes longer for it."""
+        cluster = self.cluster
+        if stage or cluster.machine.is_cpu or cluster.processes == 1:
+            sent, count = traffic(stage, self.parameters, cluster.processes, batch.gradient_accumulation_steps,
+                                  precision=self.config.train.precision)
+            seconds = cluster.collective_seconds(sent, count)
+            return seconds, seconds
+        sums = [cluster.collective_seconds(traffic(0, size, cluster.processes, 1, precision="fp32")[0], 1)
+                for size in self.buckets]
+        # Backward is done with the last bucket at its end, with the others as their weights are spread over the layers.
+        inner = sum(self.buckets[:-1])
+        parts = [done / inner for done in accumulate(self.buckets[:-1])] + [1.0]
+        by_kernel = [kernel_seconds(cluster.machine, kernel) for kernel in trace.kernels]
+        backward = sum(by_kernel[trace.forward:]) / sum(by_kernel) * micro.seconds
+        return sum(sums), waited_for(sums, parts, backward)
 
     def _gradient_bytes(self, stage: int) -> float:
         """Moved by the norm (read), clipping (read, written) and, of several processes, the copy of all gradients into
-        one buffer, its division and the copy back.
+        buffers, their division and, from stage 1 on, the copy back.
         """
         size = 4 * self.parameters / (self.cluster.processes if stage else 1)
-        return size * (3 + (6 if self.cluster.processes > 1 else 0))
+        return size * (3 + ((6 if stage else 4) if self.cluster.processes > 1 else 0))
 
     def stages(self) -> list[int]:
         """The ZeRO stages that the optimizer and the precision allow."""
