@@ -50,7 +50,7 @@ def build_engine(
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     forget_left_world()
-    deepspeed.comm.comm.cdb.new_group = distributed.new_group  # gradients are reduced in a group that it makes
+    deepspeed.comm.comm.cdb.new_group = distributed.new_group  # in which stages 1 to 3 reduce gradients
     optimizer = build_optimizer(model, config.optimizer, config.train.peak_rate,
                                 states_on_cpu="offload_optimizer" in made["zero_optimization"])
     try:
